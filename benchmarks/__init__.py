@@ -1,0 +1,1 @@
+"""Timed programs; each prints a table and, as its last line, one JSON document."""

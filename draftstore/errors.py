@@ -1,0 +1,44 @@
+"""Every error that draftstore raises on purpose: one base class, small named kinds.
+
+A message names what was found, what was expected, and what to do about it. The command line prints the
+message alone; a library user catches `DraftstoreError` or the kind that matters.
+"""
+
+
+class DraftstoreError(Exception):
+    """Base of all errors that draftstore raises on purpose."""
+
+
+class CorpusError(DraftstoreError):
+    """A corpus cannot be read: no such path, unknown format, a bad record under `strict`, nothing in it."""
+
+
+class TokenizerError(DraftstoreError):
+    """A tokenizer cannot be loaded, or it is not the one that a store was built with."""
+
+
+class TokenRangeError(DraftstoreError):
+    """A token id lies outside [0, vocab_size)."""
+
+
+class StoreError(DraftstoreError):
+    """A store cannot be opened: not a store, unknown version, missing, cut or changed file."""
+
+
+class BuildError(DraftstoreError):
+    """A build cannot go on: the output exists, another build runs there, nothing to build from."""
+
+
+class DraftTreeError(DraftstoreError):
+    """Arrays or bytes that are not a valid draft tree."""
+
+
+class ReplayError(DraftstoreError):
+    """A replay file cannot be used: a bad record, no row left after the filters."""
+
+
+class MissingExtraError(DraftstoreError):
+    """An optional dependency is needed and absent; the message says which extra brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"the package {package!r} is needed here: pip install 'draftstore[{extra}]'")

@@ -1,0 +1,1 @@
+"""Flows that build stores on schedule: thin shells over library functions. Never imports `services`."""

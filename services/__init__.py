@@ -1,0 +1,1 @@
+"""Long-running processes: the lookup service and the decoding worker. Never imports `pipelines`."""

@@ -1,0 +1,5 @@
+"""`python -m draftstore`: the command `draftstore`."""
+
+from draftstore.cli import main
+
+main()

@@ -1,0 +1,144 @@
+"""`draftstore build`: stores from text."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from draftstore.build import SEGMENT_TOKENS, BuildResult, Progress, RestOptions, build_rest
+from draftstore.cli.common import ManyValues, count_progress, json_option, print_json, stderr_console
+from draftstore.corpus import SOURCE_PATTERNS
+from draftstore.tokenizer import load_tokenizer
+
+
+@click.group()
+def build() -> None:
+    """Build a store from text."""
+
+
+@build.command(cls=ManyValues)
+@click.option(
+    "--corpus", required=True, multiple=True, metavar="PATH...", type=click.Path(path_type=Path),
+    help="Texts: .jsonl (.gz, .zst) with `text` or `messages`, .parquet, source files, or folders of them.",
+)  # fmt: skip
+@click.option(
+    "--tokenizer", required=True, metavar="T",
+    help="A folder with tokenizer.json, that file, or a name on the Hugging Face hub.",
+)  # fmt: skip
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store.")
+@click.option("--name", help="Name of the store, for people. [default: the directory's]")
+@click.option("--column", default="text", show_default=True, help="Key or column of the text in records.")
+@click.option("--glob", multiple=True, metavar="PATTERN...", help="Files of a folder to read. [default: source code and text]")
+@click.option("--strict", is_flag=True, help="End at the first bad record instead of counting it.")
+@click.option("--segment-tokens", default=SEGMENT_TOKENS, show_default=True, help="Most tokens of one suffix array.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that sort segments. [default: all cores]")
+@click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
+@json_option
+def rest(
+    corpus: tuple[Path, ...],
+    tokenizer: str,
+    out: Path,
+    name: str | None,
+    column: str,
+    glob: tuple[str, ...],
+    strict: bool,
+    segment_tokens: int,
+    workers: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Build a REST store: the corpus as token ids with suffix arrays.
+
+    A killed build goes on where it stopped when the same command runs again.
+
+    \b
+    Example:
+      draftstore build rest --corpus chats.jsonl.zst src/ --tokenizer ./llama2 --out stores/chat
+    """
+    options = RestOptions(
+        corpus=corpus,
+        name=name or out.name,
+        column=column,
+        glob=glob or SOURCE_PATTERNS,
+        strict=strict,
+        segment_tokens=segment_tokens,
+    )
+    loaded = load_tokenizer(tokenizer)
+    begin = time.perf_counter()
+    with build_bars() as progress:
+        result = build_rest(options, loaded, out, overwrite=overwrite, workers=workers, progress=progress)
+    report_build(result, time.perf_counter() - begin, as_json)
+
+
+@contextmanager
+def build_bars() -> Iterator[Progress]:
+    """Show one bar for each step of a build, on stderr."""
+    with count_progress("") as bars:
+        yield Progress(
+            tokenized=_Bar(bars, "tokenizing").tokenized,
+            sorted=_Bar(bars, "sorting").amount,
+            hashed=_Bar(bars, "hashing").amount,
+        )
+
+
+class _Bar:
+    """One step of a build; shown from its first report on."""
+
+    def __init__(self, bars: Bars, title: str) -> None:
+        self._bars, self._title = bars, title
+        self._task: int | None = None
+        self._begin, self._first = 0.0, 0
+
+    def tokenized(self, documents: int, tokens: int, characters: int) -> None:
+        """Report a step of unknown size."""
+        self._update(tokens, None, f"tokens, {documents:,} documents")
+
+    def amount(self, done: int, total: int) -> None:
+        """Report a step of known size."""
+        self._update(done, total, "bytes" if self._title == "hashing" else "tokens")
+
+    def _update(self, done: int, total: int | None, detail: str) -> None:
+        now = time.perf_counter()
+        if self._task is None:
+            self._begin, self._first = now, done
+            self._task = self._bars.add_task(self._title, total=total, detail="")
+        rate = (done - self._first) / max(now - self._begin, 1e-9)
+        speed = f", {rate / 1e6:.2f} M/s" if done > self._first else ""
+        self._bars.update(self._task, completed=done, total=total, detail=detail + speed)  # type: ignore[arg-type]
+
+
+def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
+    """Print what was built and what was left out."""
+    manifest, report = result.manifest, result.report
+    size = sum(entry.size for entry in manifest.files.values())
+    if as_json:
+        print_json(
+            {
+                "path": str(result.path),
+                "name": manifest.name,
+                "reused": result.reused,
+                "seconds": round(seconds, 2),
+                "bytes": size,
+                "counts": manifest.counts,
+                "bad_records": report.bad_records,
+                "empty_documents": report.empty_documents,
+                "problems": [{"place": problem.place, "reason": problem.reason} for problem in report.problems],
+            }
+        )
+        return
+    console = stderr_console()
+    if report.bad_records:
+        console.print(f"[yellow]{report.bad_records:,} bad records were left out[/], the first of them:")
+        for problem in report.problems[:5]:
+            console.print(f"  {problem.place}: {problem.reason}", markup=False, highlight=False)
+    table = Table(show_header=False, box=None)
+    for key, value in manifest.counts.items():
+        table.add_row(key, f"{value:,}")
+    table.add_row("bytes", f"{size:,} ({size / manifest.counts['entries']:.2f} an entry)")
+    table.add_row("time", "already built" if result.reused else f"{seconds:.1f} s")
+    console.print(table)
+    click.echo(str(result.path))

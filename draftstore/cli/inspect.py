@@ -1,0 +1,69 @@
+"""`draftstore info` and `draftstore verify`: what a store says of itself, and whether it is true."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from draftstore.cli.common import STORE, count_progress, json_option, print_json
+from draftstore.manifest import load_manifest, verify_files
+
+
+@click.command()
+@click.argument("directory", type=STORE)
+@json_option
+def info(directory: Path, as_json: bool) -> None:
+    """Show what a store holds, after checking that its files are there in full size.
+
+    \b
+    Example:
+      draftstore info stores/chat
+    """
+    manifest = load_manifest(directory)
+    if as_json:
+        print_json({"path": str(directory), **dataclasses.asdict(manifest)})
+        return
+    size = sum(entry.size for entry in manifest.files.values())
+    table = Table(show_header=False, box=None)
+    table.add_row("store", f"{manifest.name} ({manifest.kind}, format version {manifest.format_version})")
+    table.add_row("created", manifest.created)
+    table.add_row("tokenizer", f"{manifest.tokenizer.name}, fingerprint {manifest.tokenizer.fingerprint[:12]}")
+    table.add_row("vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}")
+    table.add_row("corpus", ", ".join(manifest.corpus.get("sources", [])))
+    for key, value in manifest.counts.items():
+        table.add_row(key, f"{value:,}")
+    table.add_row("bytes", f"{size:,} ({size / max(manifest.counts['entries'], 1):.2f} an entry)")
+    for name, entry in sorted(manifest.files.items()):
+        table.add_row("", f"{name}: {entry.size:,}")
+    Console().print(table, markup=False, highlight=False)
+
+
+@click.command()
+@click.argument("directory", type=STORE)
+@json_option
+def verify(directory: Path, as_json: bool) -> None:
+    """Read every byte of a store and compare it with the recorded hashes.
+
+    Exit status 0 if the store is whole, 1 if not.
+
+    \b
+    Example:
+      draftstore verify stores/chat && echo whole
+    """
+    manifest = load_manifest(directory)
+    total = sum(entry.size for entry in manifest.files.values())
+    with count_progress("bytes") as bars:
+        task = bars.add_task("verifying", total=total, detail="")
+        problems = verify_files(directory, manifest, lambda size: bars.advance(task, size))
+    if as_json:
+        print_json({"path": str(directory), "whole": not problems, "bytes": total, "problems": problems})
+    else:
+        for problem in problems:
+            click.echo(f"error: {problem}", err=True)
+        if not problems:
+            click.echo(f"{directory} is whole: {len(manifest.files)} files, {total:,} bytes")
+    if problems:
+        sys.exit(1)

@@ -1,0 +1,104 @@
+"""`draftstore query`: one draft, drawn."""
+
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from draftstore.cli.common import STORE, json_option, open_store, print_json, warm
+from draftstore.drafter import Draft
+from draftstore.expand import MAX_BUDGET
+from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
+from draftstore.tokenizer import TextTokenizer
+from draftstore.tree import DraftTree
+
+
+@click.command()
+@click.argument("directory", type=STORE)
+@click.option("--text", required=True, help="The text so far.")
+@click.option("--budget", type=click.IntRange(0, MAX_BUDGET), default=BUDGET, show_default=True, help="Most nodes.")
+@click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Least probability of a node.")
+@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True)
+@click.option("--tokenizer", metavar="T", help="Check that the store was built with this one. [default: the store's]")
+@json_option
+def query(
+    directory: Path, text: str, budget: int, min_prob: float, strategy: str, tokenizer: str | None, as_json: bool
+) -> None:
+    """Draw the draft tree that a store proposes after a text.
+
+    \b
+    Example:
+      draftstore query stores/code --text "for i in range(" --budget 16
+    """
+    store, loaded = open_store(directory, tokenizer)
+    drafter = warm(store.drafter(strategy))
+    context = loaded.encode(text, bos=False)
+    contexts = drafter.session(context).context
+    begin = perf_counter_ns()
+    draft = drafter.draft(contexts, budget, min_prob)[0]
+    micros = (perf_counter_ns() - begin) / 1000
+    matched = context[len(context) - draft.match_length :]
+    if as_json:
+        print_json(
+            {
+                "context": context.tolist(),
+                "match_length": draft.match_length,
+                "match_count": draft.match_count,
+                "lookup_us": round(micros, 1),
+                "nodes": node_list(draft.tree, loaded),
+            }
+        )
+        return
+    console = Console()
+    console.print(describe(draft, loaded.decode(matched), micros), highlight=False, markup=False)
+    if len(draft.tree):
+        console.print(draw(draft.tree, loaded, "…"))
+
+
+def node_list(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
+    """Return the nodes as JSON values: token id, its text, parent and probability."""
+    rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True)
+    return [
+        {"token": token, "text": tokenizer.token_text(token), "parent": parent, "prob": round(prob, 6)}
+        for token, parent, prob in rows
+    ]
+
+
+def describe(draft: Draft, matched: str, micros: float) -> str:
+    """Say in one line what was found."""
+    if not len(draft.tree):
+        return f"no draft: the store has nothing to say after this text ({micros:.0f} µs)"
+    return (
+        f"{len(draft.tree)} nodes in {micros:.0f} µs; longest match {draft.match_length} tokens, "
+        f"{draft.match_count:,} times: {matched!r}"
+    )
+
+
+def draw(tree: DraftTree, tokenizer: TextTokenizer, root: str) -> Tree:
+    """Draw a draft tree; a run of nodes without branches takes one line, with its first and last probability."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents.tolist()):
+        children.setdefault(parent, []).append(node)
+    probs = np.round(tree.probs, 3)
+    drawing = Tree(root, guide_style="dim")
+    open_branches = [(drawing, node) for node in reversed(children.get(-1, []))]
+    while open_branches:
+        branch, node = open_branches.pop()
+        run = [node]
+        while len(children.get(run[-1], [])) == 1:
+            run.append(children[run[-1]][0])
+        label = Text(f"{probs[run[0]]:.3f}", "cyan")
+        if len(run) > 1:
+            label.append(f"…{probs[run[-1]]:.3f}", "dim cyan")
+        label.append("  ")
+        for position, item in enumerate(run):
+            label.append("·" if position else "", "dim")
+            label.append(tokenizer.token_text(int(tree.tokens[item])))
+        grown = branch.add(label)
+        open_branches += [(grown, child) for child in reversed(children.get(run[-1], []))]
+    return drawing

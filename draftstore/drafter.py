@@ -1,0 +1,129 @@
+"""What a decoder asks of anything that proposes drafts, and the session that all static stores share.
+
+    session = drafter.session(prompt_ids)
+    while decoding:
+        tree = session.propose(budget=64)
+        ...one forward pass over the tree...
+        session.observe(accepted_ids)          # what the pass accepted, the bonus token last
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.errors import TokenRangeError
+from draftstore.tree import DraftTree
+
+
+class Draft(NamedTuple):
+    """A tree and where it comes from: the longest match in the store, in tokens, and its occurrences."""
+
+    tree: DraftTree
+    match_length: int
+    match_count: int
+
+
+class Session(Protocol):
+    """The drafts of one text that is being decoded."""
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        """Return a draft of at most `budget` nodes, each of at least `min_prob`; empty if there is none."""
+
+    def observe(
+        self,
+        accepted_ids: ArrayLike,
+        *,
+        tree: DraftTree | None = None,
+        candidates: NDArray[np.int32] | None = None,
+        hidden: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Take in what a forward pass settled.
+
+        Args:
+            accepted_ids: int32 [k], the ids that the text grew by, the bonus token last.
+            tree: the tree that was verified, of n nodes.
+            candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
+            hidden: float32 [d], the hidden state that predicted the last accepted id.
+        """
+
+
+class Drafter(Protocol):
+    """Anything that proposes drafts: a local store, a remote one, the request itself."""
+
+    def session(
+        self,
+        prompt_ids: ArrayLike,
+        *,
+        hidden: NDArray[np.float32] | None = None,
+        candidates: NDArray[np.int32] | None = None,
+    ) -> Session:
+        """Start the drafts of one text; the arguments are those of `Session.observe` after the prefill."""
+
+
+class ContextDrafter(Protocol):
+    """A drafter that needs the last tokens of a text and nothing else."""
+
+    context_size: int
+    vocab_size: int
+
+    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
+        """Draft for a batch of contexts.
+
+        Args:
+            contexts: int32 [batch, size], each the last tokens of a text, aligned right and padded with -1.
+            budget: most nodes of a tree.
+            min_prob: least probability of a node.
+        """
+
+
+class ContextSession:
+    """A session over a static store: the last tokens, and nothing else."""
+
+    def __init__(self, drafter: ContextDrafter, prompt_ids: ArrayLike) -> None:
+        """Start from a prompt.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+        """
+        self._drafter = drafter
+        self.context = np.full((1, drafter.context_size), -1, np.int32)
+        """int32 [1, context_size], the last tokens, padded with -1 on the left."""
+        self.observe(prompt_ids)
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        """Return a draft for the text so far; see `Session`."""
+        return self._drafter.draft(self.context, budget, min_prob)[0].tree
+
+    def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
+        """Append ids to the text; what else the pass brought does not matter here.
+
+        Raises:
+            TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
+        """
+        ids = np.asarray(accepted_ids).reshape(-1)
+        if len(ids) == 0:
+            return
+        if ids.dtype.kind not in "iu":
+            raise TokenRangeError(f"token ids are integers, found an array of {ids.dtype}")
+        if ids.min() < 0 or ids.max() >= self._drafter.vocab_size:
+            wrong = ids[(ids < 0) | (ids >= self._drafter.vocab_size)][0]
+            raise TokenRangeError(
+                f"token id {wrong} is outside the store's vocabulary of {self._drafter.vocab_size:,} ids: "
+                "is the store built for this model's tokenizer?"
+            )
+        row = self.context[0]
+        new = ids[-len(row) :]
+        row[: len(row) - len(new)] = row[len(new) :].copy()
+        row[len(row) - len(new) :] = new
+
+
+def propose_batch(
+    drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = 64, min_prob: float = 0.0
+) -> list[DraftTree]:
+    """Draft for many sessions of one drafter in one call."""
+    if not sessions:
+        return []
+    contexts = np.concatenate([session.context for session in sessions])
+    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob)]

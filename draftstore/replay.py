@@ -1,0 +1,178 @@
+"""Replay: walk recorded model outputs and ask a drafter at every pass, as live decoding would.
+
+For a recorded greedy output the accepted length is exactly what decoding live would give: the tokens are forced.
+Counting, per output:
+
+- prompt and output are tokenized together: BOS, the tokenizer's chat template (or `USER: ... ASSISTANT: ...`),
+  the output starting at the first id that differs from the prompt alone, cut at 1,024 tokens, without EOS;
+- its first token comes from the prefill, so accepted length M = (tokens - 1) / verification passes;
+- at each pass the drafter knows everything up to and including the last accepted token, and the pass yields the
+  tokens along which the draft agrees with the output, and one more from the model itself.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.corpus import read_json_records
+from draftstore.drafter import Drafter
+from draftstore.errors import ReplayError
+from draftstore.tokenizer import TextTokenizer
+
+MAX_OUTPUT_TOKENS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """One recorded output as token ids: what the model saw and what it said (both int32)."""
+
+    id: str
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+
+
+@dataclasses.dataclass
+class ReplayResult:
+    """Totals of a replay.
+
+    Attributes:
+        rows: outputs replayed.
+        tokens: tokens that verification passes yielded (the first of each output is the prefill's).
+        passes: verification passes.
+        nodes: draft nodes over all passes.
+        misses: passes without a draft.
+        lookup_ns: duration of every lookup.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    passes: int = 0
+    nodes: int = 0
+    misses: int = 0
+    lookup_ns: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens a pass; plain decoding is 1.0."""
+        return self.tokens / self.passes if self.passes else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as JSON values; times in microseconds."""
+        times = np.array(self.lookup_ns or [0]) / 1000
+        p50, p99 = np.percentile(times, [50, 99])
+        passes = max(self.passes, 1)
+        return {
+            "accepted_length": round(self.accepted_length, 4),
+            "tokens": self.tokens,
+            "passes": self.passes,
+            "rows": self.rows,
+            "nodes_mean": round(self.nodes / passes, 2),
+            "miss_rate": round(self.misses / passes, 4),
+            "lookup_us": {"p50": round(p50, 1), "p99": round(p99, 1), "mean": round(float(times.mean()), 1)},
+        }
+
+
+def read_recordings(
+    path: Path, tokenizer: TextTokenizer, *, model: str | None = None, limit: int | None = None
+) -> Iterator[Recording]:
+    """Stream the recordings of a JSON Lines file (plain, .gz, .zst) as token ids.
+
+    A record holds `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
+    optional.
+
+    Args:
+        path: the file.
+        tokenizer: the tokenizer of the store that will be asked.
+        model: only the outputs of this model.
+        limit: at most so many outputs.
+
+    Raises:
+        ReplayError: a record without prompt or output, or none left.
+    """
+    count, models = 0, set()
+    for place, record in read_json_records(path):
+        if limit is not None and count >= limit:
+            break
+        models.add(str(record.get("model")))
+        if model is not None and record.get("model") != model:
+            continue
+        count += 1
+        yield _recording(record, place, tokenizer)
+    if count == 0:
+        known = f", its models are {', '.join(sorted(models))}" if models else ""
+        wanted = f" of model {model!r}" if model else ""
+        raise ReplayError(f"{path} holds no recording{wanted}{known}")
+
+
+def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) -> Recording:
+    """Tokenize one record.
+
+    Raises:
+        ReplayError: prompt or output is missing or of another type.
+    """
+    prompt, output = record.get("prompt"), record.get("output")
+    if not isinstance(output, str):
+        raise ReplayError(f"{place}: expected the key 'output' with a text")
+    if isinstance(prompt, list) and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt):
+        start = tokenizer.render_chat(prompt, add_generation_prompt=True)
+        whole = start + output if tokenizer.has_chat_template else f"{start} {output}"
+    elif isinstance(prompt, str):
+        start, whole = prompt, prompt + output
+    else:
+        raise ReplayError(f"{place}: expected the key 'prompt' with a text or a list of messages")
+    alone, together = tokenizer.encode(start, bos=True), tokenizer.encode(whole, bos=True)
+    shared = min(len(alone), len(together))
+    differs = np.flatnonzero(alone[:shared] != together[:shared])
+    cut = int(differs[0]) if len(differs) else shared
+    return Recording(str(record.get("id", place)), together[:cut], together[cut : cut + MAX_OUTPUT_TOKENS])
+
+
+def replay(
+    drafter: Drafter,
+    recordings: Iterable[Recording],
+    *,
+    budget: int = 64,
+    min_prob: float = 0.0,
+    on_progress: Callable[[ReplayResult], None] = lambda _: None,
+) -> ReplayResult:
+    """Replay recordings with a drafter.
+
+    Args:
+        drafter: is asked once a pass.
+        recordings: what the model said.
+        budget: most nodes of a draft.
+        min_prob: least probability of a node.
+        on_progress: called after every output.
+    """
+    result = ReplayResult()
+    for recording in recordings:
+        _replay_one(drafter, recording, budget, min_prob, result)
+        result.rows += 1
+        on_progress(result)
+    return result
+
+
+def _replay_one(drafter: Drafter, recording: Recording, budget: int, min_prob: float, result: ReplayResult) -> None:
+    """Walk one output and add what happened to the totals."""
+    output = recording.output
+    if len(output) < 2:
+        return
+    session = drafter.session(np.concatenate([recording.prompt, output[:1]]))
+    position = 1
+    while position < len(output):
+        begin = perf_counter_ns()
+        tree = session.propose(budget, min_prob)
+        result.lookup_ns.append(perf_counter_ns() - begin)
+        agreed = len(tree.accepted(output[position:]))
+        accepted = output[position : position + agreed + 1]
+        position += len(accepted)
+        result.passes += 1
+        result.tokens += len(accepted)
+        result.nodes += len(tree)
+        result.misses += len(tree) == 0
+        session.observe(accepted, tree=tree)

@@ -1,0 +1,198 @@
+"""REST stores: the token corpus with its suffix arrays, memory-mapped, and drafts from it.
+
+    manifest.json      see draftstore.manifest
+    tokens.bin         u16 or u32, all segments one after the other, every document closed by the sentinel
+    suffixes.bin       i32, the suffix array of every segment, positions counted inside the segment
+    keys.bin           i64, the packed leading tokens of every 16th suffix
+    first_rows.bin     i32 [segments, vocab_size + 1], rows of every first token
+    segments.bin       i64 [segments, 3]: first token, tokens, first key
+    tokenizer/         the tokenizer, so that text can be asked and drafts be read
+
+All numbers are little-endian. Six and a half bytes a token on disk (eight and a half above 65,535 ids), plus four
+for every segment and id.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafter import ContextSession, Draft
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.expand import MAX_BUDGET, Rule, draft_batch
+from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.suffix import SuffixIndex, key_layout, read_only
+from draftstore.tree import DraftTree, highest_level
+
+KIND = "rest"
+TOKENIZER_FOLDER = "tokenizer"
+MAX_MATCH = 16
+CONTINUATION = 10
+BUDGET = 64
+
+STRATEGIES: dict[str, Rule] = {
+    # REST, section 3.2: the longest match of at least two tokens takes all. The paper reads the first 5,000
+    # occurrences; 1,024 evenly spaced ones accept as much.
+    "longest": Rule(MAX_MATCH, 2, CONTINUATION, rows=1024, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0),
+    # Constants from `python -m benchmarks.smoothing`, on recorded outputs other than those that are reported.
+    "backoff": Rule(MAX_MATCH, 1, CONTINUATION, rows=512, floor=0.01, alpha=12.0, beta=6.0, gamma=0.75),
+}
+DEFAULT_STRATEGY = "backoff"
+
+DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
+    "tokens.bin": lambda manifest: np.dtype(manifest.token_dtype).newbyteorder("<"),
+    "suffixes.bin": lambda _: np.dtype("<i4"),
+    "keys.bin": lambda _: np.dtype("<i8"),
+    "first_rows.bin": lambda _: np.dtype("<i4"),
+    "segments.bin": lambda _: np.dtype("<i8"),
+}
+
+
+class RestDrafter:
+    """Drafts from one store by one rule; holds no state of a text, so threads may share it."""
+
+    context_size = MAX_MATCH
+
+    def __init__(self, index: SuffixIndex, rule: Rule) -> None:
+        """Draft from `index` by `rule`."""
+        self.index = index
+        self.rule = rule
+        self.vocab_size = index.vocab_size
+        self.context_size = rule.max_match
+
+    def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`.
+
+        An id outside the vocabulary hides all before it; a context without a match gets an empty tree.
+
+        Raises:
+            DraftstoreError: the budget is not within 0 .. 4,096.
+        """
+        if not 0 <= budget <= MAX_BUDGET:
+            raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
+        level = 255 if min_prob <= 0.0 else highest_level(min_prob)
+        if budget == 0 or level < 0:
+            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+        tokens, parents, levels, summary = draft_batch(self.index, self.rule, contexts, budget, level)
+        return [
+            Draft(DraftTree(tokens[i, :size], parents[i, :size], levels[i, :size]), match, count)
+            for i, (size, match, count) in enumerate(summary.tolist())
+        ]
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+        """
+        return ContextSession(self, prompt_ids)
+
+    def warm_up(self) -> None:
+        """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""
+        self.draft(np.full((1, self.context_size), -1, np.int32))
+
+
+class RestStore:
+    """An open REST store: read-only maps of its files; opening reads the manifest and little else."""
+
+    def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
+        """Hold what `open` has checked."""
+        self.path = path
+        self.manifest = manifest
+        self.index = index
+
+    @classmethod
+    def open(cls, path: Path | str, tokenizer: TokenizerIdentity | None = None) -> "RestStore":
+        """Open a store.
+
+        Args:
+            path: its directory.
+            tokenizer: refuse the store unless this one built it; None takes any.
+
+        Raises:
+            StoreError: not a REST store, unknown version, or missing, cut or inconsistent files.
+            TokenizerError: built with another tokenizer.
+        """
+        path = Path(path)
+        manifest = load_manifest(path, KIND)
+        if tokenizer is not None:
+            manifest.require_tokenizer(tokenizer, path)
+        return cls(path, manifest, _map_index(path, manifest))
+
+    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: float) -> RestDrafter:
+        """Return a drafter.
+
+        Args:
+            strategy: one of `STRATEGIES`.
+            changes: fields of its `Rule` that should differ, for experiments.
+
+        Raises:
+            DraftstoreError: no such strategy.
+        """
+        if strategy not in STRATEGIES:
+            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
+        return RestDrafter(self.index, STRATEGIES[strategy]._replace(**changes))
+
+
+def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
+    """Map a store's files and check that they fit each other.
+
+    Raises:
+        StoreError: they do not.
+    """
+    arrays = {name: _map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
+    vocab_size = manifest.vocab_size
+    try:
+        segments = arrays["segments.bin"].reshape(-1, 3)
+        first_rows = arrays["first_rows.bin"].reshape(-1, vocab_size + 1)
+    except ValueError as error:
+        raise StoreError(f"the tables of {path} do not fit a vocabulary of {vocab_size:,} ids: {error}") from None
+    index = SuffixIndex(
+        arrays["tokens.bin"], arrays["suffixes.bin"], arrays["keys.bin"], first_rows, segments,
+        vocab_size, *key_layout(vocab_size),
+    )  # fmt: skip
+    _check_index(index, path)
+    return index
+
+
+def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a file as a flat read-only array.
+
+    Raises:
+        StoreError: the file is empty or no whole number of items.
+    """
+    try:
+        return read_only(np.memmap(path, dtype, "r"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be mapped ({error}): the store is damaged, build it again") from None
+
+
+def _check_index(index: SuffixIndex, path: Path) -> None:
+    """Check the tables against each other, and one row a segment for ids outside the vocabulary.
+
+    The suffixes that start with the sentinel come last; an id between vocabulary and sentinel would be the first
+    of them.
+    """
+    lengths = index.segments[:, 1]
+    keys = [math.ceil(n / 16) for n in lengths.tolist()]
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    if (
+        len(index.first_rows) != len(index.segments)
+        or not np.array_equal(index.segments[:, 0], starts[:-1])
+        or not np.array_equal(index.segments[:, 2], np.concatenate(([0], np.cumsum(keys)))[:-1])
+        or not len(index.tokens) == len(index.suffixes) == starts[-1]
+        or len(index.keys) != sum(keys)
+    ):
+        raise StoreError(f"the files of {path} do not fit each other: the store is damaged, build it again")
+    sentinel = np.iinfo(index.tokens.dtype).max
+    for segment, (base, length, _) in enumerate(index.segments.tolist()):
+        row = int(index.first_rows[segment, -1])
+        found = index.tokens[base + int(index.suffixes[base + row])] if 0 <= row < length else -1
+        if found != sentinel:
+            raise StoreError(
+                f"segment {segment} of {path} holds id {found}, expected ids below {index.vocab_size:,}: "
+                "the store is damaged, build it again"
+            )

@@ -1,0 +1,63 @@
+"""Fixtures that many tests share: a small tokenizer trained on the spot, and the optional test data."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
+
+TRAINING_TEXT = [
+    "def add(left, right):\n    return left + right\n",
+    "USER: hi, how are you? ASSISTANT: I am well, thank you.\n\n",
+    "The quick brown fox jumps over the lazy dog; the dog does not mind.\n",
+    "for item in items:\n    if item is not None:\n        print(item)\n",
+    "naïve café, 東京, emoji 😀, tabs\tand   spaces\n",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that asks for the data, so that `-m 'not data'` leaves it out."""
+    for item in items:
+        if "data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.data)
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """Return the folder of test texts and tokenizers; skip where there is none."""
+    folder = os.environ.get("DRAFTSTORE_TEST_DATA")
+    if not folder:
+        pytest.skip("DRAFTSTORE_TEST_DATA is not set: no real texts and tokenizers to test with")
+    if not Path(folder).is_dir():
+        pytest.fail(f"DRAFTSTORE_TEST_DATA={folder} is not a folder")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    """Return a byte-level BPE of at most 384 ids that knows any text and prepends `<s>` (id 0)."""
+    return load_tokenizer(small_tokenizer_folder(tmp_path_factory.mktemp("small") / "small-bpe"))
+
+
+def small_tokenizer_folder(folder: Path) -> Path:
+    """Train the small tokenizer and write its files into a new folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TRAINING_TEXT * 3, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

@@ -148,13 +148,14 @@ def build_rest(
             documents,
             tokenizer,
             partial / "tokens",
-            corpus_fingerprint=plan["inputs"],
+            corpus_fingerprint=f"{plan['inputs']} {plan['template']}",
             source=", ".join(map(str, options.corpus)),
             on_progress=progress.tokenized,
         )
         store = partial / "store"
         _lay_out(shards, store, partial / "layout.json", options.segment_tokens)
         _sort_segments(store, partial, shards.vocab_size, workers or os.cpu_count() or 1, progress)
+        (store / TOKENIZER_FOLDER).mkdir(exist_ok=True)
         tokenizer.save(store / TOKENIZER_FOLDER)
         manifest = _describe(options, tokenizer, shards, store, plan, progress)
         save_manifest(store, manifest)

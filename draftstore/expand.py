@@ -26,13 +26,14 @@ so that the order of keys is the order that draft trees have by contract: descen
 first, then token id.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.suffix import find_rows, kernel, leaf_kernel
-from draftstore.tree import LEVEL_BOUNDS
+from draftstore.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
 
 MAX_BUDGET = 4096
 """Most nodes of one tree."""
@@ -75,6 +76,10 @@ class Rule(NamedTuple):
     beta: float
     gamma: float
 
+    def pack(self) -> NDArray[np.float64]:
+        """Return the rule as float64 [8], which crosses into a kernel faster than eight numbers."""
+        return np.array(self, np.float64)
+
 
 class _Work(NamedTuple):
     """Scratch arrays of one draft.
@@ -109,12 +114,12 @@ class _Work(NamedTuple):
 
 
 @kernel
-def draft_batch(index: Any, rule: Any, contexts: Any, budget: Any, max_level: Any) -> Any:
+def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any) -> Any:
     """Grow one draft tree for each context.
 
     Args:
         index: a SuffixIndex.
-        rule: a Rule.
+        packed_rule: a Rule, packed.
         contexts: int32 [batch, any], the last tokens of each text, aligned right; an id outside the vocabulary
             (such as the padding -1) hides all before it.
         budget: most nodes of a tree.
@@ -124,6 +129,10 @@ def draft_batch(index: Any, rule: Any, contexts: Any, budget: Any, max_level: An
         tokens int32 [batch, budget], parents int16 and levels uint8 likewise, and int64 [batch, 3]: nodes,
         tokens of the longest match, its occurrences.
     """
+    rule = Rule(
+        int(packed_rule[0]), int(packed_rule[1]), int(packed_rule[2]), int(packed_rule[3]),
+        packed_rule[4], packed_rule[5], packed_rule[6], packed_rule[7],
+    )  # fmt: skip
     batch = len(contexts)
     tokens = np.empty((batch, budget), np.int32)
     parents = np.empty((batch, budget), np.int16)
@@ -226,12 +235,13 @@ def _longest_match(index: Any, text: Any, begin: Any, end: Any, ranges: Any) -> 
     Where a suffix occurs, all shorter ones do: the length is bisected.
     """
     low, high = 0, end - begin
+    middle = min(index.key_tokens, high)  # one look at the keys decides that many
     while low < high:
-        middle = (low + high + 1) // 2
         if _find_suffix(index, text, end, middle, ranges[middle]) > 0:
             low = middle
         else:
             high = middle - 1
+        middle = min((low + high + 1) // 2, low + 3)
     return low
 
 
@@ -279,7 +289,10 @@ def _expand(
     found, runs = 0, 0
     for length in range(top, rule.min_match - 1, -1):
         ranges = work.ranges[slot, length]
-        occurrences = _occurrences(index, work, end + depth, slot, parent, length)
+        if slot == 0 and length == top:
+            occurrences = _count(ranges)  # the longest match, found before
+        else:
+            occurrences = _occurrences(index, work, end + depth, slot, parent, length)
         if occurrences == 0:
             continue
         if work.lengths[slot, 0] == 0:
@@ -333,12 +346,13 @@ def _read(index: Any, work: Any, ranges: Any, offset: Any, count: Any, reads: An
             continue
         base = index.segments[segment, 0]
         part = size if reads == count else max(1, reads * size // count)
-        share = size / (count * np.float64(part))
+        step = np.float64(size) / part
+        share = step / count
         run, token = 0, np.int64(-1)
         for i in range(part + 1):
             read = np.int64(-1)
             if i < part:
-                row = lo + (2 * i + 1) * size // (2 * part)
+                row = lo + np.int64((i + 0.5) * step)
                 read = np.int64(index.tokens[base + index.suffixes[base + row] + offset])
             if read != token and run > 0:
                 if token < index.vocab_size:
@@ -408,12 +422,15 @@ def _enter(work: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any,
 
 @leaf_kernel
 def _level(prob: Any) -> Any:
-    """Return the level of a probability: the first whose bound it reaches, 256 if none."""
-    low, high = 0, _LEVELS
-    while low < high:
-        middle = (low + high) // 2
-        if prob >= LEVEL_BOUNDS[middle]:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """Return the level of a probability: the first whose bound it reaches, 256 if none.
+
+    The logarithm only guesses: what decides is the comparison with the bounds, the same on every machine.
+    """
+    if prob < LEVEL_BOUNDS[_LEVELS - 1]:
+        return _LEVELS
+    level = max(0, np.int64(0.5 - LEVELS_PER_OCTAVE * math.log2(prob)))
+    while level > 0 and prob >= LEVEL_BOUNDS[level - 1]:
+        level -= 1
+    while prob < LEVEL_BOUNDS[level]:
+        level += 1
+    return level

@@ -59,7 +59,7 @@ class RestDrafter:
     def __init__(self, index: SuffixIndex, rule: Rule) -> None:
         """Draft from `index` by `rule`."""
         self.index = index
-        self.rule = rule
+        self._rule = rule.pack()
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
 
@@ -76,7 +76,7 @@ class RestDrafter:
         level = 255 if min_prob <= 0.0 else highest_level(min_prob)
         if budget == 0 or level < 0:
             return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
-        tokens, parents, levels, summary = draft_batch(self.index, self.rule, contexts, budget, level)
+        tokens, parents, levels, summary = draft_batch(self.index, self._rule, contexts, budget, level)
         return [
             Draft(DraftTree(tokens[i, :size], parents[i, :size], levels[i, :size]), match, count)
             for i, (size, match, count) in enumerate(summary.tolist())

@@ -322,29 +322,45 @@ def find_rows(index, segment, lo, hi, known, pattern, start, stop):  # type: ign
         stop: token after its last.
     """
     base, n, first_key = index.segments[segment, 0], index.segments[segment, 1], index.segments[segment, 2]
-    packed = min(stop - start, index.key_tokens)
-    if known < packed and hi - lo > KEY_STRIDE:
+    length = stop - start
+    packed = min(length, index.key_tokens)
+    if known < packed:
         low_key = np.int64(0)
         for j in range(packed):
             low_key = (low_key << index.key_bits) | pattern[start + j]
         shift = index.key_bits * (index.key_tokens - packed)
         high_key = (low_key + 1) << shift
-        low_key <<= shift
-        first = _lower_key(index, base, n, first_key, lo, hi, low_key)
-        hi = _lower_key(index, base, n, first_key, first, hi, high_key)
-        lo = first
+        lo, hi = _find_keys(index, base, n, first_key, lo, hi, low_key << shift, high_key)
         known = packed
-    if known < stop - start and lo < hi:
-        tokens, rows = index.tokens, index.suffixes
-        first = _lower_row(tokens, rows, base, n, lo, hi, known, pattern, start, stop, False)
-        hi = _lower_row(tokens, rows, base, n, first, hi, known, pattern, start, stop, True)
-        lo = first
+    if known < length and lo < hi:
+        if hi - lo > KEY_STRIDE:
+            lo = _lower_row(index, base, n, lo, hi, known, pattern, start, length, False)
+            hi = _lower_row(index, base, n, lo, hi, known, pattern, start, length, True)
+        else:
+            lo, hi = _scan_rows(index, base, n, lo, hi, known, pattern, start, length)
     return lo, hi
 
 
 @leaf_kernel
-def _lower_key(index, base, n, first_key, lo, hi, key):  # type: ignore[no-untyped-def]
-    """Return the first row in [lo, hi) whose key is at least `key`, else hi: a search in `keys`, then in one block."""
+def _find_keys(index, base, n, first_key, lo, hi, low_key, high_key):  # type: ignore[no-untyped-def]
+    """Return the rows in [lo, hi) with keys from `low_key` to below `high_key`."""
+    block = _lower_block(index, first_key, lo, hi, low_key)
+    first, end = max(lo, (block - 1) * KEY_STRIDE), min(hi, block * KEY_STRIDE)
+    below_low, below_high = _count_below(index, base, n, first, end, low_key, high_key)
+    if first + below_high < end or end == hi:
+        return first + below_low, first + below_high
+    lo = first + below_low
+    step = 1  # most ranges are short: look for their end in growing steps
+    while block * KEY_STRIDE < hi and index.keys[first_key + block] < high_key:
+        first, block, step = block * KEY_STRIDE, block + step, step * 2
+    block = _lower_block(index, first_key, first, min(hi, block * KEY_STRIDE), high_key)
+    first, end = max(first, (block - 1) * KEY_STRIDE), min(hi, block * KEY_STRIDE)
+    return lo, first + _count_below(index, base, n, first, end, low_key, high_key)[1]
+
+
+@leaf_kernel
+def _lower_block(index, first_key, lo, hi, key):  # type: ignore[no-untyped-def]
+    """Return the first block that starts in [lo, hi) with at least `key`, else the one after the last."""
     a = (lo + KEY_STRIDE - 1) // KEY_STRIDE
     b = (hi + KEY_STRIDE - 1) // KEY_STRIDE
     while a < b:
@@ -353,30 +369,56 @@ def _lower_key(index, base, n, first_key, lo, hi, key):  # type: ignore[no-untyp
             a = middle + 1
         else:
             b = middle
-    lo = max(lo, (a - 1) * KEY_STRIDE + 1)
-    hi = min(hi, a * KEY_STRIDE)
-    while lo < hi:
-        middle = (lo + hi) // 2
-        position = np.int64(index.suffixes[base + middle])
-        if _suffix_key(index.tokens, base, n, position, index.vocab_size, index.key_bits, index.key_tokens) < key:
-            lo = middle + 1
-        else:
-            hi = middle
-    return lo
+    return a
 
 
 @leaf_kernel
-def _lower_row(tokens, suffixes, base, n, lo, hi, known, pattern, start, stop, after):  # type: ignore[no-untyped-def]
+def _count_below(index, base, n, lo, hi, low_key, high_key):  # type: ignore[no-untyped-def]
+    """Count the rows of one block below two keys.
+
+    All of them are read, without a branch, rather than searched: cache misses that do not wait for each other cost
+    little more than one.
+    """
+    below_low = below_high = 0
+    for row in range(lo, hi):
+        position = np.int64(index.suffixes[base + row])
+        key = _suffix_key(index.tokens, base, n, position, index.vocab_size, index.key_bits, index.key_tokens)
+        below_low += key < low_key
+        below_high += key < high_key
+    return below_low, below_high
+
+
+@leaf_kernel
+def _scan_rows(index, base, n, lo, hi, known, pattern, start, length):  # type: ignore[no-untyped-def]
+    """Return the rows in the short range [lo, hi) that match the pattern."""
+    first, matches = lo, 0
+    for row in range(lo, hi):
+        position = np.int64(index.suffixes[base + row])
+        order = 0
+        for j in range(known, length):
+            token = np.int64(-1)
+            if position + j < n:
+                token = np.int64(index.tokens[base + position + j])
+            if token != pattern[start + j]:
+                order = -1 if token < pattern[start + j] else 1
+                break
+        first += order < 0
+        matches += order == 0
+    return first, first + matches
+
+
+@leaf_kernel
+def _lower_row(index, base, n, lo, hi, known, pattern, start, length, after):  # type: ignore[no-untyped-def]
     """Return the first row in [lo, hi) not below the pattern, or with `after` the first row above all its matches."""
     while lo < hi:
         middle = (lo + hi) // 2
-        position = np.int64(suffixes[base + middle])
+        position = np.int64(index.suffixes[base + middle])
         below = after
-        for j in range(known, stop - start):
+        for j in range(known, length):
             if position + j >= n:
                 below = True
                 break
-            token = np.int64(tokens[base + position + j])
+            token = np.int64(index.tokens[base + position + j])
             wanted = pattern[start + j]
             if token != wanted:
                 below = token < wanted

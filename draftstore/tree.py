@@ -53,7 +53,7 @@ def highest_level(min_prob: float) -> int:
     return int(np.count_nonzero(LEVEL_PROBS >= min_prob)) - 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: that would double the time to make one
 class DraftTree:
     """Tokens with parents, in descending order of the chance that they are accepted.
 

@@ -1,0 +1,54 @@
+# Everything runs inside .venv, which the first target that needs it makes. PYTHON chooses the interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INPUTS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart setup test lint format bench lock clean
+
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+quickstart: .venv/.quickstart  ## Install, build a store of the Python source on this machine, measure it, draw a draft
+	$(BIN)/draftstore quickstart --out data/quickstart
+
+setup: .venv/.dev  ## Install everything for development
+
+test: .venv/.dev  ## Install and run all tests (real texts: DRAFTSTORE_TEST_DATA=...; ARGS='-m "not slow"' for the fast ones)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.dev  ## Style, types and the one-way imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.dev  ## Put the code in its standard format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev  ## Run the benchmarks (minutes; needs DRAFTSTORE_TEST_DATA)
+	$(BIN)/python -m benchmarks.rest $(ARGS)
+
+lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --upgrade '.[dev,bench]'
+	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore; echo 'torch==2.13.0+cpu'; } > constraints.new
+	mv constraints.new constraints.txt && rm -rf .venv-lock
+
+clean:  ## Remove what was installed and built here
+	rm -rf .venv data build dist
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than 3.11: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.quickstart: $(INPUTS) | .venv/bin/python
+	$(INSTALL) '.[build,quickstart]'
+	@touch $@
+
+.venv/.dev: $(INPUTS) | .venv/bin/python
+	$(INSTALL) '.[dev,bench]'
+	@touch $@ .venv/.quickstart

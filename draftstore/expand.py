@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.suffix import find_rows, kernel, leaf_kernel
+from draftstore.suffix import SuffixIndex, find_rows, kernel, leaf_kernel
 from draftstore.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
 
 MAX_BUDGET = 4096
@@ -114,73 +114,111 @@ class _Work(NamedTuple):
 
 
 @kernel
+def draft_one(
+    tokens: Any, suffixes: Any, keys: Any, first_rows: Any, segments: Any, vocab_size: Any, key_bits: Any,
+    key_tokens: Any, packed_rule: Any, context: Any, budget: Any, max_level: Any,
+) -> Any:  # fmt: skip
+    """Grow a draft tree for one context.
+
+    The first eight arguments are a SuffixIndex, taken apart: one draft takes microseconds, and numba unpacks flat
+    arguments faster than tuples.
+
+    Args:
+        packed_rule: a Rule, packed.
+        context: int32 [any], the last tokens of the text; an id outside the vocabulary (such as the padding -1)
+            hides all before it.
+        budget: most nodes of the tree.
+        max_level: highest level (see `tree.LEVEL_BOUNDS`) that a node may have.
+
+    Returns:
+        tokens int32 [n], parents int16 [n], levels uint8 [n], tokens of the longest match, its occurrences.
+    """
+    index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
+    rule = _unpack_rule(packed_rule)
+    work = _new_work(rule, budget, len(segments))
+    size, match, count = _draft(index, rule, work, context, max_level)
+    tree_tokens = np.empty(size, np.int32)
+    parents = np.empty(size, np.int16)
+    levels = np.empty(size, np.uint8)
+    _unpack_nodes(work.keys, size, tree_tokens, parents, levels)
+    return tree_tokens, parents, levels, match, count
+
+
+@kernel
 def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any) -> Any:
-    """Grow one draft tree for each context.
+    """Grow one draft tree for each context; see `draft_one`.
 
     Args:
         index: a SuffixIndex.
         packed_rule: a Rule, packed.
-        contexts: int32 [batch, any], the last tokens of each text, aligned right; an id outside the vocabulary
-            (such as the padding -1) hides all before it.
+        contexts: int32 [batch, any], aligned right.
         budget: most nodes of a tree.
-        max_level: highest level (see `tree.LEVEL_BOUNDS`) that a node may have.
+        max_level: highest level that a node may have.
 
     Returns:
         tokens int32 [batch, budget], parents int16 and levels uint8 likewise, and int64 [batch, 3]: nodes,
         tokens of the longest match, its occurrences.
     """
-    rule = Rule(
-        int(packed_rule[0]), int(packed_rule[1]), int(packed_rule[2]), int(packed_rule[3]),
-        packed_rule[4], packed_rule[5], packed_rule[6], packed_rule[7],
-    )  # fmt: skip
     batch = len(contexts)
     tokens = np.empty((batch, budget), np.int32)
     parents = np.empty((batch, budget), np.int16)
     levels = np.empty((batch, budget), np.uint8)
-    summary = np.zeros((batch, 3), np.int64)
-    most = rule.max_match + rule.depth
-    text = np.empty(most, np.int64)
-    ranges = np.empty((budget + 1, most + 1, len(index.segments), 2), np.int64)
-    lengths = np.zeros((budget + 1, 2), np.int64)
-    keys = np.empty(budget, np.int64)
-    probs = np.empty(budget, np.float64)
+    summary = np.empty((batch, 3), np.int64)
+    rule = _unpack_rule(packed_rule)
+    work = _new_work(rule, budget, len(index.segments))
     for i in range(batch):
-        begin, end = _load_context(text, contexts[i], rule.max_match, index.vocab_size)
-        match = _longest_match(index, text, begin, end, ranges[0])
-        if match < rule.min_match or match == 0:
-            continue
-        count = _count(ranges[0, match])
-        lengths[0, 0] = match
-        room = _most_candidates(rule, count, len(index.segments))
-        work = _Work(
-            text, ranges, lengths, keys, probs, np.full(_table_size(room), -1, np.int32),
-            np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float64),
-            np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float64),
-        )  # fmt: skip
-        size = _grow(index, rule, work, begin, end, max_level)
+        size, match, count = _draft(index, rule, work, contexts[i], max_level)
         summary[i, 0], summary[i, 1], summary[i, 2] = size, match, count
-        for j in range(size):
-            tokens[i, j] = (keys[j] >> _TOKEN_SHIFT) & _TOKEN_MASK
-            parents[i, j] = (keys[j] & _PARENT_MASK) - 1
-            levels[i, j] = keys[j] >> _LEVEL_SHIFT
+        _unpack_nodes(work.keys, size, tokens[i], parents[i], levels[i])
     return tokens, parents, levels, summary
 
 
 @leaf_kernel
-def _most_candidates(rule: Any, count: Any, segments: Any) -> Any:
-    """Bound the candidates of one node by the rows that may be read; without back-off those of the match alone."""
-    if rule.alpha + rule.beta == 0.0:
-        return min(rule.rows, count) + 2 * segments + 1
-    return 4 * rule.rows + 2 * segments + 1
+def _unpack_rule(values: Any) -> Any:
+    """Return the Rule in a packed one."""
+    return Rule(
+        np.int64(values[0]), np.int64(values[1]), np.int64(values[2]), np.int64(values[3]),
+        values[4], values[5], values[6], values[7],
+    )  # fmt: skip
 
 
-@leaf_kernel
-def _table_size(room: Any) -> Any:
-    """Return a power of two that keeps the hash table at most half full."""
+@kernel
+def _new_work(rule: Any, budget: Any, segments: Any) -> Any:
+    """Return scratch arrays for drafts of at most `budget` nodes."""
+    most = rule.max_match + rule.depth
+    # Without back-off only the longest match is read; else every suffix, each for less probability.
+    room = (1 if rule.alpha + rule.beta == 0.0 else 4) * rule.rows + 2 * segments + 1
     size = 64
     while size < 2 * room:
         size *= 2
-    return size
+    return _Work(
+        np.empty(most, np.int64), np.empty((budget + 1, most + 1, segments, 2), np.int64),
+        np.empty((budget + 1, 2), np.int64), np.empty(budget, np.int64), np.empty(budget, np.float64),
+        np.full(size, -1, np.int32), np.empty(room, np.int64), np.empty(room, np.int64),
+        np.empty(room, np.float64), np.empty(room, np.int64), np.empty(room, np.int64),
+        np.empty(room, np.float64),
+    )  # fmt: skip
+
+
+@leaf_kernel
+def _unpack_nodes(keys: Any, size: Any, tokens: Any, parents: Any, levels: Any) -> Any:
+    """Take the keys of nodes apart."""
+    for i in range(size):
+        tokens[i] = (keys[i] >> _TOKEN_SHIFT) & _TOKEN_MASK
+        parents[i] = (keys[i] & _PARENT_MASK) - 1
+        levels[i] = keys[i] >> _LEVEL_SHIFT
+
+
+@leaf_kernel
+def _draft(index: Any, rule: Any, work: Any, context: Any, max_level: Any) -> Any:
+    """Fill `work.keys` for one context; return the nodes, the tokens of the longest match and its occurrences."""
+    begin, end = _load_context(work.text, context, rule.max_match, index.vocab_size)
+    match = _longest_match(index, work.text, begin, end, work.ranges[0])
+    if match == 0 or match < rule.min_match or len(work.keys) == 0:
+        return 0, 0, np.int64(0)
+    work.lengths[0, 0] = match
+    count = _count(work.ranges[0, match])
+    return _grow(index, rule, work, begin, end, max_level), match, count
 
 
 @leaf_kernel

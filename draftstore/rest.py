@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafter import ContextSession, Draft
 from draftstore.errors import DraftstoreError, StoreError
-from draftstore.expand import MAX_BUDGET, Rule, draft_batch
+from draftstore.expand import MAX_BUDGET, Rule, draft_batch, draft_one
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.suffix import SuffixIndex, key_layout, read_only
 from draftstore.tree import DraftTree, highest_level
@@ -76,6 +76,9 @@ class RestDrafter:
         level = 255 if min_prob <= 0.0 else highest_level(min_prob)
         if budget == 0 or level < 0:
             return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+        if len(contexts) == 1:
+            *tree, match, count = draft_one(*self.index, self._rule, contexts[0], budget, level)
+            return [Draft(DraftTree(*tree), match, count)]
         tokens, parents, levels, summary = draft_batch(self.index, self._rule, contexts, budget, level)
         return [
             Draft(DraftTree(tokens[i, :size], parents[i, :size], levels[i, :size]), match, count)

@@ -4,6 +4,9 @@ A message names what was found, what was expected, and what to do about it. The 
 message alone; a library user catches `DraftstoreError` or the kind that matters.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DraftstoreError(Exception):
     """Base of all errors that draftstore raises on purpose."""
@@ -42,3 +45,12 @@ class MissingExtraError(DraftstoreError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"the package {package!r} is needed here: pip install 'draftstore[{extra}]'")
+
+
+@contextmanager
+def needs_extra(package: str) -> Iterator[None]:
+    """Turn a failed import of an optional package inside the block into `MissingExtraError`."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise MissingExtraError(package, "build") from None

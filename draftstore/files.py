@@ -1,12 +1,14 @@
-"""Files that are either whole or absent: atomic writes, hashes, directories published by a rename."""
+"""Files that are either whole or absent: atomic writes, hashes, directories published by a rename, locks."""
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from draftstore.errors import BuildError
 
@@ -45,6 +47,33 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_path(path.parent)
 
 
+def json_text(value: Any) -> str:
+    """Return indented JSON with sorted keys, so that equal values are equal bytes.
+
+    Half a surrogate pair, which stands for a byte in a path that is no UTF-8, stays escaped.
+    """
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode() + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a small JSON file atomically, as `json_text`."""
+    write_atomic(path, json_text(value).encode())
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole directory, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def retired_name(target: Path) -> Path:
+    """Return where `publish_directory` moves what it replaces until that is removed."""
+    return target.with_name(f".{target.name}.retired")
+
+
 def publish_directory(finished: Path, target: Path) -> None:
     """Flush a finished directory to disk and give it its final name.
 
@@ -54,29 +83,51 @@ def publish_directory(finished: Path, target: Path) -> None:
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
     fsync_path(finished)
-    retired = target.with_name(f".{target.name}.retired")
-    shutil.rmtree(retired, ignore_errors=True)
-    if target.exists():
+    retired = retired_name(target)
+    if os.path.lexists(target):
+        remove(retired)
         target.rename(retired)
     finished.rename(target)
     fsync_path(target.parent)
-    shutil.rmtree(retired, ignore_errors=True)
+    with suppress(OSError):  # the new directory is in place; what is left of the old one is no failure
+        remove(retired)
 
 
 @contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
     """Create `path` and hold it for this process; the lock goes with the process, however it ends.
 
+    The holder may remove the directory before it lets go.
+
     Raises:
         BuildError: another process holds it.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = None
+    while descriptor is None:
+        descriptor = _try_lock(path)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BuildError(f"another build is at work in {path}: wait for it, or choose another --out") from None
         yield
     finally:
         os.close(descriptor)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Return the descriptor of the locked directory; None if its last holder removed it just now."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BuildError(
+            f"another build is at work in {path}: wait for it, or choose another --out"
+        ) from None
+    except FileNotFoundError:
+        pass
+    os.close(descriptor)
+    return None

@@ -7,12 +7,12 @@ manifest is a finished store. Opening checks versions, identities and file sizes
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from draftstore.errors import StoreError, TokenizerError
-from draftstore.files import hash_file, write_atomic
+from draftstore.files import hash_file, json_text, write_atomic
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -20,7 +20,7 @@ MANIFEST_NAME = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerIdentity:
-    """Which tokenizer made the token ids; `fingerprint` hashes its vocabulary and merges, `name` is for people."""
+    """Which tokenizer made the token ids: a hash of its vocabulary and merges, and a name for people."""
 
     name: str
     fingerprint: str
@@ -73,7 +73,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the manifest as JSON text: sorted keys, so that equal manifests are equal bytes."""
-        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        return json_text(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str, where: Path) -> "Manifest":
@@ -84,7 +84,7 @@ class Manifest:
         """
         try:
             fields = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{where} is not JSON ({error}): the store is damaged, build it again") from None
         if not isinstance(fields, dict):
             raise StoreError(f"{where} holds a {type(fields).__name__}, expected an object of manifest keys")
@@ -94,16 +94,11 @@ class Manifest:
                 f"{where} has format version {version!r}, this draftstore reads version {FORMAT_VERSION}: "
                 "build the store again, or use the draftstore that wrote it"
             )
-        try:
-            return cls(
-                **{
-                    **fields,
-                    "tokenizer": TokenizerIdentity(**fields["tokenizer"]),
-                    "files": {name: FileEntry(**entry) for name, entry in fields["files"].items()},
-                }
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"{where} is not a manifest of version {FORMAT_VERSION}: {error}") from None
+        for problem in _field_problems(fields):
+            raise StoreError(f"{where} is not a manifest of version {FORMAT_VERSION}: {problem}")
+        fields["tokenizer"] = TokenizerIdentity(**fields["tokenizer"])
+        fields["files"] = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
+        return cls(**fields)
 
     def require_tokenizer(self, found: TokenizerIdentity, where: Path) -> None:
         """Refuse a tokenizer other than the store's.
@@ -117,6 +112,52 @@ class Manifest:
                 f"{self.tokenizer.fingerprint[:12]}), found {found.name!r} ({found.fingerprint[:12]}): "
                 "pass the tokenizer of the store, or build a store for this one"
             )
+
+
+FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "name": str,
+    "created": str,
+    "vocab_size": int,
+    "token_dtype": str,
+    "tokenizer": dict,
+    "parameters": dict,
+    "corpus": dict,
+    "counts": dict,
+    "files": dict,
+    "target_model": (str, type(None)),
+    "format_version": int,
+}
+COUNTS = ("documents", "entries", "tokens")
+
+
+def _field_problems(fields: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with keys and types of a manifest; after the first problem others may be false."""
+    yield from _key_problems("it", fields, FIELD_TYPES)
+    yield from _key_problems("'tokenizer'", fields["tokenizer"], {"name": str, "fingerprint": str})
+    if fields["token_dtype"] not in ("uint16", "uint32") or fields["vocab_size"] < 1:
+        yield f"ids of type {fields['token_dtype']!r} below {fields['vocab_size']}"
+    for key in (*COUNTS, *fields["counts"]):
+        if not isinstance(fields["counts"].get(key), int):
+            yield f"'counts' has no number under {key!r}"
+    for name, entry in fields["files"].items():
+        if name.startswith("/") or ".." in name.split("/"):
+            yield f"the file {name!r} lies outside the store"
+        yield from _key_problems(f"the file {name!r}", entry, {"size": int, "sha256": str})
+
+
+def _key_problems(what: str, fields: Any, types: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
+    """Yield what is wrong with the keys of one object: absent, unknown, of another type."""
+    if not isinstance(fields, dict):
+        yield f"{what} is a {type(fields).__name__}"
+        return
+    if fields.keys() != types.keys():
+        missing, unknown = sorted(types.keys() - fields.keys()), sorted(fields.keys() - types.keys())
+        yield f"{what} lacks {missing}" if missing else f"{what} holds unknown {unknown}"
+        return
+    for key, kinds in types.items():
+        if not isinstance(fields[key], kinds):
+            yield f"{what} has a {type(fields[key]).__name__} under {key!r}"
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:
@@ -138,20 +179,24 @@ def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(f"{directory} is not a store: it has no {MANIFEST_NAME} (an unfinished build has none)") from None
+        raise StoreError(
+            f"{directory} is not a store: it has no {MANIFEST_NAME} (an unfinished build has none)"
+        ) from None
     except UnicodeDecodeError as error:
-        raise StoreError(f"{path} is not UTF-8 text ({error}): the store is damaged, build it again") from None
+        raise StoreError(
+            f"{path} is not UTF-8 text ({error}): the store is damaged, build it again"
+        ) from None
     manifest = Manifest.from_json(text, path)
     if kind is not None and manifest.kind != kind:
         raise StoreError(f"{directory} is a store of kind {manifest.kind!r}, expected {kind!r}")
-    for problem in size_problems(directory, manifest):
+    for problem in size_problems(directory, manifest.files):
         raise StoreError(f"{problem}: the store is damaged, build it again")
     return manifest
 
 
-def size_problems(directory: Path, manifest: Manifest) -> Iterator[str]:
+def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[str]:
     """Yield one sentence for every file that is missing or not of the recorded size."""
-    for name, entry in sorted(manifest.files.items()):
+    for name, entry in sorted(files.items()):
         path = directory / name
         if not path.is_file():
             yield f"{path} is missing"
@@ -172,7 +217,7 @@ def verify_files(
     Returns:
         One sentence for each problem found; empty when all is well.
     """
-    problems = list(size_problems(directory, manifest))
+    problems = list(size_problems(directory, manifest.files))
     if problems:
         return problems
     for name, entry in sorted(manifest.files.items()):

@@ -1,7 +1,7 @@
-"""The main job on what every machine with Python has: a store of Python source, and source held out to replay.
+"""The main job on what every machine with Python has: a store of Python source, and source to replay.
 
-Held-out files have no copy in the store: exact copies are dropped, and a file most of whose longer lines stand in
-other files (a vendored copy with rewritten imports) is never held out.
+Held-out files have no copy in the store: exact copies are dropped, and a file most of whose longer lines
+stand in other files (a vendored copy with rewritten imports) is never held out.
 """
 
 import hashlib
@@ -13,14 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from draftstore.errors import CorpusError
-from draftstore.tokenizer import TextTokenizer, load_tokenizer, needs_extra
+from draftstore.errors import CorpusError, needs_extra
+from draftstore.files import write_atomic
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 MAX_CHARACTERS = 60_000_000
 HELD_OUT = 60
 PROMPT_CHARACTERS = 1_500
 OUTPUT_CHARACTERS = 3_000
 LONG_LINE = 20
+TELLING_LINES = 10
 COPIED_LINES = 0.5
 TRAINED_VOCABULARY = 16_384
 
@@ -33,7 +35,7 @@ class Source(NamedTuple):
 
 
 def default_folders() -> list[Path]:
-    """Return the folders of Python source on this machine: the standard library and what is installed beside us."""
+    """Return the folders of Python source on this machine: the standard library and installed packages."""
     paths = sysconfig.get_paths()
     return list(dict.fromkeys(Path(paths[key]) for key in ("stdlib", "purelib")))
 
@@ -70,24 +72,29 @@ def find_sources(folders: Iterable[Path]) -> list[Source]:
 def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source], list[Source]]:
     """Split sources into those for the store and those to replay, which have no copy among the former.
 
-    The choice depends on the texts alone. A file is long enough to replay, and at most half of its longer lines
-    stand in other files.
+    The choice depends on the texts alone. A held-out file is long enough to replay, has some longer lines,
+    and at most half of them stand in other files.
 
     Raises:
         CorpusError: too few files to hold any out.
     """
     files_with_line = Counter(line for source in sources for line in _long_lines(source.text))
-    held: set[str] = set()
-    for source in sorted(sources, key=lambda source: hashlib.sha256(source.text.encode()).digest()):
-        lines = _long_lines(source.text)
+    held: set[int] = set()
+    for index in sorted(range(len(sources)), key=lambda i: hashlib.sha256(sources[i].text.encode()).digest()):
+        text = sources[index].text
+        lines = _long_lines(text)
         copied = sum(files_with_line[line] > 1 for line in lines)
-        if len(source.text) >= PROMPT_CHARACTERS + OUTPUT_CHARACTERS and copied <= COPIED_LINES * len(lines):
-            held.add(source.name)
+        long_enough = len(text) >= PROMPT_CHARACTERS + OUTPUT_CHARACTERS and len(lines) >= TELLING_LINES
+        if long_enough and copied <= COPIED_LINES * len(lines):
+            held.add(index)
         if len(held) == count:
             break
     if len(held) == len(sources) or not held:
-        raise CorpusError(f"{len(sources)} Python files are too few to hold some out: name more folders with --source")
-    return [item for item in sources if item.name not in held], [item for item in sources if item.name in held]
+        raise CorpusError(
+            f"{len(sources)} Python files are too few to hold some out: name more folders with --source"
+        )
+    stored = [source for index, source in enumerate(sources) if index not in held]
+    return stored, [sources[index] for index in sorted(held)]
 
 
 def _long_lines(text: str) -> set[int]:
@@ -106,16 +113,21 @@ def write_recordings(path: Path, sources: Iterable[Source]) -> None:
     _write_lines(
         path,
         (
-            {"id": item.name, "prompt": item.text[:PROMPT_CHARACTERS], "output": item.text[PROMPT_CHARACTERS:end]}
+            {
+                "id": item.name,
+                "prompt": item.text[:PROMPT_CHARACTERS],
+                "output": item.text[PROMPT_CHARACTERS:end],
+            }
             for item in sources
         ),
     )
 
 
 def _write_lines(path: Path, records: Iterable[dict[str, str]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record) + "\n")
+    """Write JSON Lines, unless they are there: a build goes on only if its corpus is untouched."""
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomic(path, data)
 
 
 def quickstart_tokenizer(folder: Path, sources: list[Source]) -> tuple[TextTokenizer, str]:

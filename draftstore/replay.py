@@ -1,13 +1,14 @@
 """Replay: walk recorded model outputs and ask a drafter at every pass, as live decoding would.
 
-For a recorded greedy output the accepted length is exactly what decoding live would give: the tokens are forced.
-Counting, per output:
+For a recorded greedy output the accepted length is exactly what decoding live would give: the tokens are
+forced. Counting, per output:
 
-- prompt and output are tokenized together: BOS, the tokenizer's chat template (or `USER: ... ASSISTANT: ...`),
-  the output starting at the first id that differs from the prompt alone, cut at 1,024 tokens, without EOS;
+- prompt and output are tokenized together: BOS, the tokenizer's chat template (or without one
+  `USER: ... ASSISTANT: ...`), the output starting at the first id that differs from the prompt alone, cut at
+  1,024 tokens, without EOS;
 - its first token comes from the prefill, so accepted length M = (tokens - 1) / verification passes;
-- at each pass the drafter knows everything up to and including the last accepted token, and the pass yields the
-  tokens along which the draft agrees with the output, and one more from the model itself.
+- at each pass the drafter knows everything up to and including the last accepted token, and the pass yields
+  the tokens along which the draft agrees with the output, and one more from the model itself.
 """
 
 import dataclasses
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.corpus import read_json_records
+from draftstore.chat import as_messages
 from draftstore.drafter import Drafter
-from draftstore.errors import ReplayError
+from draftstore.errors import CorpusError, ReplayError, TokenizerError
+from draftstore.records import read_json_records
 from draftstore.tokenizer import TextTokenizer
 
 MAX_OUTPUT_TOKENS = 1024
@@ -82,8 +84,8 @@ def read_recordings(
 ) -> Iterator[Recording]:
     """Stream the recordings of a JSON Lines file (plain, .gz, .zst) as token ids.
 
-    A record holds `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
-    optional.
+    A record holds `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model`
+    are optional.
 
     Args:
         path: the file.
@@ -92,21 +94,36 @@ def read_recordings(
         limit: at most so many outputs.
 
     Raises:
-        ReplayError: a record without prompt or output, or none left.
+        ReplayError: no such file, a record that cannot be used, or none left.
     """
     count, models = 0, set()
-    for place, record in read_json_records(path):
-        if limit is not None and count >= limit:
-            break
-        models.add(str(record.get("model")))
+    for place, record in _records(path):
+        models.add(record.get("model"))
         if model is not None and record.get("model") != model:
             continue
         count += 1
-        yield _recording(record, place, tokenizer)
+        try:
+            yield _recording(record, place, tokenizer)
+        except TokenizerError as error:
+            raise ReplayError(f"{place}: {error}") from None
+        if count == limit:
+            return
     if count == 0:
-        known = f", its models are {', '.join(sorted(models))}" if models else ""
         wanted = f" of model {model!r}" if model else ""
-        raise ReplayError(f"{path} holds no recording{wanted}{known}")
+        known = ", ".join(sorted(name for name in models if isinstance(name, str))) or "not named"
+        raise ReplayError(f"{path} holds no recording{wanted}" + f", its models are {known}" * bool(models))
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stream the objects of a JSON Lines file with their places.
+
+    Raises:
+        ReplayError: it is none.
+    """
+    try:
+        yield from read_json_records(path)
+    except CorpusError as error:
+        raise ReplayError(str(error)) from None
 
 
 def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) -> Recording:
@@ -114,12 +131,13 @@ def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) 
 
     Raises:
         ReplayError: prompt or output is missing or of another type.
+        TokenizerError: no valid Unicode, a broken message, or a conversation that the chat template refuses.
     """
     prompt, output = record.get("prompt"), record.get("output")
     if not isinstance(output, str):
         raise ReplayError(f"{place}: expected the key 'output' with a text")
-    if isinstance(prompt, list) and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt):
-        start = tokenizer.render_chat(prompt, add_generation_prompt=True)
+    if isinstance(prompt, list):
+        start = tokenizer.render_chat(as_messages(prompt, "prompt"), add_generation_prompt=True)
         whole = start + output if tokenizer.has_chat_template else f"{start} {output}"
     elif isinstance(prompt, str):
         start, whole = prompt, prompt + output
@@ -157,7 +175,9 @@ def replay(
     return result
 
 
-def _replay_one(drafter: Drafter, recording: Recording, budget: int, min_prob: float, result: ReplayResult) -> None:
+def _replay_one(
+    drafter: Drafter, recording: Recording, budget: int, min_prob: float, result: ReplayResult
+) -> None:
     """Walk one output and add what happened to the totals."""
     output = recording.output
     if len(output) < 2:

@@ -8,18 +8,18 @@ when a tokenizer is loaded: opening a store and drafting from it need none of th
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import MissingExtraError, TokenizerError
+from draftstore.chat import Message, find_template, plain_chat, render_template
+from draftstore.errors import TokenizerError, needs_extra
 from draftstore.manifest import TokenizerIdentity
+from draftstore.pieces import visible_piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,18 +29,6 @@ CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-# One turn of a conversation: `role` and `content`.
-Message: TypeAlias = Mapping[str, str]
-
-
-@contextmanager
-def needs_extra(package: str) -> Iterator[None]:
-    """Turn a failed import of an optional package inside the block into `MissingExtraError`."""
-    try:
-        yield
-    except ModuleNotFoundError:
-        raise MissingExtraError(package, "build") from None
 
 
 class TextTokenizer:
@@ -197,7 +185,7 @@ class TextTokenizer:
             return f"<id {token}>"
         if token in self.special_ids:
             return piece
-        return _visible(_piece_bytes(piece, self._byte_level).decode("utf-8", errors="surrogateescape"))
+        return visible_piece(piece, self._byte_level)
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """Return a conversation as one text: the model's chat template, or without one the plain role format.
@@ -209,20 +197,14 @@ class TextTokenizer:
             TokenizerError: the template is broken or refuses these messages (roles out of turn, for one).
         """
         if self._template is None:
-            turns = [f"{message['role'].upper()}: {message['content']}" for message in messages]
-            return " ".join(turns + ["ASSISTANT:"] * add_generation_prompt)
-        try:
-            return self._render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._named_tokens,
-            )
-        except _template_errors() as error:
-            raise TokenizerError(
-                f"the chat template of {self.name!r} refuses the conversation: {error}"
-            ) from None
+            return plain_chat(messages, add_generation_prompt)
+        return render_template(
+            self._template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            named_tokens=self._named_tokens,
+            owner=self.name,
+        )
 
     def save(self, directory: Path) -> None:
         """Write the tokenizer's files, byte for byte as read, into an existing directory.
@@ -235,11 +217,6 @@ class TextTokenizer:
     @cached_property
     def _byte_level(self) -> bool:
         return "ByteLevel" in f"{self._backend.decoder!r} {self._backend.pre_tokenizer!r}"
-
-    @cached_property
-    def _render(self) -> Callable[..., str]:
-        assert self._template is not None
-        return _compile_template(self._template)
 
     def _id_of(self, named_token: str) -> int | None:
         text = self._named_tokens.get(named_token)
@@ -321,56 +298,13 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_template(config: Mapping[str, Any], file: bytes | None, name: str) -> str | None:
-    """Return the chat template: the file's, else the configuration's, of several the one named `default`."""
-    if file is not None:
-        try:
-            return file.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise TokenizerError(f"{TEMPLATE_FILE} of {name!r} is not UTF-8 text: {error}") from None
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = template.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _template_errors() -> tuple[type[Exception], ...]:
-    """Return what rendering untrusted template code on unexpected messages can raise."""
-    with needs_extra("jinja2"):
-        from jinja2 import TemplateError
-    return (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-
-
-def _compile_template(template: str) -> Callable[..., str]:
-    """Compile a chat template in the sandbox and with the globals that transformers gives it."""
-    with needs_extra("jinja2"):
-        import jinja2
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationBlock(Extension):
-        """`{% generation %}` marks the model's own text for training; rendering passes it through."""
-
-        tags = {"generation"}  # noqa: RUF012 (jinja2's protocol)
-
-        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body).set_lineno(line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own escapes HTML
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template).render
+    """Return the chat template: the file's, else the configuration's."""
+    if file is None:
+        return find_template(config)
+    try:
+        return file.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{TEMPLATE_FILE} of {name!r} is not UTF-8 text: {error}") from None
 
 
 def _without_unset(value: Any) -> Any:
@@ -381,35 +315,3 @@ def _without_unset(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [_without_unset(inner) for inner in value]
     return value
-
-
-@cache
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of byte-level BPE's alphabet stands for."""
-    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in itself]
-    return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _piece_bytes(piece: str, byte_level: bool) -> bytes:
-    """Return the bytes that a vocabulary entry stands for: byte-level, `<0x0A>` byte, or `▁` for a space."""
-    if byte_level:
-        alphabet = _byte_alphabet()
-        return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in piece)
-    if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace("▁", " ").encode()
-
-
-def _visible(text: str) -> str:
-    """Show spaces as `␣` and what cannot be seen as `repr` does; bytes come as surrogates."""
-    parts = []
-    for character in text:
-        code = ord(character)
-        if character == " ":
-            parts.append("␣")
-        elif 0xDC80 <= code <= 0xDCFF:
-            parts.append(f"\\x{code - 0xDC00:02x}")
-        else:
-            parts.append(repr(character)[1:-1] if character != "'" else character)
-    return "".join(parts)

@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
 
+from draftstore.build import RestOptions, build_rest
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 TRAINING_TEXT = [
@@ -61,3 +63,29 @@ def small_tokenizer_folder(folder: Path) -> Path:
     config = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def write_texts(path: Path, documents: int, seed: int = 0) -> Path:
+    """Write a JSON Lines file of random word salads, always the same for one seed."""
+    salad = random.Random(seed)
+    words = " ".join(TRAINING_TEXT).split(" ")
+    texts = (" ".join(salad.choices(words, k=salad.randint(1, 60))) for _ in range(documents))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a JSON Lines file of 60 short documents."""
+    return write_texts(tmp_path_factory.mktemp("corpus") / "small.jsonl", 60)
+
+
+@pytest.fixture(scope="session")
+def small_store(
+    small_corpus: Path, small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return a store of the small corpus in several segments; tests that change a store copy it."""
+    out = tmp_path_factory.mktemp("stores") / "small"
+    options = RestOptions((small_corpus,), "small", segment_tokens=1_000)
+    build_rest(options, small_tokenizer, out, workers=1)
+    return out

@@ -11,17 +11,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore import corpus
-from draftstore.corpus import (
-    Document,
-    ReadReport,
-    corpus_fingerprint,
-    list_files,
-    read_corpus,
-    read_json_records,
-)
+from draftstore import corpus, streams
+from draftstore.chat import Message
+from draftstore.corpus import ReadReport, corpus_fingerprint, list_files, read_corpus
 from draftstore.errors import CorpusError, MissingExtraError, TokenizerError
-from draftstore.tokenizer import Message
+from draftstore.records import Document, RecordProblem, read_json_records
 
 
 def render(messages: Sequence[Message]) -> str:
@@ -79,7 +73,7 @@ def test_lines_end_at_line_feeds_alone_and_blank_ones_do_not_count(tmp_path: Pat
 def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
     whole = b"".join(parts)
     expected = whole.split(b"\n")
-    assert list(corpus._lines(parts)) == (expected if expected[-1] else expected[:-1])
+    assert list(streams.split_lines(parts)) == (expected if expected[-1] else expected[:-1])
 
 
 def test_conversations_are_rendered(tmp_path: Path) -> None:
@@ -148,7 +142,7 @@ def test_a_refusal_of_the_chat_template_is_a_bad_record(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", lines({"messages": chat}, {"text": "good"}))
     report = ReadReport()
     assert len(list(read_corpus([path], render=refuse, report=report))) == 1
-    assert report.problems == [corpus.RecordProblem(f"{path}:line 1", "roles must alternate")]
+    assert report.problems == [RecordProblem(f"{path}:line 1", "roles must alternate")]
 
 
 def test_only_the_first_problems_are_kept(tmp_path: Path) -> None:
@@ -202,7 +196,7 @@ def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
 def test_a_huge_line_is_dropped_without_being_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 100)
     huge = {"text": "x" * 3_000_000}
     path = write(tmp_path / "c.jsonl", lines({"text": "a"}, huge, {"text": "b"}, huge)[:-1])
     documents, report = read(path, glob="*")

@@ -16,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore import tokens
-from draftstore.corpus import Document, ReadReport, read_corpus
+from draftstore import encoding
+from draftstore.corpus import ReadReport, read_corpus
+from draftstore.encoding import split_text, tokenize_corpus
 from draftstore.errors import CorpusError, StoreError, TokenRangeError
 from draftstore.files import hash_file
 from draftstore.manifest import TokenizerIdentity
+from draftstore.records import Document
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.tokens import TokenShards, open_shards, sentinel, split_text, token_dtype, tokenize_corpus
+from draftstore.tokens import TokenShards, open_shards, sentinel, token_dtype
 
 
 class CharacterTokenizer:
@@ -154,7 +156,7 @@ def test_split_text_prefers_line_breaks_then_spaces() -> None:
 
 
 def test_long_documents_are_encoded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
     shards = tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100, batch_chars=25)
     assert as_texts(shards) == TEXTS
     assert shards.shards[0].tokens < 100 + 80
@@ -268,7 +270,7 @@ def test_a_full_disk_leaves_no_half_shard(tmp_path: Path, monkeypatch: pytest.Mo
         if path.name == "shard-00001.offsets":
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tokens, "fsync_path", full)
+    monkeypatch.setattr(encoding, "fsync_path", full)
     with pytest.raises(OSError, match="No space left"):
         tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100)
     assert sorted(contents(tmp_path)) == [
@@ -296,7 +298,7 @@ def damage_file(directory: Path, name: str, content: bytes | None) -> None:
         ("shard-00001.json", None, "shard-00001.json is missing"),
         ("shard-00001.json", b"{}", "shard-00001.json cannot be read"),
         ("shard-00001.tokens", b"cut", "shard-00001.tokens has 3 bytes, expected "),
-        ("shard-00001.offsets", None, "shard-00001.offsets is missing, expected "),
+        ("shard-00001.offsets", None, "shard-00001.offsets is missing: build the shards again"),
     ],
 )
 def test_damaged_directories_are_refused(
@@ -346,7 +348,7 @@ import sys, time
 from pathlib import Path
 from draftstore.corpus import ReadReport, read_corpus
 from draftstore.tokenizer import load_tokenizer
-from draftstore.tokens import tokenize_corpus
+from draftstore.encoding import tokenize_corpus
 
 source, tokenizer, directory, pause = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), float(sys.argv[4])
 tokenize_corpus(

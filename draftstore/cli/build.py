@@ -10,7 +10,14 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from draftstore.build import SEGMENT_TOKENS, BuildResult, Progress, RestOptions, build_rest
-from draftstore.cli.common import ManyValues, count_progress, json_option, print_json, stderr_console
+from draftstore.cli.common import (
+    ManyValues,
+    count_progress,
+    json_option,
+    print_json,
+    printable,
+    stderr_console,
+)
 from draftstore.corpus import SOURCE_PATTERNS
 from draftstore.tokenizer import load_tokenizer
 
@@ -32,10 +39,19 @@ def build() -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store.")
 @click.option("--name", help="Name of the store, for people. [default: the directory's]")
 @click.option("--column", default="text", show_default=True, help="Key or column of the text in records.")
-@click.option("--glob", multiple=True, metavar="PATTERN...", help="Files of a folder to read. [default: source code and text]")
+@click.option(
+    "--glob",
+    multiple=True,
+    metavar="PATTERN...",
+    help="Files of a folder to read. [default: source code and text]",
+)
 @click.option("--strict", is_flag=True, help="End at the first bad record instead of counting it.")
-@click.option("--segment-tokens", default=SEGMENT_TOKENS, show_default=True, help="Most tokens of one suffix array.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that sort segments. [default: all cores]")
+@click.option(
+    "--segment-tokens", default=SEGMENT_TOKENS, show_default=True, help="Most tokens of one suffix array."
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes that sort segments. [default: all cores]"
+)
 @click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
 @json_option
 def rest(
@@ -93,7 +109,7 @@ class _Bar:
         self._task: int | None = None
         self._begin, self._first = 0.0, 0
 
-    def tokenized(self, documents: int, tokens: int, characters: int) -> None:
+    def tokenized(self, documents: int, tokens: int, _characters: int) -> None:
         """Report a step of unknown size."""
         self._update(tokens, None, f"tokens, {documents:,} documents")
 
@@ -126,19 +142,25 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
                 "counts": manifest.counts,
                 "bad_records": report.bad_records,
                 "empty_documents": report.empty_documents,
-                "problems": [{"place": problem.place, "reason": problem.reason} for problem in report.problems],
+                "problems": [
+                    {"place": problem.place, "reason": problem.reason} for problem in report.problems
+                ],
             }
         )
         return
     console = stderr_console()
     if report.bad_records:
-        console.print(f"[yellow]{report.bad_records:,} bad records were left out[/], the first of them:")
+        console.print(
+            f"{report.bad_records:,} bad records were left out" + ":" * bool(report.problems), style="yellow"
+        )
         for problem in report.problems[:5]:
-            console.print(f"  {problem.place}: {problem.reason}", markup=False, highlight=False)
+            console.print(f"  {problem.place}: {problem.reason}", soft_wrap=True)
+        if report.bad_records > 5 and report.problems:
+            console.print("  ...")
     table = Table(show_header=False, box=None)
     for key, value in manifest.counts.items():
         table.add_row(key, f"{value:,}")
     table.add_row("bytes", f"{size:,} ({size / manifest.counts['entries']:.2f} an entry)")
     table.add_row("time", "already built" if result.reused else f"{seconds:.1f} s")
     console.print(table)
-    click.echo(str(result.path))
+    click.echo(printable(result.path))

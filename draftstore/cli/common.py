@@ -1,8 +1,9 @@
-"""What the commands share: options, progress bars on stderr, JSON on stdout, opening stores and tokenizers."""
+"""What the commands share: options, bars on stderr, JSON on stdout, opening stores and tokenizers."""
 
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from draftstore.rest import TOKENIZER_FOLDER, RestDrafter, RestStore
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 STORE = click.Path(path_type=Path)
+FILE_WIDTH = 160
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."
+)
 
 
 class ManyValues(click.Command):
     """A command whose repeatable options also take several values at once: `--corpus a b c`."""
 
-    many = frozenset({"--corpus", "--glob"})
+    many = frozenset({"--corpus", "--glob", "--source"})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite `--corpus a b` to `--corpus a --corpus b` before parsing."""
@@ -41,8 +45,9 @@ class ManyValues(click.Command):
                 rewritten += args[position:]
                 break
             if argument.startswith("-"):
-                option = argument if argument in self.many else None
-                fresh = True
+                name, attached, _ = argument.partition("=")
+                option = name if name in self.many else None
+                fresh = not attached
             elif option and not fresh:
                 rewritten.append(option)
             else:
@@ -52,35 +57,48 @@ class ManyValues(click.Command):
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    """Print one JSON document on one line; bytes of a path that are no UTF-8 stay escaped."""
+    click.echo(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace"))
+
+
+def printable(text: str | Path) -> str:
+    """Return a path or name as text that any terminal takes."""
+    return click.format_filename(str(text))
+
+
+def stdout_console() -> Console:
+    """Return the console of results: names are printed as they are, and files take wide tables."""
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def stderr_console() -> Console:
     """Return the console of everything that is not the result."""
-    return Console(stderr=True)
+    return Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
 @contextmanager
 def count_progress(unit: str) -> Iterator[Progress]:
-    """Show a bar over a known or unknown number of steps."""
+    """Show a bar over a known or unknown number of steps, where somebody looks."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(f"{unit} {{task.fields[detail]}}"),
+        TextColumn(f"{unit} {{task.fields[detail]}}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=stderr_console(), transient=True) as progress:
+    console = stderr_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress
 
 
 @contextmanager
 def status(message: str) -> Iterator[None]:
     """Show a spinner while something takes its time."""
-    with stderr_console().status(message):
+    console = stderr_console()
+    with console.status(message) if console.is_terminal else nullcontext():
         yield
 
 

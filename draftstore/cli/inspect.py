@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from draftstore.cli.common import STORE, count_progress, json_option, print_json
+from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
 from draftstore.manifest import load_manifest, verify_files
 
 
@@ -28,17 +27,24 @@ def info(directory: Path, as_json: bool) -> None:
         return
     size = sum(entry.size for entry in manifest.files.values())
     table = Table(show_header=False, box=None)
-    table.add_row("store", f"{manifest.name} ({manifest.kind}, format version {manifest.format_version})")
+    table.add_row(
+        "store", f"{printable(manifest.name)} ({manifest.kind}, format version {manifest.format_version})"
+    )
     table.add_row("created", manifest.created)
-    table.add_row("tokenizer", f"{manifest.tokenizer.name}, fingerprint {manifest.tokenizer.fingerprint[:12]}")
+    table.add_row(
+        "tokenizer", f"{manifest.tokenizer.name}, fingerprint {manifest.tokenizer.fingerprint[:12]}"
+    )
     table.add_row("vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}")
-    table.add_row("corpus", ", ".join(manifest.corpus.get("sources", [])))
+    table.add_row("corpus", ", ".join(map(printable, manifest.corpus.get("sources", []))))
+    for key in ("bad_records", "empty_documents"):
+        if manifest.corpus.get(key):
+            table.add_row("", f"{manifest.corpus[key]:,} {key.replace('_', ' ')} left out")
     for key, value in manifest.counts.items():
         table.add_row(key, f"{value:,}")
     table.add_row("bytes", f"{size:,} ({size / max(manifest.counts['entries'], 1):.2f} an entry)")
     for name, entry in sorted(manifest.files.items()):
         table.add_row("", f"{name}: {entry.size:,}")
-    Console().print(table, markup=False, highlight=False)
+    stdout_console().print(table)
 
 
 @click.command()
@@ -64,6 +70,6 @@ def verify(directory: Path, as_json: bool) -> None:
         for problem in problems:
             click.echo(f"error: {problem}", err=True)
         if not problems:
-            click.echo(f"{directory} is whole: {len(manifest.files)} files, {total:,} bytes")
+            click.echo(f"{printable(directory)} is whole: {len(manifest.files)} files, {total:,} bytes")
     if problems:
         sys.exit(1)

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
+from numpy.typing import NDArray
 from rich.text import Text
 from rich.tree import Tree
 
-from draftstore.cli.common import STORE, json_option, open_store, print_json, warm
+from draftstore.cli.common import STORE, json_option, open_store, print_json, stdout_console, warm
 from draftstore.drafter import Draft
 from draftstore.expand import MAX_BUDGET
-from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
+from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, RestDrafter
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree
 
@@ -21,13 +21,25 @@ from draftstore.tree import DraftTree
 @click.command()
 @click.argument("directory", type=STORE)
 @click.option("--text", required=True, help="The text so far.")
-@click.option("--budget", type=click.IntRange(0, MAX_BUDGET), default=BUDGET, show_default=True, help="Most nodes.")
+@click.option(
+    "--budget", type=click.IntRange(0, MAX_BUDGET), default=BUDGET, show_default=True, help="Most nodes."
+)
 @click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Least probability of a node.")
-@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True)
-@click.option("--tokenizer", metavar="T", help="Check that the store was built with this one. [default: the store's]")
+@click.option(
+    "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
+)
+@click.option(
+    "--tokenizer", metavar="T", help="Check that the store was built with this one. [default: the store's]"
+)
 @json_option
 def query(
-    directory: Path, text: str, budget: int, min_prob: float, strategy: str, tokenizer: str | None, as_json: bool
+    directory: Path,
+    text: str,
+    budget: int,
+    min_prob: float,
+    strategy: str,
+    tokenizer: str | None,
+    as_json: bool,
 ) -> None:
     """Draw the draft tree that a store proposes after a text.
 
@@ -39,9 +51,7 @@ def query(
     drafter = warm(store.drafter(strategy))
     context = loaded.encode(text, bos=False)
     contexts = drafter.session(context).context
-    begin = perf_counter_ns()
-    draft = drafter.draft(contexts, budget, min_prob)[0]
-    micros = (perf_counter_ns() - begin) / 1000
+    draft, micros = timed_draft(drafter, contexts, budget, min_prob)
     matched = context[len(context) - draft.match_length :]
     if as_json:
         print_json(
@@ -54,10 +64,19 @@ def query(
             }
         )
         return
-    console = Console()
-    console.print(describe(draft, loaded.decode(matched), micros), highlight=False, markup=False)
+    console = stdout_console()
+    console.print(describe(draft, loaded.decode(matched), micros))
     if len(draft.tree):
         console.print(draw(draft.tree, loaded, "…"))
+
+
+def timed_draft(
+    drafter: RestDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
+) -> tuple[Draft, float]:
+    """Draft for one context; return the draft and how many microseconds it took."""
+    begin = perf_counter_ns()
+    draft = drafter.draft(contexts, budget, min_prob)[0]
+    return draft, (perf_counter_ns() - begin) / 1000
 
 
 def node_list(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
@@ -80,7 +99,7 @@ def describe(draft: Draft, matched: str, micros: float) -> str:
 
 
 def draw(tree: DraftTree, tokenizer: TextTokenizer, root: str) -> Tree:
-    """Draw a draft tree; a run of nodes without branches takes one line, with its first and last probability."""
+    """Draw a draft tree; a run without branches takes one line, with its first and last probability."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents.tolist()):
         children.setdefault(parent, []).append(node)

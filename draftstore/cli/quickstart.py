@@ -9,8 +9,18 @@ from rich.table import Table
 
 from draftstore.build import RestOptions, build_rest
 from draftstore.cli.build import build_bars
-from draftstore.cli.common import count_progress, json_option, print_json, status, stderr_console, warm
-from draftstore.cli.query import describe, draw
+from draftstore.cli.common import (
+    ManyValues,
+    count_progress,
+    json_option,
+    print_json,
+    printable,
+    status,
+    stderr_console,
+    stdout_console,
+    warm,
+)
+from draftstore.cli.query import describe, draw, timed_draft
 from draftstore.quickstart import (
     default_folders,
     find_sources,
@@ -21,17 +31,33 @@ from draftstore.quickstart import (
 )
 from draftstore.replay import Recording, read_recordings
 from draftstore.replay import replay as replay_recordings
-from draftstore.rest import STRATEGIES, RestStore
+from draftstore.rest import RestStore
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 CONTEXT_TOKENS = 24
 DRAWN_NODES = 24
 
 
-@click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("data/quickstart"), show_default=True, help="Where all files go.")
-@click.option("--tokenizer", metavar="T", help="A folder, a tokenizer.json or a hub name. [default: one from an installed package]")
-@click.option("--source", multiple=True, type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folders of Python source. [default: the standard library and installed packages]")
+@click.command(cls=ManyValues)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("data/quickstart"),
+    show_default=True,
+    help="Where all files go.",
+)
+@click.option(
+    "--tokenizer",
+    metavar="T",
+    help="A folder, a tokenizer.json or a hub name. [default: one from an installed package]",
+)
+@click.option(
+    "--source",
+    multiple=True,
+    metavar="FOLDER...",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folders of Python source. [default: the standard library and installed packages]",
+)
 @json_option
 def quickstart(out: Path, tokenizer: str | None, source: tuple[Path, ...], as_json: bool) -> None:
     """Build a store of the Python source on this machine and replay files that are not in it.
@@ -51,7 +77,7 @@ def quickstart(out: Path, tokenizer: str | None, source: tuple[Path, ...], as_js
     else:
         with status("preparing a tokenizer"):
             loaded, origin = quickstart_tokenizer(out, stored)
-    console.print(f"tokenizer: {origin}, {loaded.vocab_size:,} ids", highlight=False)
+    console.print(f"tokenizer: {origin}, {loaded.vocab_size:,} ids")
     options = RestOptions(corpus=(out / "corpus.jsonl",), name="python-source")
     with build_bars() as progress:
         built = build_rest(options, loaded, out / "store", overwrite=True, progress=progress)
@@ -61,26 +87,35 @@ def quickstart(out: Path, tokenizer: str | None, source: tuple[Path, ...], as_js
     counts = store.manifest.counts
     if as_json:
         print_json(
-            {"store": str(built.path), "tokenizer": origin, "counts": counts, "held_out": len(held), "replay": figures}
+            {
+                "store": str(built.path),
+                "tokenizer": origin,
+                "counts": counts,
+                "held_out": len(held),
+                "replay": figures,
+            }
         )
         return
-    output = Console()
+    output = stdout_console()
     output.print(
-        f"store: {counts['documents']:,} files, {counts['tokens']:,} tokens; replayed: {len(held)} files that have "
-        "no copy in it\n", highlight=False,
-    )  # fmt: skip
+        f"store: {counts['documents']:,} files, {counts['tokens']:,} tokens; replayed: {len(held)} files "
+        "that have no copy in it\n"
+    )
     output.print(_table(figures))
     _show_tree(output, store, loaded, recordings)
-    output.print(f"\nThe store is in {built.path}. Next:", highlight=False)
-    output.print(f"  draftstore info {built.path}", highlight=False)
-    output.print(f'  draftstore query {built.path} --text "for i in range("', highlight=False)
+    path = printable(built.path)
+    output.print(f"\nThe store is in {path}. Next:", soft_wrap=True)
+    output.print(f"  draftstore info {path}", soft_wrap=True)
+    output.print(f'  draftstore query {path} --text "for i in range("', soft_wrap=True)
 
 
 def _replay(store: RestStore, strategy: str, recordings: list[Recording]) -> dict[str, Any]:
     drafter = warm(store.drafter(strategy))
     with count_progress("files") as bars:
         task = bars.add_task(f"replaying with {strategy}", total=len(recordings), detail="")
-        result = replay_recordings(drafter, recordings, on_progress=lambda now: bars.update(task, completed=now.rows))
+        result = replay_recordings(
+            drafter, recordings, on_progress=lambda now: bars.update(task, completed=now.rows)
+        )
     return result.summary()
 
 
@@ -88,23 +123,21 @@ def _table(figures: dict[str, dict[str, Any]]) -> Table:
     table = Table("strategy", "accepted length", "nodes a draft", "lookup p50 µs", "p99 µs")
     for strategy, row in figures.items():
         times = row["lookup_us"]
-        table.add_row(
-            strategy, f"{row['accepted_length']:.2f} tokens a pass", str(row["nodes_mean"]), str(times["p50"]), str(times["p99"])
-        )  # fmt: skip
+        length = f"{row['accepted_length']:.2f} tokens a pass"
+        table.add_row(strategy, length, *map(str, (row["nodes_mean"], times["p50"], times["p99"])))
     table.caption = "plain decoding: 1.00 tokens a pass"
     return table
 
 
-def _show_tree(output: Console, store: RestStore, tokenizer: TextTokenizer, recordings: list[Recording]) -> None:
+def _show_tree(
+    output: Console, store: RestStore, tokenizer: TextTokenizer, recordings: list[Recording]
+) -> None:
     """Draw one draft in the middle of a held-out file."""
     recording = recordings[0]
     context = recording.prompt[-CONTEXT_TOKENS:]
     drafter = store.drafter("backoff")
-    draft = drafter.draft(drafter.session(context).context, DRAWN_NODES)[0]
-    text = tokenizer.decode(context)
-    output.print(f"\nA draft of {DRAWN_NODES} nodes inside {recording.id}:", highlight=False, markup=False)
-    output.print(describe(draft, tokenizer.decode(context[len(context) - draft.match_length :]), 0.0), markup=False)
-    output.print(draw(draft.tree, tokenizer, repr(text[-60:])))
-
-
-
+    draft, micros = timed_draft(drafter, drafter.session(context).context, DRAWN_NODES)
+    matched = tokenizer.decode(context[len(context) - draft.match_length :])
+    output.print(f"\nA draft of {DRAWN_NODES} nodes inside {recording.id}:")
+    output.print(describe(draft, matched, micros))
+    output.print(draw(draft.tree, tokenizer, repr(tokenizer.decode(context)[-60:])))

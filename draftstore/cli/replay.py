@@ -4,10 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from draftstore.cli.common import STORE, count_progress, json_option, open_store, print_json, warm
+from draftstore.cli.common import (
+    STORE,
+    count_progress,
+    json_option,
+    open_store,
+    print_json,
+    printable,
+    stdout_console,
+    warm,
+)
 from draftstore.expand import MAX_BUDGET
 from draftstore.replay import ReplayResult, read_recordings
 from draftstore.replay import replay as replay_recordings
@@ -16,12 +24,22 @@ from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
 
 @click.command()
 @click.argument("directories", nargs=-1, required=True, type=STORE, metavar="DIR...")
-@click.option("--replays", required=True, type=click.Path(path_type=Path), help="Recorded outputs, .jsonl (.gz, .zst).")
+@click.option(
+    "--replays", required=True, type=click.Path(path_type=Path), help="Recorded outputs, .jsonl (.gz, .zst)."
+)
 @click.option("--model", help="Only the outputs of this model.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many outputs.")
-@click.option("--budget", type=click.IntRange(0, MAX_BUDGET), default=BUDGET, show_default=True, help="Most nodes of a draft.")
+@click.option(
+    "--budget",
+    type=click.IntRange(0, MAX_BUDGET),
+    default=BUDGET,
+    show_default=True,
+    help="Most nodes of a draft.",
+)
 @click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Least probability of a node.")
-@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True)
+@click.option(
+    "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
+)
 @click.option("--tokenizer", metavar="T", help="Check that the stores were built with this one.")
 @json_option
 def replay(
@@ -43,18 +61,24 @@ def replay(
     Example:
       draftstore replay stores/chat --replays alpaca.jsonl.zst --model vicuna-7b-v1.5 --budget 32
     """
-    table = Table("store", "strategy", "budget", "accepted length", "nodes", "misses", "p50 µs", "p99 µs", "passes")
+    table = Table(
+        "store", "strategy", "budget", "accepted length", "nodes", "misses", "p50 µs", "p99 µs", "passes"
+    )
     for directory in directories:
         store, loaded = open_store(directory, tokenizer)
         drafter = warm(store.drafter(strategy))
         with count_progress("outputs") as bars:
-            task = bars.add_task(store.manifest.name, total=limit, detail="")
+            task = bars.add_task(printable(store.manifest.name), total=limit, detail="")
 
             def show(result: ReplayResult, task: Any = task, bars: Any = bars) -> None:
-                bars.update(task, completed=result.rows, detail=f"accepted length {result.accepted_length:.3f}")
+                bars.update(
+                    task, completed=result.rows, detail=f"accepted length {result.accepted_length:.3f}"
+                )
 
             recordings = read_recordings(replays, loaded, model=model, limit=limit)
-            result = replay_recordings(drafter, recordings, budget=budget, min_prob=min_prob, on_progress=show)
+            result = replay_recordings(
+                drafter, recordings, budget=budget, min_prob=min_prob, on_progress=show
+            )
         figures = result.summary()
         if as_json:
             print_json({"store": str(directory), "strategy": strategy, "budget": budget, **figures})
@@ -65,4 +89,4 @@ def replay(
                 str(figures["lookup_us"]["p99"]), f"{figures['passes']:,}",
             )  # fmt: skip
     if not as_json:
-        Console().print(table)
+        stdout_console().print(table)

@@ -1,0 +1,230 @@
+"""What the benchmark programs share: where the data is, stores that are built once, recordings, contexts."""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.measure import progress
+from draftstore.build import RestOptions, build_rest
+from draftstore.corpus import ReadReport, read_corpus
+from draftstore.errors import DraftstoreError
+from draftstore.records import Document
+from draftstore.replay import Recording, read_recordings
+from draftstore.rest import RestStore
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
+
+DATA_VARIABLE = "DRAFTSTORE_TEST_DATA"
+RESULTS = Path("benchmarks/results")
+TOKENIZER = "llama2"
+CODE_LIST = "code_packages_small.txt"
+STRATEGY_NAMES = ("longest", "backoff")
+SEED = 20240601
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Text that a store is built from.
+
+    Attributes:
+        name: of the store.
+        files: under corpora/ of the data folder; none stands for the Python code of `CODE_LIST`.
+        tokens: only the first documents, of at most so many tokens; None takes all.
+    """
+
+    name: str
+    files: tuple[str, ...] = ()
+    tokens: int | None = None
+
+
+CHAT = Source("chat_sharegpt", ("chat_sharegpt.jsonl.zst",))
+CODE = Source("code_packages_small")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordingSet:
+    """Recorded outputs: a file under replays/ of the data folder, and the model that wrote them."""
+
+    file: str
+    model: str | None = None
+
+
+@dataclasses.dataclass
+class Workspace:
+    """Where a benchmark reads and writes.
+
+    Attributes:
+        data: folder with corpora/, replays/ and tokenizers/.
+        work: folder of built stores, reused by the next run.
+        out: folder of results.
+        wheels: folder with the wheels of `CODE_LIST`, if they are there already.
+    """
+
+    data: Path
+    work: Path
+    out: Path
+    wheels: Path | None = None
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of all stores here."""
+        return load_tokenizer(self.data / "tokenizers" / TOKENIZER, name=TOKENIZER)
+
+    def inputs(self, source: Source) -> tuple[Path, ...]:
+        """Return the corpus files of a source; those that have to be made are made once."""
+        if not source.files:
+            return (_code_corpus(self),)
+        files = tuple(self.data / "corpora" / file for file in source.files)
+        return files if source.tokens is None else (self._first_documents(source, files, source.tokens),)
+
+    def _first_documents(self, source: Source, files: Sequence[Path], tokens: int) -> Path:
+        """Write the first documents of some files to one file."""
+        path = self.work / "corpora" / f"{source.name}.jsonl"
+        if not path.exists():
+            report = ReadReport()
+            render = partial(self.tokenizer.render_chat, add_generation_prompt=False)
+            documents = read_corpus(files, render=render, report=report)
+            _write_corpus(path, _within(documents, self.tokenizer, tokens))
+        return path
+
+    def store_path(self, source: Source) -> Path:
+        """Return where the store of a source is or will be."""
+        return self.work / "stores" / source.name
+
+    def store(self, source: Source) -> RestStore:
+        """Open the store of a source; it is built if it is not there yet."""
+        progress(f"store {source.name}")
+        options = RestOptions(corpus=self.inputs(source), name=source.name)
+        return RestStore.open(build_rest(options, self.tokenizer, self.store_path(source)).path)
+
+    def recordings(self, recorded: RecordingSet) -> list[Recording]:
+        """Read recorded outputs as token ids."""
+        return list(
+            read_recordings(self.data / "replays" / recorded.file, self.tokenizer, model=recorded.model)
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all benchmark programs have."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get(DATA_VARIABLE),
+        help=f"folder with corpora/, replays/ and tokenizers/ (default: ${DATA_VARIABLE})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--work", type=Path, help="folder for built stores, reused where present (default: temporary)"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="small stores, few rows: to see that it runs")
+
+
+@contextmanager
+def open_workspace(args: argparse.Namespace) -> Iterator[Workspace]:
+    """Check the folders of the command line; a temporary working folder goes away at the end.
+
+    Raises:
+        SystemExit: no data folder, or something that draftstore refuses.
+    """
+    if args.data is None or not (args.data / "tokenizers" / TOKENIZER).is_dir():
+        raise SystemExit(
+            f"no data at {args.data}: pass --data or set {DATA_VARIABLE} to the folder that holds "
+            f"corpora/, replays/ and tokenizers/{TOKENIZER}/"
+        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="draftstore-bench-") as temporary:
+        work = (args.work or Path(temporary)).resolve()
+        (work / "corpora").mkdir(parents=True, exist_ok=True)
+        try:
+            yield Workspace(args.data.resolve(), work, args.out, getattr(args, "wheels", None))
+        except DraftstoreError as error:
+            raise SystemExit(f"error: {error}") from error
+
+
+def evenly(recordings: Sequence[Recording], count: int) -> list[Recording]:
+    """Choose `count` recordings at even distances: the same ones every time."""
+    places = np.linspace(0, len(recordings) - 1, min(count, len(recordings))).astype(int)
+    return [recordings[place] for place in places]
+
+
+def draw_contexts(recordings: Sequence[Recording], count: int, size: int) -> NDArray[np.int32]:
+    """Return int32 [count, size]: the last tokens at random places in the outputs, padded with -1."""
+    rng = np.random.default_rng(SEED)
+    long_enough = [recording for recording in recordings if len(recording.output) > 1]
+    contexts = np.full((count, size), -1, np.int32)
+    for i in range(count):
+        recording = long_enough[i % len(long_enough)]
+        place = int(rng.integers(1, len(recording.output)))
+        tail = np.concatenate([recording.prompt, recording.output[:place]])[-size:]
+        contexts[i, size - len(tail) :] = tail
+    return contexts
+
+
+def _within(documents: Iterator[Document], tokenizer: TextTokenizer, tokens: int) -> Iterator[Document]:
+    """Yield the first documents that together have at most so many tokens."""
+    left = tokens
+    while batch := list(islice(documents, 64)):
+        encoded = tokenizer.encode_documents([document.text for document in batch])
+        for document, ids in zip(batch, encoded, strict=True):
+            left -= len(ids)
+            if left < 0:
+                return
+            yield document
+
+
+def _write_corpus(path: Path, documents: Iterator[Document]) -> None:
+    """Write documents as JSON Lines; the file appears when it is whole."""
+    unfinished = path.with_suffix(".partial")
+    with unfinished.open("w", encoding="utf-8") as file:
+        for document in documents:
+            file.write(json.dumps({"id": document.id, "text": document.text}) + "\n")
+    unfinished.rename(path)
+
+
+def _code_corpus(workspace: Workspace) -> Path:
+    """Return a JSON Lines file with the Python files of the packages in `CODE_LIST`, each one once."""
+    path = workspace.work / "corpora" / f"{CODE.name}.jsonl"
+    if not path.exists():
+        wheels = workspace.wheels or _download_wheels(workspace.data / CODE_LIST, workspace.work / "wheels")
+        _write_corpus(path, _python_files(sorted(wheels.glob("*.whl"))))
+    return path
+
+
+def _download_wheels(package_list: Path, folder: Path) -> Path:
+    """Have pip fetch the wheels of a pinned list, unless they are there."""
+    lines = package_list.read_text(encoding="utf-8").splitlines()
+    count = sum(bool(line.strip()) and not line.startswith("#") for line in lines)
+    if len(list(folder.glob("*.whl"))) < count:
+        progress(f"download {count} wheels")
+        command = ["download", "--no-deps", "--only-binary=:all:", "-r", str(package_list), "-d", str(folder)]
+        subprocess.run([sys.executable, "-m", "pip", *command], check=True, stdout=sys.stderr)
+    return folder
+
+
+def _python_files(wheels: Sequence[Path]) -> Iterator[Document]:
+    """Yield the Python files of wheels that are UTF-8 text, exact duplicates once."""
+    seen = set()
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in sorted(archive.namelist()):
+                data = archive.read(name) if name.endswith(".py") else b""
+                digest = hashlib.sha256(data).digest()
+                if not data.strip() or digest in seen:
+                    continue
+                seen.add(digest)
+                try:
+                    yield Document(f"{wheel.name}/{name}", data.decode("utf-8"))
+                except UnicodeDecodeError:
+                    continue

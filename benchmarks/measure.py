@@ -1,0 +1,116 @@
+"""Timing and memory: pinned calls, percentiles, resident pages, measurements in fresh processes."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "NUMBA_NUM_THREADS": "1"}
+"""Environment that keeps native thread pools to one thread."""
+
+
+def pin_to_one_core() -> set[int]:
+    """Keep this process, and those that it starts, on one core; return the cores it had."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    return cores
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run a block on one core without garbage collection."""
+    cores = pin_to_one_core()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        os.sched_setaffinity(0, cores)
+
+
+def time_calls(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Call each once and return the durations in microseconds."""
+    times = []
+    for call in calls:
+        begin = perf_counter_ns()
+        call()
+        times.append((perf_counter_ns() - begin) / 1000)
+    return times
+
+
+def percentiles(times_us: ArrayLike) -> dict[str, float]:
+    """Summarize durations: p50, p99, mean and how many there are."""
+    times = np.asarray(times_us, np.float64)
+    p50, p99 = np.percentile(times, [50, 99])
+    return {
+        "p50": round(p50, 1),
+        "p99": round(p99, 1),
+        "mean": round(float(times.mean()), 1),
+        "samples": times.size,
+    }
+
+
+def resident() -> dict[str, int]:
+    """Return the resident bytes of this process: anonymous memory, and pages of mapped files."""
+    sizes = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        key, value = line.split(":")
+        sizes[key] = int(value.split()[0]) * 1024
+    return {"anonymous": sizes["Anonymous"], "mapped": sizes["Rss"] - sizes["Anonymous"]}
+
+
+def resident_of(folder: Path) -> int:
+    """Return the resident bytes of this process's maps of files under a folder."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if not words[0].endswith(":"):  # `address permissions offset device inode path` begins a map
+            inside = len(words) == 6 and folder in Path(words[5]).parents
+        elif inside and words[0] == "Rss:":
+            total += int(words[1]) * 1024
+    return total
+
+
+def reset_peak() -> None:
+    """Let the peak of resident memory start anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_resident() -> int:
+    """Return the most bytes that were resident since `reset_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def run_fresh(
+    module: str, arguments: dict[str, Any], environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Run `python -m module` with arguments as JSON, and return the JSON of its last line of output.
+
+    Raises:
+        SystemExit: the process failed; it has told why on stderr.
+    """
+    command = [sys.executable, "-m", module, json.dumps(arguments)]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, cwd=root, env=os.environ | (environment or {})
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{module} ended with status {done.returncode}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def progress(message: str) -> None:
+    """Say on stderr what is being done."""
+    print(message, file=sys.stderr, flush=True)

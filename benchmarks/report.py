@@ -1,0 +1,114 @@
+"""How results are shown: tables, pictures, the machine, and one JSON document as the last line."""
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+PACKAGES = ("draftstore", "numpy", "numba", "tokenizers")
+TABLE_WIDTH = 150
+COLORS = {"longest": "#b3541e", "backoff": "#1f5f8b"}
+
+
+def describe_machine(extra_packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Return date, CPU, cores, load by others, memory and versions; absent packages are left out."""
+    versions = {"python": platform.python_version()}
+    for package in (*PACKAGES, *extra_packages):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "load_average": os.getloadavg()[0],
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "system": platform.system(),
+        },
+        "versions": versions,
+    }
+
+
+def _cpu_model() -> str:
+    """Return the name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; the first column is text, the others are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=i == 0)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    """Write a number in as many digits as one reads."""
+    if isinstance(value, float):
+        digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 3
+        return f"{value:,.{digits}f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def new_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """Start a picture in the one style of all benchmarks."""
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.set_title(title, fontsize="medium")
+    axes.grid(visible=True, axis="y", color="#dddddd")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save_lines(
+    path: Path, title: str, labels: tuple[str, str], x: Sequence[float], lines: Mapping[str, Sequence[float]],
+    log_base: float | None = None,
+) -> None:  # fmt: skip
+    """Draw one line for each strategy over `x`, all values of which are named on the axis."""
+    figure, axes = new_axes(title, *labels)
+    for name, values in lines.items():
+        axes.plot(x, values, marker="o", label=name, color=COLORS.get(name))
+        end = (x[-1], values[-1])
+        axes.annotate(f"{end[1]:.2f}", end, textcoords="offset points", xytext=(0, 6), ha="center")
+    if log_base:
+        axes.set_xscale("log", base=log_base)
+    axes.set_xticks(list(x), [f"{value:g}" for value in x])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def save_bars(path: Path, title: str, y_label: str, bars: Mapping[str, float]) -> None:
+    """Draw one bar for each name."""
+    figure, axes = new_axes(title, "", y_label)
+    drawn = axes.bar(list(bars), list(bars.values()), width=0.6, color=COLORS["backoff"])
+    axes.bar_label(drawn, fmt="%.2f")
+    figure.savefig(path, dpi=150)
+
+
+def finish(out: Path, name: str, document: Mapping[str, Any]) -> None:
+    """Write the figures to `out/name.json` and print them as one last line."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(document))

@@ -1,0 +1,41 @@
+"""Entries of a tokenizer's vocabulary in visible form, for drawings."""
+
+import re
+from functools import cache
+
+
+def visible_piece(piece: str, byte_level: bool) -> str:
+    """Return a vocabulary entry as text without blanks, line breaks and control characters."""
+    return _visible(_piece_bytes(piece, byte_level).decode("utf-8", errors="surrogateescape"))
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each character of byte-level BPE's alphabet stands for."""
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in itself]
+    return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _piece_bytes(piece: str, byte_level: bool) -> bytes:
+    """Return the bytes that a vocabulary entry stands for: byte-level, `<0x0A>` byte, or `▁` for a space."""
+    if byte_level:
+        alphabet = _byte_alphabet()
+        return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in piece)
+    if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("▁", " ").encode()
+
+
+def _visible(text: str) -> str:
+    """Show spaces as `␣` and what cannot be seen as `repr` does; bytes come as surrogates."""
+    parts = []
+    for character in text:
+        code = ord(character)
+        if character == " ":
+            parts.append("␣")
+        elif 0xDC80 <= code <= 0xDCFF:
+            parts.append(f"\\x{code - 0xDC00:02x}")
+        else:
+            parts.append(repr(character)[1:-1] if character != "'" else character)
+    return "".join(parts)

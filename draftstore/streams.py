@@ -1,0 +1,90 @@
+"""The bytes of a file, plain or packed (.gz, .zst): in chunks, in lines, or whole; never more than fits."""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from draftstore.errors import needs_extra
+
+COMPRESSION_SUFFIXES = (".gz", ".zst")
+MAX_RECORD_BYTES = 1 << 29
+"""A line or text file above this is a mistake (no line breaks), and would fill memory."""
+READ_BYTES = 1 << 16
+"""Packed bytes read at a time: bounds what one step of unpacking can give."""
+ZSTD_WINDOW = 1 << 31
+STREAM_ERRORS = (OSError, EOFError, zlib.error)
+
+
+def read_whole(path: Path) -> bytes | None:
+    """Return a file's bytes, or None if they are more than `MAX_RECORD_BYTES`.
+
+    Raises:
+        OSError, EOFError, zlib.error: not readable, damaged, or cut short.
+    """
+    data = bytearray()
+    for chunk in _chunks(path):
+        data += chunk
+        if len(data) > MAX_RECORD_BYTES:
+            return None
+    return bytes(data)
+
+
+def read_lines(path: Path) -> Iterator[bytes | None]:
+    """Yield a file's lines; None for one that is longer than `MAX_RECORD_BYTES`.
+
+    Raises:
+        OSError, EOFError, zlib.error: not readable, damaged, or cut short.
+    """
+    return split_lines(_chunks(path))
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
+    """Split a stream at line feeds alone; a line above `MAX_RECORD_BYTES` is dropped and comes as None."""
+    parts: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield b"".join([*parts, end]) if size + len(end) <= MAX_RECORD_BYTES else None
+            parts, size = [], 0
+        size += len(rest)
+        parts = [*parts, rest] if size <= MAX_RECORD_BYTES else []
+    if size:
+        yield b"".join(parts) if size <= MAX_RECORD_BYTES else None
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    """Yield a file's bytes, unpacked if its name says that they are packed.
+
+    Raises:
+        OSError, EOFError, zlib.error: not readable, damaged, or cut short.
+    """
+    with path.open("rb") as file:
+        if path.suffix.lower() == ".zst":
+            yield from _zstd_chunks(file)
+        elif path.suffix.lower() == ".gz":
+            with gzip.open(file) as unpacked:
+                yield from iter(lambda: unpacked.read1(1 << 20), b"")  # read() would lose what precedes a cut
+        else:
+            yield from iter(lambda: file.read(1 << 20), b"")
+
+
+def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Unpack a file of zstandard frames; unlike the package's own reader, notice that the last one is cut."""
+    with needs_extra("zstandard"):
+        import zstandard
+    unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
+    frame = None
+    while packed := file.read(READ_BYTES):
+        while packed:
+            frame = frame or unpacker.decompressobj()
+            try:
+                yield frame.decompress(packed)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from None
+            packed = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the zstandard stream is cut short")

@@ -1,0 +1,214 @@
+"""Slow, obvious oracles in plain Python: a corpus is a list of documents, a document a list of token ids."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from draftstore.expand import Rule
+from draftstore.suffix import SuffixIndex, first_row_table, key_layout, key_table, read_only, suffix_array
+from draftstore.tokens import sentinel, token_dtype
+from draftstore.tree import DraftTree
+
+Documents = list[list[int]]
+Nodes = list[tuple[int, int, int]]
+"""A tree: token, parent and level of every node."""
+
+
+class UnclearError(Exception):
+    """The right answer hangs on the last bits of a floating-point number, or on which rows are sampled."""
+
+
+def make_index(segments: Sequence[Documents], vocab_size: int) -> SuffixIndex:
+    """Assemble the arrays of a store with the library's own kernels: what the oracles are compared with."""
+    dtype = token_dtype(vocab_size)
+    layout = key_layout(vocab_size)
+    texts = [read_only(np.array(closed(documents, sentinel(dtype)), dtype)) for documents in segments]
+    suffixes = [read_only(suffix_array(text, vocab_size)) for text in texts]
+    keys = [key_table(text, rows, vocab_size, *layout) for text, rows in zip(texts, suffixes, strict=True)]
+    lengths = [len(text) for text in texts]
+    starts = np.cumsum([0, *lengths])[:-1]
+    first_keys = np.cumsum([0, *map(len, keys)])[:-1]
+    return SuffixIndex(
+        read_only(np.concatenate(texts)),
+        read_only(np.concatenate(suffixes)),
+        read_only(np.concatenate(keys)),
+        read_only(np.stack([first_row_table(text, vocab_size) for text in texts])),
+        read_only(np.stack([starts, lengths, first_keys], axis=1).astype(np.int64)),
+        vocab_size,
+        *layout,
+    )
+
+
+def closed(documents: Documents, end: int) -> list[int]:
+    """Join documents, each closed by the sentinel."""
+    return [token for document in documents for token in [*document, end]]
+
+
+# -- suffixes ------------------------------------------------------------------------------------------------
+
+
+def sort_suffixes(text: Sequence[int]) -> list[int]:
+    """Sort all suffixes; the end of the text is below every token."""
+    return sorted(range(len(text)), key=lambda start: list(text[start:]))
+
+
+def matching_rows(text: Sequence[int], pattern: Sequence[int]) -> list[int]:
+    """Return the rows of the sorted suffixes that start with a pattern."""
+    suffixes = sort_suffixes(text)
+    return [
+        row for row, start in enumerate(suffixes) if list(text[start : start + len(pattern)]) == list(pattern)
+    ]
+
+
+def pack(tokens: Sequence[int], bits: int, count: int) -> int:
+    """Pack the first `count` tokens, the first one highest; what is missing is 0."""
+    padded = [*tokens[:count], *[0] * (count - len(tokens))]
+    return sum(token << bits * place for place, token in enumerate(reversed(padded)))
+
+
+# -- matches -------------------------------------------------------------------------------------------------
+
+
+def continuations(documents: Documents, pattern: Sequence[int]) -> Documents:
+    """Return the rest of the document behind every occurrence of a pattern."""
+    size = len(pattern)
+    return [
+        document[start + size :]
+        for document in documents
+        for start in range(len(document) - size + 1)
+        if document[start : start + size] == list(pattern)
+    ]
+
+
+def usable(context: Sequence[int], max_match: int, vocab_size: int) -> list[int]:
+    """Return the tokens of a context that are matched: the last ones, behind the last foreign id."""
+    last = list(context)[-max_match:]
+    foreign = [place for place, token in enumerate(last) if not 0 <= token < vocab_size]
+    return last[foreign[-1] + 1 :] if foreign else last
+
+
+def longest_match(documents: Documents, text: Sequence[int]) -> tuple[int, int]:
+    """Return the length and the number of occurrences of the longest suffix that occurs; (0, 0) if none."""
+    for size in range(len(text), 0, -1):
+        count = len(continuations(documents, text[len(text) - size :]))
+        if count:
+            return size, count
+    return 0, 0
+
+
+# -- probabilities -------------------------------------------------------------------------------------------
+
+
+def level(prob: float) -> int:
+    """Round a probability to the nearest level of the grid; 256 and more is below it.
+
+    Raises:
+        UnclearError: it lies on the boundary of two levels.
+    """
+    exact = -16 * math.log2(prob)
+    if abs(exact - math.floor(exact) - 0.5) < 1e-9:
+        raise UnclearError
+    return max(0, round(exact))
+
+
+def back_off(
+    documents: Documents, rule: Rule, text: Sequence[int], size: int, remaining: float, floor: float
+) -> dict[int, float]:
+    """Share a probability out to the tokens that may follow the last `size` tokens of a text.
+
+    Raises:
+        UnclearError: the next shorter suffix may or may not be asked, or not every occurrence is read.
+    """
+    after = [rest[0] if rest else None for rest in continuations(documents, text[len(text) - size :])]
+    if len(after) > rule.rows * remaining:
+        raise UnclearError
+    trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha)
+    shares = {
+        token: remaining * trust * count / len(after)
+        for token, count in Counter(after).items()
+        if token is not None
+    }
+    rest = remaining - remaining * trust
+    if size == rule.min_match or trust == 1.0:
+        return shares
+    if math.isclose(rest, floor, rel_tol=1e-9):
+        raise UnclearError
+    if rest > floor:
+        for token, share in back_off(documents, rule, text, size - 1, rest, floor).items():
+            shares[token] = shares.get(token, 0.0) + share
+    return shares
+
+
+# -- trees ---------------------------------------------------------------------------------------------------
+
+
+def longest_tree(
+    documents: Documents, rule: Rule, context: Sequence[int], budget: int, max_level: int
+) -> Nodes:
+    """Draw the tree of the longest match: all its continuations as a trie, the heaviest nodes of it."""
+    size, count = longest_match(documents, context)
+    if size < rule.min_match or size == 0:
+        return []
+    rests = [rest[: rule.depth] for rest in continuations(documents, context[len(context) - size :])]
+    visits = Counter(
+        chain.from_iterable((tuple(rest[:end]) for end in range(1, len(rest) + 1)) for rest in rests)
+    )
+    levels = {path: level(times / count) for path, times in visits.items()}
+    waiting = {path for path in levels if levels[path] <= max_level}
+    placed: dict[tuple[int, ...], int] = {(): -1}
+    nodes: Nodes = []
+    while waiting and len(nodes) < budget:
+        ready = [path for path in waiting if path[:-1] in placed]
+        best = min(ready, key=lambda path: (levels[path], len(path), path[-1], placed[path[:-1]]))
+        waiting.remove(best)
+        placed[best] = len(nodes)
+        nodes.append((best[-1], placed[best[:-1]], levels[best]))
+    return nodes
+
+
+class Candidate(NamedTuple):
+    """A node of a tree that grows, ordered as trees are."""
+
+    level: int
+    depth: int
+    token: int
+    parent: int
+    prob: float
+    path: tuple[int, ...]
+
+
+def backoff_tree(
+    documents: Documents, rule: Rule, context: Sequence[int], budget: int, max_level: int
+) -> Nodes:
+    """Draw the tree of the back-off rule: expand the best node left, keep the best `budget` nodes seen."""
+
+    def children(parent: int, path: tuple[int, ...], prob: float, floor: float) -> list[Candidate]:
+        text = [*context, *path]
+        size, _ = longest_match(documents, text)
+        shares = back_off(documents, rule, text, size, prob, floor)
+        return [
+            Candidate(level(share), len(path) + 1, token, parent, share, (*path, token))
+            for token, share in shares.items()
+            if level(share) <= max_level
+        ]
+
+    if longest_match(documents, context)[0] < max(rule.min_match, 1):
+        return []
+    kept = sorted(children(-1, (), 1.0, rule.floor))[:budget]
+    for head in range(budget):
+        if head == len(kept):
+            break
+        node = kept[head]
+        if node.depth < rule.depth:
+            floor = rule.floor if len(kept) < budget else max(rule.floor, kept[-1].prob)
+            kept = sorted([*kept, *children(head, node.path, node.prob, floor)])[:budget]
+    return [(node.token, node.parent, node.level) for node in kept]
+
+
+def nodes_of(tree: DraftTree) -> Nodes:
+    """Return a tree in the form of the oracles."""
+    return list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.levels.tolist(), strict=True))

@@ -1,5 +1,6 @@
 """Timing and memory: pinned calls, percentiles, resident pages, measurements in fresh processes."""
 
+import ctypes
 import gc
 import json
 import os
@@ -60,8 +61,16 @@ def percentiles(times_us: ArrayLike) -> dict[str, float]:
     }
 
 
-def resident() -> dict[str, int]:
-    """Return the resident bytes of this process: anonymous memory, and pages of mapped files."""
+def resident(trim: bool = False) -> dict[str, int]:
+    """Return the resident bytes of this process: anonymous memory, and pages of mapped files.
+
+    Args:
+        trim: give memory that is allocated by malloc and freed back to the system first; glibc alone can.
+    """
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if trim else None
+    if give_back:
+        gc.collect()
+        give_back(0)
     sizes = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         key, value = line.split(":")

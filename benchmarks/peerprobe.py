@@ -99,14 +99,14 @@ def our_contenders(store: RestStore) -> list[Contender]:
 def peer_contenders(peer: Peer, documents: Documents, folder: Path) -> list[Contender]:
     """Build a peer, measuring time and the growth of resident memory; none if it is not installed."""
     size = len(documents.tokens)
-    before = resident()
+    before = resident(trim=True)
     begin = perf_counter()
     try:
         peer.build(documents, folder)
     except ImportError:
         return []
     seconds = perf_counter() - begin
-    grown = sum(resident().values()) - sum(before.values())
+    grown = sum(resident(trim=True).values()) - sum(before.values())
     costs = {
         "version": version(peer.package),
         "build_tokens_per_second": round(size / seconds),

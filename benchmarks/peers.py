@@ -106,7 +106,10 @@ class Arctic:
 
 
 class Tokengrams:
-    """The in-memory index of tokengrams: a suffix array over tokens, 64-bit."""
+    """The in-memory index of tokengrams: a suffix array over tokens, 64-bit.
+
+    It does not hand out its tokens: a second copy of them is part of the memory.
+    """
 
     package = "tokengrams"
     install = "pip install --no-deps tokengrams==0.3.3"

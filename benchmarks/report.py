@@ -21,7 +21,7 @@ COLORS = {"longest": "#b3541e", "backoff": "#1f5f8b"}
 
 
 def describe_machine(extra_packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return date, CPU, cores, load by others, memory and versions; absent packages are left out."""
+    """Return date, CPU, cores, memory and versions; packages that are absent are left out."""
     versions = {"python": platform.python_version()}
     for package in (*PACKAGES, *extra_packages):
         try:
@@ -33,7 +33,6 @@ def describe_machine(extra_packages: Sequence[str] = ()) -> dict[str, Any]:
         "machine": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
-            "load_average": os.getloadavg()[0],
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "system": platform.system(),
         },

@@ -11,11 +11,12 @@ Example:
 import argparse
 import dataclasses
 import os
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from benchmarks.ablations import run_ablations
-from benchmarks.common import CHAT, RecordingSet, Source, add_arguments, open_workspace
+from benchmarks.common import CHAT, RecordingSet, Source, Workspace, add_arguments, open_workspace
 from benchmarks.comparison import run_comparison
 from benchmarks.peers import PEERS
 from benchmarks.report import describe_machine, finish
@@ -73,21 +74,20 @@ def main() -> None:
     args = parse_arguments()
     extent = QUICK if args.quick else Extent()
     rows = args.rows or extent.rows
-    document: dict[str, Any] = describe_machine([peer().package for peer in PEERS]) | {"quick": args.quick}
-    chosen = [part for part in PARTS if part in args.parts.split(",")]
+    document: dict[str, Any] = describe_machine([peer().package for peer in PEERS])
+    document |= {"quick": args.quick, "load_average": {}}
+    parts: dict[str, Callable[[Workspace], Any]] = {
+        "scale": lambda space: run_scale(space, extent.scale_stores, RECORDED, extent.contexts),
+        "ablations": lambda space: run_ablations(space, extent.ablation_store, RECORDED, rows),
+        "peers": lambda space: run_comparison(space, extent.peer_stores, RECORDED, rows, extent.contexts),
+    }
     begin = perf_counter()
     with open_workspace(args) as workspace:
-        if "scale" in chosen:
-            document["scale"] = run_scale(workspace, extent.scale_stores, RECORDED, extent.contexts)
-        if "ablations" in chosen:
-            document["ablations"] = run_ablations(workspace, extent.ablation_store, RECORDED, rows)
-        if "peers" in chosen:
-            document["peers"] = run_comparison(workspace, extent.peer_stores, RECORDED, rows, extent.contexts)
-        finish(
-            args.out,
-            "rest",
-            document | {"seconds": round(perf_counter() - begin), "end_load_average": os.getloadavg()[0]},
-        )
+        for part, run in parts.items():
+            if part in args.parts.split(","):
+                document["load_average"][part] = os.getloadavg()[0]
+                document[part] = run(workspace)
+        finish(args.out, "rest", document | {"seconds": round(perf_counter() - begin)})
 
 
 if __name__ == "__main__":

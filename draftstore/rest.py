@@ -12,7 +12,6 @@ All numbers are little-endian. Six and a half bytes a token on disk (eight and a
 for every segment and id.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from draftstore.drafter import ContextSession, Draft
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.expand import MAX_BUDGET, Rule, draft_batch, draft_one
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.suffix import SuffixIndex, key_layout, read_only
+from draftstore.suffix import KEY_STRIDE, SuffixIndex, key_layout, read_only
 from draftstore.tree import DraftTree, highest_level
 
 KIND = "rest"
@@ -180,20 +179,27 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
     of them.
     """
     lengths = index.segments[:, 1]
-    keys = [math.ceil(n / 16) for n in lengths.tolist()]
-    starts = np.concatenate(([0], np.cumsum(lengths)))
+    key_counts = -(-lengths // KEY_STRIDE)
+    starts, first_keys = np.cumsum([0, *lengths]), np.cumsum([0, *key_counts])
     if (
         len(index.first_rows) != len(index.segments)
+        or np.any(lengths < 1)
         or not np.array_equal(index.segments[:, 0], starts[:-1])
-        or not np.array_equal(index.segments[:, 2], np.concatenate(([0], np.cumsum(keys)))[:-1])
+        or not np.array_equal(index.segments[:, 2], first_keys[:-1])
         or not len(index.tokens) == len(index.suffixes) == starts[-1]
-        or len(index.keys) != sum(keys)
+        or len(index.keys) != first_keys[-1]
     ):
         raise StoreError(f"the files of {path} do not fit each other: the store is damaged, build it again")
     sentinel = np.iinfo(index.tokens.dtype).max
     for segment, (base, length, _) in enumerate(index.segments.tolist()):
-        row = int(index.first_rows[segment, -1])
-        found = index.tokens[base + int(index.suffixes[base + row])] if 0 <= row < length else -1
+        rows = index.first_rows[segment]
+        if rows[0] < 0 or np.any(rows[1:] < rows[:-1]) or rows[-1] >= length:
+            raise StoreError(
+                f"the rows of segment {segment} of {path} do not ascend, expected 0 to {length:,}: the store is "
+                "damaged, build it again"
+            )
+        position = int(index.suffixes[base + rows[-1]])
+        found = int(index.tokens[base + position]) if 0 <= position < length else -1
         if found != sentinel:
             raise StoreError(
                 f"segment {segment} of {path} holds id {found}, expected ids below {index.vocab_size:,}: "

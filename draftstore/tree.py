@@ -50,7 +50,7 @@ def level_of(prob: float) -> int:
 
 def highest_level(min_prob: float) -> int:
     """Return the highest level of at least a probability; -1 above 1."""
-    return int(np.count_nonzero(LEVEL_PROBS >= min_prob)) - 1
+    return int(np.count_nonzero(LEVEL_PROBS.astype(np.float64) >= min_prob)) - 1
 
 
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen: that would double the time to make one
@@ -158,6 +158,9 @@ class DraftTree:
         bad = np.flatnonzero((parents < -1) | (parents >= np.arange(n)))
         if len(bad):
             raise DraftTreeError(f"node {bad[0]} has parent {parents[bad[0]]}, expected -1 or an earlier node")
+        bad = np.flatnonzero(self.tokens < 0)
+        if len(bad):
+            raise DraftTreeError(f"node {bad[0]} has token {self.tokens[bad[0]]}, expected an id of at least 0")
         columns = [self.levels.astype(np.int64), self.depths.astype(np.int64), self.tokens.astype(np.int64), parents]
         order = np.lexsort(columns[::-1])
         if not np.array_equal(order, np.arange(n)):

@@ -21,6 +21,7 @@ from draftstore.cli.common import (
     warm,
 )
 from draftstore.cli.query import describe, draw, timed_draft
+from draftstore.drafter import propose_batch
 from draftstore.quickstart import (
     default_folders,
     find_sources,
@@ -132,12 +133,15 @@ def _table(figures: dict[str, dict[str, Any]]) -> Table:
 def _show_tree(
     output: Console, store: RestStore, tokenizer: TextTokenizer, recordings: list[Recording]
 ) -> None:
-    """Draw one draft in the middle of a held-out file."""
-    recording = recordings[0]
-    context = recording.prompt[-CONTEXT_TOKENS:]
+    """Draw the draft behind the head of a held-out file: one at the upper quartile of confidence."""
     drafter = store.drafter("backoff")
-    draft, micros = timed_draft(drafter, drafter.session(context).context, DRAWN_NODES)
+    sessions = [drafter.session(recording.prompt) for recording in recordings]
+    trees = propose_batch(drafter, sessions, DRAWN_NODES)
+    by_confidence = sorted(range(len(trees)), key=lambda i: float(trees[i].probs.sum()))
+    chosen = by_confidence[3 * len(trees) // 4]
+    draft, micros = timed_draft(drafter, sessions[chosen].context, DRAWN_NODES)
+    context = recordings[chosen].prompt[-CONTEXT_TOKENS:]
     matched = tokenizer.decode(context[len(context) - draft.match_length :])
-    output.print(f"\nA draft of {DRAWN_NODES} nodes inside {recording.id}:")
+    output.print(f"\nA draft of {DRAWN_NODES} nodes inside {printable(recordings[chosen].id)}:")
     output.print(describe(draft, matched, micros))
     output.print(draw(draft.tree, tokenizer, repr(tokenizer.decode(context)[-60:])))

@@ -13,17 +13,11 @@ from benchmarks.common import SEED, STRATEGY_NAMES, RecordingSet, Source, Worksp
 from benchmarks.measure import progress
 from benchmarks.report import save_bars, save_lines, show_table
 from draftstore.drafter import ContextSession, Draft, Drafter
+from draftstore.jit import read_only
 from draftstore.replay import Recording, replay
 from draftstore.rest import BUDGET, MAX_MATCH, STRATEGIES, RestDrafter, RestStore
-from draftstore.suffix import (
-    SuffixIndex,
-    find_rows,
-    first_row_table,
-    key_layout,
-    key_table,
-    read_only,
-    suffix_array,
-)
+from draftstore.sorting import suffix_array
+from draftstore.suffix import SuffixIndex, find_rows, first_row_table, key_layout, key_table
 from draftstore.tokens import sentinel
 from draftstore.tree import DraftTree
 

@@ -14,8 +14,10 @@ import numpy as np
 
 from benchmarks.measure import peak_resident, pin_to_one_core, reset_peak, resident
 from draftstore.build import Progress, RestOptions, build_rest
+from draftstore.jit import read_only
 from draftstore.rest import RestStore
-from draftstore.suffix import first_row_table, key_layout, key_table, read_only, suffix_array
+from draftstore.sorting import suffix_array
+from draftstore.suffix import first_row_table, key_layout, key_table
 from draftstore.tokenizer import load_tokenizer
 
 

@@ -37,7 +37,7 @@ from draftstore.manifest import (
 from draftstore.records import RecordProblem
 from draftstore.rest import KIND, TOKENIZER_FOLDER
 from draftstore.segments import LAYOUT, lay_out, read_segments, sort_segments
-from draftstore.suffix import MAX_SEGMENT_TOKENS
+from draftstore.sorting import MAX_SEGMENT_TOKENS
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tokens import TokenShards
 

@@ -1,10 +1,10 @@
 """What a decoder asks of anything that proposes drafts, and the session that all static stores share.
 
-    session = drafter.session(prompt_ids)
-    while decoding:
-        tree = session.propose(budget=64)
-        ...one forward pass over the tree...
-        session.observe(accepted_ids)          # what the pass accepted, the bonus token last
+session = drafter.session(prompt_ids)
+while decoding:
+tree = session.propose(budget=64)
+...one forward pass over the tree...
+session.observe(accepted_ids)          # what the pass accepted, the bonus token last
 """
 
 from collections.abc import Sequence

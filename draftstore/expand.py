@@ -32,13 +32,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.suffix import SuffixIndex, find_rows, kernel, leaf_kernel
+from draftstore.candidates import clear_table, hand_out, new_candidates, read_following
+from draftstore.errors import DraftstoreError
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.matching import count_rows, find_longest, find_suffix, load_context, new_matches
+from draftstore.suffix import SuffixIndex
 from draftstore.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
 
 MAX_BUDGET = 4096
 """Most nodes of one tree."""
 MAX_DEPTH = 63
 """Most tokens of one path."""
+MAX_MATCH = 1024
+"""Most tokens of a context that can be matched."""
+MAX_ROWS = 1 << 20
+"""Most occurrences that can be read for one node."""
 
 _PARENT_BITS = 17
 _TOKEN_BITS = 31
@@ -76,41 +84,41 @@ class Rule(NamedTuple):
     beta: float
     gamma: float
 
+    def check(self) -> None:
+        """Refuse values that the kernels cannot follow.
+
+        Raises:
+            DraftstoreError: the first of them, with what is expected.
+        """
+        limits = {
+            "max_match": (self.max_match, 1, MAX_MATCH),
+            "min_match": (self.min_match, 1, MAX_MATCH),
+            "depth": (self.depth, 1, MAX_DEPTH),
+            "rows": (self.rows, 1, MAX_ROWS),
+            "floor": (self.floor, 0, 1),
+            "alpha": (self.alpha, 0, math.inf),
+            "beta": (self.beta, 0, math.inf),
+            "gamma": (self.gamma, 0, 1),
+        }
+        for name, (value, least, most) in limits.items():
+            if not least <= value <= most:
+                raise DraftstoreError(f"a drafting rule with {name} = {value}: expected {least} to {most}")
+
     def pack(self) -> NDArray[np.float64]:
         """Return the rule as float64 [8], which crosses into a kernel faster than eight numbers."""
         return np.array(self, np.float64)
 
 
-class _Work(NamedTuple):
-    """Scratch arrays of one draft.
+class _Nodes(NamedTuple):
+    """The best nodes so far, ascending.
 
     Attributes:
-        text: int64 [max_match + depth], the context and behind it the path of the node at hand.
-        ranges: int64 [budget + 1, max_match + depth + 1, segments, 2], rows by slot, suffix length and segment.
-        lengths: int64 [budget + 1, 2], longest and shortest suffix with rows in `ranges`, by slot.
-        keys: int64 [budget], the nodes.
+        keys: int64 [budget].
         probs: float64 [budget], their probabilities before rounding.
-        table: int32 [power of two], hash table from tokens to candidates of the node at hand; -1 is free.
-        cells: int64 [candidates], where the table points at each candidate.
-        tokens: int64 [candidates].
-        masses: float64 [candidates], their probabilities.
-        stamps: int64 [candidates], length of the last suffix that each was seen after.
-        run_places: int64 [candidates], candidate of each run of equal tokens in the rows last read.
-        run_shares: float64 [candidates], fraction of the rows in each run.
     """
 
-    text: NDArray[np.int64]
-    ranges: NDArray[np.int64]
-    lengths: NDArray[np.int64]
     keys: NDArray[np.int64]
     probs: NDArray[np.float64]
-    table: NDArray[np.int32]
-    cells: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    masses: NDArray[np.float64]
-    stamps: NDArray[np.int64]
-    run_places: NDArray[np.int64]
-    run_shares: NDArray[np.float64]
 
 
 @kernel
@@ -120,10 +128,17 @@ def draft_one(
 ) -> Any:  # fmt: skip
     """Grow a draft tree for one context.
 
-    The first eight arguments are a SuffixIndex, taken apart: one draft takes microseconds, and numba unpacks flat
-    arguments faster than tuples.
+    The index comes taken apart: a draft takes microseconds, and numba unpacks flat arguments faster than tuples.
 
     Args:
+        tokens: see SuffixIndex, as for the next seven.
+        suffixes: likewise.
+        keys: likewise.
+        first_rows: likewise.
+        segments: likewise.
+        vocab_size: likewise.
+        key_bits: likewise.
+        key_tokens: likewise.
         packed_rule: a Rule, packed.
         context: int32 [any], the last tokens of the text; an id outside the vocabulary (such as the padding -1)
             hides all before it.
@@ -135,12 +150,12 @@ def draft_one(
     """
     index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
     rule = _unpack_rule(packed_rule)
-    work = _new_work(rule, budget, len(segments))
-    size, match, count = _draft(index, rule, work, context, max_level)
+    matches, candidates, nodes = _new_scratch(rule, budget, len(segments))
+    size, match, count = _draft(index, rule, matches, candidates, nodes, context, max_level)
     tree_tokens = np.empty(size, np.int32)
     parents = np.empty(size, np.int16)
     levels = np.empty(size, np.uint8)
-    _unpack_nodes(work.keys, size, tree_tokens, parents, levels)
+    _unpack_nodes(nodes.keys, size, tree_tokens, parents, levels)
     return tree_tokens, parents, levels, match, count
 
 
@@ -165,11 +180,11 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
     levels = np.empty((batch, budget), np.uint8)
     summary = np.empty((batch, 3), np.int64)
     rule = _unpack_rule(packed_rule)
-    work = _new_work(rule, budget, len(index.segments))
+    matches, candidates, nodes = _new_scratch(rule, budget, len(index.segments))
     for i in range(batch):
-        size, match, count = _draft(index, rule, work, contexts[i], max_level)
+        size, match, count = _draft(index, rule, matches, candidates, nodes, contexts[i], max_level)
         summary[i, 0], summary[i, 1], summary[i, 2] = size, match, count
-        _unpack_nodes(work.keys, size, tokens[i], parents[i], levels[i])
+        _unpack_nodes(nodes.keys, size, tokens[i], parents[i], levels[i])
     return tokens, parents, levels, summary
 
 
@@ -177,26 +192,8 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
 def _unpack_rule(values: Any) -> Any:
     """Return the Rule in a packed one."""
     return Rule(
-        np.int64(values[0]), np.int64(values[1]), np.int64(values[2]), np.int64(values[3]),
+        int(values[0]), int(values[1]), int(values[2]), int(values[3]),
         values[4], values[5], values[6], values[7],
-    )  # fmt: skip
-
-
-@kernel
-def _new_work(rule: Any, budget: Any, segments: Any) -> Any:
-    """Return scratch arrays for drafts of at most `budget` nodes."""
-    most = rule.max_match + rule.depth
-    # Without back-off only the longest match is read; else every suffix, each for less probability.
-    room = (1 if rule.alpha + rule.beta == 0.0 else 4) * rule.rows + 2 * segments + 1
-    size = 64
-    while size < 2 * room:
-        size *= 2
-    return _Work(
-        np.empty(most, np.int64), np.empty((budget + 1, most + 1, segments, 2), np.int64),
-        np.empty((budget + 1, 2), np.int64), np.empty(budget, np.int64), np.empty(budget, np.float64),
-        np.full(size, -1, np.int32), np.empty(room, np.int64), np.empty(room, np.int64),
-        np.empty(room, np.float64), np.empty(room, np.int64), np.empty(room, np.int64),
-        np.empty(room, np.float64),
     )  # fmt: skip
 
 
@@ -209,141 +206,102 @@ def _unpack_nodes(keys: Any, size: Any, tokens: Any, parents: Any, levels: Any) 
         levels[i] = keys[i] >> _LEVEL_SHIFT
 
 
+@kernel
+def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
+    """Return arrays for drafts of at most `budget` nodes."""
+    # Without back-off only the longest match is read; else every suffix, each for less probability.
+    rows = rule.rows if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
+    return (
+        new_matches(rule.max_match + rule.depth, budget + 1, segments),
+        new_candidates(rows + 2 * segments),
+        _Nodes(np.empty(budget, np.int64), np.empty(budget, np.float64)),
+    )
+
+
 @leaf_kernel
-def _draft(index: Any, rule: Any, work: Any, context: Any, max_level: Any) -> Any:
-    """Fill `work.keys` for one context; return the nodes, the tokens of the longest match and its occurrences."""
-    begin, end = _load_context(work.text, context, rule.max_match, index.vocab_size)
-    match = _longest_match(index, work.text, begin, end, work.ranges[0])
-    if match == 0 or match < rule.min_match or len(work.keys) == 0:
+def _draft(
+    index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, context: Any, max_level: Any
+) -> Any:
+    """Fill `nodes` for one context; return their number, the tokens of the longest match and its occurrences."""
+    begin, end = load_context(matches.text, context, rule.max_match, index.vocab_size)
+    match = find_longest(index, matches, begin, end)
+    if match < rule.min_match or len(nodes.keys) == 0:
         return 0, 0, np.int64(0)
-    work.lengths[0, 0] = match
-    count = _count(work.ranges[0, match])
-    return _grow(index, rule, work, begin, end, max_level), match, count
+    count = count_rows(matches.ranges[0, match])
+    return _grow(index, rule, matches, candidates, nodes, begin, end, max_level), match, count
 
 
 @leaf_kernel
-def _load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> Any:
-    """Copy the last tokens to the front of `text`; return where the usable ones begin and end."""
-    size = min(len(context), max_match)
-    begin = 0
-    for i in range(size):
-        text[i] = context[len(context) - size + i]
-        if text[i] < 0 or text[i] >= vocab_size:
-            begin = i + 1
-    return begin, size
-
-
-@leaf_kernel
-def _count(ranges: Any) -> Any:
-    """Add up the rows of one suffix over all segments."""
-    count = np.int64(0)
-    for segment in range(len(ranges)):
-        count += ranges[segment, 1] - ranges[segment, 0]
-    return count
-
-
-@leaf_kernel
-def _find_suffix(index: Any, text: Any, stop: Any, length: Any, ranges: Any) -> Any:
-    """Find the rows of the suffix of `text[:stop]` of one length in every segment; return their number."""
-    start = stop - length
-    for segment in range(len(index.segments)):
-        lo = np.int64(index.first_rows[segment, text[start]])
-        hi = np.int64(index.first_rows[segment, text[start] + 1])
-        if length > 1 and lo < hi:
-            lo, hi = find_rows(index, segment, lo, hi, 1, text, start, stop)
-        ranges[segment, 0], ranges[segment, 1] = lo, hi
-    return _count(ranges)
-
-
-@leaf_kernel
-def _narrow_suffix(index: Any, text: Any, stop: Any, length: Any, parent_ranges: Any, ranges: Any) -> Any:
-    """Keep of the rows of a suffix one token shorter those that go on with the last token; return their number."""
-    for segment in range(len(ranges)):
-        lo, hi = parent_ranges[segment, 0], parent_ranges[segment, 1]
-        if lo < hi:
-            lo, hi = find_rows(index, segment, lo, hi, length - 1, text, stop - length, stop)
-        ranges[segment, 0], ranges[segment, 1] = lo, hi
-    return _count(ranges)
-
-
-@leaf_kernel
-def _longest_match(index: Any, text: Any, begin: Any, end: Any, ranges: Any) -> Any:
-    """Return the length of the longest suffix that occurs, its rows in `ranges`.
-
-    Where a suffix occurs, all shorter ones do: the length is bisected.
-    """
-    low, high = 0, end - begin
-    middle = min(index.key_tokens, high)  # one look at the keys decides that many
-    while low < high:
-        if _find_suffix(index, text, end, middle, ranges[middle]) > 0:
-            low = middle
-        else:
-            high = middle - 1
-        middle = min((low + high + 1) // 2, low + 3)
-    return low
-
-
-@leaf_kernel
-def _grow(index: Any, rule: Any, work: Any, begin: Any, end: Any, max_level: Any) -> Any:
-    """Fill `work.keys` with the best nodes, ascending; return their number."""
-    keys, budget = work.keys, len(work.keys)
-    tail = _expand(index, rule, work, begin, end, 0, 0, 1.0, 0, max_level)
+def _grow(
+    index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
+) -> Any:
+    """Fill `nodes` with the best ones; return their number."""
+    keys, budget = nodes.keys, len(nodes.keys)
+    floor = rule.floor
+    found = _gather(index, rule, matches, candidates, begin, end, 0, 0, 1.0, floor)
+    tail = _enter_all(nodes, candidates, found, 0, 1, 0, max_level)
     head = 0
     while head < tail:
         key = keys[head]
         depth = (key >> _DEPTH_SHIFT) & _DEPTH_MASK
         least_child = (((key >> _LEVEL_SHIFT) << _DEPTH_BITS) | (depth + 1)) << _DEPTH_SHIFT
         if depth < rule.depth and (tail < budget or least_child < keys[tail - 1]):
-            _load_path(work.text, keys, end, head + 1, depth)
-            tail = _expand(index, rule, work, begin, end, head + 1, depth, work.probs[head], tail, max_level)
+            if tail == budget:
+                floor = max(rule.floor, nodes.probs[tail - 1])
+            slot, parent, stop = head + 1, key & _PARENT_MASK, end + depth
+            _load_path(matches.text, keys, stop, slot)
+            found = _gather(
+                index, rule, matches, candidates, begin, stop, slot, parent, nodes.probs[head], floor
+            )
+            tail = _enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
         head += 1
     return tail
 
 
 @leaf_kernel
-def _load_path(text: Any, keys: Any, end: Any, slot: Any, depth: Any) -> Any:
-    """Write the tokens from the root to a node behind the context."""
+def _load_path(text: Any, keys: Any, stop: Any, slot: Any) -> Any:
+    """Write the tokens from the root to a node behind the context, up to `stop`."""
     while slot > 0:
         key = keys[slot - 1]
-        depth -= 1
-        text[end + depth] = (key >> _TOKEN_SHIFT) & _TOKEN_MASK
+        stop -= 1
+        text[stop] = (key >> _TOKEN_SHIFT) & _TOKEN_MASK
         slot = key & _PARENT_MASK
 
 
 @leaf_kernel
-def _expand(
-    index: Any, rule: Any, work: Any, begin: Any, end: Any, slot: Any, depth: Any, prob: Any, tail: Any, max_level: Any
-) -> Any:
-    """Share a node's probability out to the tokens that may follow it and enter them; return the new tail.
+def _gather(
+    index: Any, rule: Any, matches: Any, candidates: Any, begin: Any, stop: Any, slot: Any, parent: Any,
+    prob: Any, floor: Any,
+) -> Any:  # fmt: skip
+    """Share a node's probability out to the tokens that may follow it; return the number of candidates.
 
     Suffixes with equal counts have the same occurrences, so those are read once, for the sum of the shares.
     """
-    floor = rule.floor if tail < len(work.keys) else max(rule.floor, work.probs[tail - 1])
-    parent = work.keys[slot - 1] & _PARENT_MASK if slot > 0 else 0
-    top = min(work.lengths[parent, 0] + 1, end + depth - begin) if slot > 0 else work.lengths[0, 0]
-    work.lengths[slot, 0] = 0
+    lengths = matches.lengths
+    top = min(lengths[parent, 0] + 1, stop - begin) if slot > 0 else lengths[0, 0]
+    lengths[slot, 0] = 0
     remaining, share = prob, 0.0
     count, kinds = np.int64(0), 0.0
     found, runs = 0, 0
     for length in range(top, rule.min_match - 1, -1):
-        ranges = work.ranges[slot, length]
+        ranges = matches.ranges[slot, length]
         if slot == 0 and length == top:
-            occurrences = _count(ranges)  # the longest match, found before
+            occurrences = count_rows(ranges)  # the longest match, found before
         else:
-            occurrences = _occurrences(index, work, end + depth, slot, parent, length)
+            occurrences = find_suffix(index, matches, stop, slot, parent, length)
         if occurrences == 0:
             continue
-        if work.lengths[slot, 0] == 0:
-            work.lengths[slot, 0] = length
-        work.lengths[slot, 1] = length
+        if lengths[slot, 0] == 0:
+            lengths[slot, 0] = length
+        lengths[slot, 1] = length
         if occurrences != count:
-            _hand_out(work, runs, share)
-            share, count = 0.0, occurrences
-            reads = min(count, np.int64(rule.rows * remaining) + 1, len(work.tokens) - found - 2 * len(ranges))
+            hand_out(candidates, runs, share)
+            share, count, runs = 0.0, occurrences, 0
+            room = len(candidates.tokens) - found - 2 * len(ranges)
+            reads = min(count, math.ceil(rule.rows * remaining), room)
             if reads <= 0:
-                runs = 0
                 break
-            found, runs, distinct = _read(index, work, ranges, length, count, reads, found)
+            found, runs, distinct = read_following(index, candidates, ranges, length, count, reads, found)
             kinds = np.float64(distinct)
             if reads < count:
                 kinds *= (count / reads) ** rule.gamma
@@ -352,91 +310,25 @@ def _expand(
         remaining -= kept
         if remaining <= floor:
             break
-    _hand_out(work, runs, share)
+    hand_out(candidates, runs, share)
+    clear_table(candidates, found)
+    return found
+
+
+@leaf_kernel
+def _enter_all(
+    nodes: Any, candidates: Any, found: Any, tail: Any, depth: Any, parent: Any, max_level: Any
+) -> Any:
+    """Enter the candidates of a node as its children; return the new tail."""
     for i in range(found):
-        work.table[work.cells[i]] = -1
-        tail = _enter(work, tail, work.tokens[i], work.masses[i], depth + 1, slot, max_level)
+        tail = _enter(nodes, tail, candidates.tokens[i], candidates.probs[i], depth, parent, max_level)
     return tail
 
 
 @leaf_kernel
-def _occurrences(index: Any, work: Any, stop: Any, slot: Any, parent: Any, length: Any) -> Any:
-    """Find the rows of one suffix of a node's text, from its parent's rows if they are known; return their number."""
-    ranges = work.ranges[slot, length]
-    if slot > 0 and length > work.lengths[parent, 1]:
-        return _narrow_suffix(index, work.text, stop, length, work.ranges[parent, length - 1], ranges)
-    return _find_suffix(index, work.text, stop, length, ranges)
-
-
-@leaf_kernel
-def _read(index: Any, work: Any, ranges: Any, offset: Any, count: Any, reads: Any, found: Any) -> Any:
-    """Read the tokens that follow the rows of one suffix, `reads` of `count` rows, evenly spaced.
-
-    Returns:
-        The candidates so far, the runs of equal tokens in `work.run_places` and `work.run_shares`, and the
-        distinct tokens read (the end of a document is one of them, though never a candidate).
-    """
-    runs, distinct, ended = 0, 0, 0
-    for segment in range(len(ranges)):
-        lo = ranges[segment, 0]
-        size = ranges[segment, 1] - lo
-        if size == 0:
-            continue
-        base = index.segments[segment, 0]
-        part = size if reads == count else max(1, reads * size // count)
-        step = np.float64(size) / part
-        share = step / count
-        run, token = 0, np.int64(-1)
-        for i in range(part + 1):
-            read = np.int64(-1)
-            if i < part:
-                row = lo + np.int64((i + 0.5) * step)
-                read = np.int64(index.tokens[base + index.suffixes[base + row] + offset])
-            if read != token and run > 0:
-                if token < index.vocab_size:
-                    place = _candidate(work, found, token)
-                    found = max(found, place + 1)
-                    distinct += work.stamps[place] != offset
-                    work.stamps[place] = offset
-                    work.run_places[runs] = place
-                    work.run_shares[runs] = run * share
-                    runs += 1
-                else:
-                    ended = 1
-                run = 0
-            token = read
-            run += 1
-    return found, runs, distinct + ended
-
-
-@leaf_kernel
-def _candidate(work: Any, found: Any, token: Any) -> Any:
-    """Return the place of a token among the candidates; `found`, if it is a new one."""
-    mask = len(work.table) - 1
-    cell = ((token * 0x9E3779B1) >> 7) & mask
-    while work.table[cell] >= 0:
-        if work.tokens[work.table[cell]] == token:
-            return np.int64(work.table[cell])
-        cell = (cell + 1) & mask
-    work.table[cell] = found
-    work.cells[found] = cell
-    work.tokens[found] = token
-    work.masses[found] = 0.0
-    work.stamps[found] = -1
-    return np.int64(found)
-
-
-@leaf_kernel
-def _hand_out(work: Any, runs: Any, share: Any) -> Any:
-    """Give the candidates of the rows last read their parts of a share of probability."""
-    for i in range(runs):
-        work.masses[work.run_places[i]] += share * work.run_shares[i]
-
-
-@leaf_kernel
-def _enter(work: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any, max_level: Any) -> Any:
+def _enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any, max_level: Any) -> Any:
     """Put a node in its place among the keys, dropping the last of a full array; return the new tail."""
-    keys, probs = work.keys, work.probs
+    keys, probs = nodes.keys, nodes.probs
     full = tail == len(keys)
     if full and prob < LEVEL_BOUNDS[keys[tail - 1] >> _LEVEL_SHIFT]:
         return tail
@@ -466,7 +358,7 @@ def _level(prob: Any) -> Any:
     """
     if prob < LEVEL_BOUNDS[_LEVELS - 1]:
         return _LEVELS
-    level = max(0, np.int64(0.5 - LEVELS_PER_OCTAVE * math.log2(prob)))
+    level = max(0, int(0.5 - LEVELS_PER_OCTAVE * math.log2(prob)))
     while level > 0 and prob >= LEVEL_BOUNDS[level - 1]:
         level -= 1
     while prob < LEVEL_BOUNDS[level]:

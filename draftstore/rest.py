@@ -22,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.drafter import ContextSession, Draft
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.expand import MAX_BUDGET, Rule, draft_batch, draft_one
+from draftstore.jit import read_only
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.suffix import KEY_STRIDE, SuffixIndex, key_layout, read_only
+from draftstore.suffix import KEY_STRIDE, SuffixIndex, key_layout
 from draftstore.tree import DraftTree, highest_level
 
 KIND = "rest"
@@ -56,8 +57,13 @@ class RestDrafter:
     context_size = MAX_MATCH
 
     def __init__(self, index: SuffixIndex, rule: Rule) -> None:
-        """Draft from `index` by `rule`."""
+        """Draft from `index` by `rule`.
+
+        Raises:
+            DraftstoreError: the rule has a value that the kernels cannot follow.
+        """
         self.index = index
+        rule.check()
         self._rule = rule.pack()
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
@@ -68,8 +74,13 @@ class RestDrafter:
         An id outside the vocabulary hides all before it; a context without a match gets an empty tree.
 
         Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096.
+            DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
         """
+        contexts = np.ascontiguousarray(contexts, np.int32)  # other types would compile another kernel
+        if contexts.ndim != 2:
+            raise DraftstoreError(
+                f"contexts are int32 [batch, size], found an array of shape {contexts.shape}"
+            )
         if not 0 <= budget <= MAX_BUDGET:
             raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
         level = 255 if min_prob <= 0.0 else highest_level(min_prob)
@@ -124,7 +135,7 @@ class RestStore:
             manifest.require_tokenizer(tokenizer, path)
         return cls(path, manifest, _map_index(path, manifest))
 
-    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: float) -> RestDrafter:
+    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> RestDrafter:
         """Return a drafter.
 
         Args:
@@ -132,7 +143,7 @@ class RestStore:
             changes: fields of its `Rule` that should differ, for experiments.
 
         Raises:
-            DraftstoreError: no such strategy.
+            DraftstoreError: no such strategy, or a value that no rule can have.
         """
         if strategy not in STRATEGIES:
             raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
@@ -151,7 +162,9 @@ def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
         segments = arrays["segments.bin"].reshape(-1, 3)
         first_rows = arrays["first_rows.bin"].reshape(-1, vocab_size + 1)
     except ValueError as error:
-        raise StoreError(f"the tables of {path} do not fit a vocabulary of {vocab_size:,} ids: {error}") from None
+        raise StoreError(
+            f"the tables of {path} do not fit a vocabulary of {vocab_size:,} ids: {error}"
+        ) from None
     index = SuffixIndex(
         arrays["tokens.bin"], arrays["suffixes.bin"], arrays["keys.bin"], first_rows, segments,
         vocab_size, *key_layout(vocab_size),

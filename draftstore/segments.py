@@ -23,14 +23,9 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError
 from draftstore.files import fsync_path, remove, write_atomic, write_json
-from draftstore.suffix import (
-    KEY_STRIDE,
-    first_row_table,
-    key_layout,
-    key_table,
-    read_only,
-    suffix_array,
-)
+from draftstore.jit import read_only
+from draftstore.sorting import suffix_array
+from draftstore.suffix import KEY_STRIDE, first_row_table, key_layout, key_table
 from draftstore.tokens import TokenShards, sentinel, token_dtype
 
 LAYOUT = "layout.json"

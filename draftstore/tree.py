@@ -102,7 +102,7 @@ class DraftTree:
         return np.concatenate(([0], self.depths)).astype(np.int64)
 
     def attention_mask(self) -> NDArray[np.bool_]:
-        """bool [n + 1, n + 1], whether row may attend to column; row 0 is the context's last token."""
+        """Bool [n + 1, n + 1], whether row may attend to column; row 0 is the context's last token."""
         mask = np.eye(len(self) + 1, dtype=np.bool_)
         for node, parent in enumerate(self.parents.tolist()):
             mask[node + 1] |= mask[parent + 1]
@@ -157,15 +157,26 @@ class DraftTree:
         parents = self.parents.astype(np.int64)
         bad = np.flatnonzero((parents < -1) | (parents >= np.arange(n)))
         if len(bad):
-            raise DraftTreeError(f"node {bad[0]} has parent {parents[bad[0]]}, expected -1 or an earlier node")
+            raise DraftTreeError(
+                f"node {bad[0]} has parent {parents[bad[0]]}, expected -1 or an earlier node"
+            )
         bad = np.flatnonzero(self.tokens < 0)
         if len(bad):
-            raise DraftTreeError(f"node {bad[0]} has token {self.tokens[bad[0]]}, expected an id of at least 0")
-        columns = [self.levels.astype(np.int64), self.depths.astype(np.int64), self.tokens.astype(np.int64), parents]
+            raise DraftTreeError(
+                f"node {bad[0]} has token {self.tokens[bad[0]]}, expected an id of at least 0"
+            )
+        columns = [
+            self.levels.astype(np.int64),
+            self.depths.astype(np.int64),
+            self.tokens.astype(np.int64),
+            parents,
+        ]
         order = np.lexsort(columns[::-1])
         if not np.array_equal(order, np.arange(n)):
             node = int(np.flatnonzero(order != np.arange(n))[0])
-            raise DraftTreeError(f"node {node} is out of order: expected level, depth, token id and parent to ascend")
+            raise DraftTreeError(
+                f"node {node} is out of order: expected level, depth, token id and parent to ascend"
+            )
         siblings = np.unique(np.stack([parents, columns[2]]), axis=1)
         if siblings.shape[1] != n:
             raise DraftTreeError("two children of one node carry the same token")
@@ -174,7 +185,7 @@ class DraftTree:
         """Encode the tree; see the module's description of the binary form."""
         n = len(self)
         wide_tokens = n > 0 and int(self.tokens.max()) > 0xFFFF
-        wide_parents = n > 0xFF
+        wide_parents = n > 0x100
         flags = _WIDE_TOKENS * wide_tokens | _WIDE_PARENTS * wide_parents
         return b"".join(
             (
@@ -196,7 +207,9 @@ class DraftTree:
             raise DraftTreeError(f"a draft tree has at least {_HEADER.size} bytes, found {len(data)}")
         version, flags, n = _HEADER.unpack_from(data)
         if version != CODEC_VERSION:
-            raise DraftTreeError(f"draft tree of version {version}, this draftstore reads version {CODEC_VERSION}")
+            raise DraftTreeError(
+                f"draft tree of version {version}, this draftstore reads version {CODEC_VERSION}"
+            )
         if flags & ~(_WIDE_TOKENS | _WIDE_PARENTS):
             raise DraftTreeError(f"draft tree with unknown flags {flags:#04x}")
         token_type = np.dtype("<u4" if flags & _WIDE_TOKENS else "<u2")

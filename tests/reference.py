@@ -2,14 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftstore.expand import Rule
-from draftstore.suffix import SuffixIndex, first_row_table, key_layout, key_table, read_only, suffix_array
+from draftstore.jit import read_only
+from draftstore.sorting import suffix_array
+from draftstore.suffix import SuffixIndex, first_row_table, key_layout, key_table
 from draftstore.tokens import sentinel, token_dtype
 from draftstore.tree import DraftTree
 
@@ -22,12 +25,16 @@ class UnclearError(Exception):
     """The right answer hangs on the last bits of a floating-point number, or on which rows are sampled."""
 
 
-def make_index(segments: Sequence[Documents], vocab_size: int) -> SuffixIndex:
+def make_index(
+    segments: Sequence[Documents],
+    vocab_size: int,
+    sort: Callable[[NDArray[Any], int], NDArray[np.int32]] = suffix_array,
+) -> SuffixIndex:
     """Assemble the arrays of a store with the library's own kernels: what the oracles are compared with."""
     dtype = token_dtype(vocab_size)
     layout = key_layout(vocab_size)
     texts = [read_only(np.array(closed(documents, sentinel(dtype)), dtype)) for documents in segments]
-    suffixes = [read_only(suffix_array(text, vocab_size)) for text in texts]
+    suffixes = [read_only(sort(text, vocab_size)) for text in texts]
     keys = [key_table(text, rows, vocab_size, *layout) for text, rows in zip(texts, suffixes, strict=True)]
     lengths = [len(text) for text in texts]
     starts = np.cumsum([0, *lengths])[:-1]

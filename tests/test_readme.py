@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 README = Path(__file__).parent.parent / "README.md"
-COMMANDS = re.findall(r"^\$ (?:\.venv/bin/)?draftstore (.+)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+COMMANDS = re.findall(
+    r"^\$ (?:\.venv/bin/)?draftstore (.+)$", README.read_text(encoding="utf-8"), re.MULTILINE
+)
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the quickstart has run, on the source of this project and its tests."""
+    """Run the quickstart in an empty folder, on the source of this project and its tests."""
     folder = tmp_path_factory.mktemp("readme")
-    source = [argument for name in ("draftstore", "tests") for argument in ("--source", str(README.parent / name))]
+    source = [
+        argument for name in ("draftstore", "tests") for argument in ("--source", str(README.parent / name))
+    ]
     run(["quickstart", "--out", "data/quickstart", *source], folder)
     return folder
 
@@ -42,11 +46,13 @@ def test_every_command_of_the_readme_runs(checkout: Path) -> None:
 
 @pytest.mark.slow
 def test_the_python_example_runs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"^```python\n(.+?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(
+        r"^```python\n(.+?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     monkeypatch.chdir(checkout)
     names = {"prompt_ids": np.arange(40), "accepted_ids": np.array([7, 8])}
     exec(example, names)
-    assert names["mask"].shape == (len(names["tree"]) + 1,) * 2  # type: ignore[attr-defined, arg-type]
+    assert names["mask"].shape == (len(names["tree"]) + 1,) * 2
 
 
 def test_every_file_that_the_readme_links_to_exists() -> None:

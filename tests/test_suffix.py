@@ -14,17 +14,9 @@ from numpy.typing import NDArray
 from pydivsufsort import divsufsort
 
 from draftstore.errors import TokenRangeError
-from draftstore.suffix import (
-    KEY_STRIDE,
-    MAX_SEGMENT_TOKENS,
-    SuffixIndex,
-    find_rows,
-    first_row_table,
-    key_layout,
-    key_table,
-    read_only,
-    suffix_array,
-)
+from draftstore.jit import read_only
+from draftstore.sorting import MAX_SEGMENT_TOKENS, suffix_array
+from draftstore.suffix import KEY_STRIDE, SuffixIndex, find_rows, first_row_table, key_layout, key_table
 from draftstore.tokenizer import load_tokenizer
 from draftstore.tokens import sentinel, token_dtype
 from tests import reference

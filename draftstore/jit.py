@@ -1,0 +1,20 @@
+"""How kernels are compiled: plain functions over arrays, machine code on first use, kept on disk by numba."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+kernel = njit(cache=True, nogil=True, error_model="numpy")
+"""Compiles a function; it releases the interpreter lock, and is kept on disk."""
+
+leaf_kernel = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
+"""The same for kernels that create no arrays: without reference counts, which outweigh the work in hot loops."""
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only view: kernels compile once for mapped and in-memory arrays alike."""
+    view = array.view(np.ndarray)
+    view.setflags(write=False)
+    return view

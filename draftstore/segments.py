@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -202,7 +203,84 @@ def _sort_apart(store: Path, segments: list[int], vocab_size: int, workers: int)
 
     The processes are fresh ones: forking a process with threads (tokenizers, numba) may deadlock.
     """
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
+    with pool:
+        futures: dict[Future[None], int] = {
+            pool.submit(sort_segment, store, segment, vocab_size): segment for segment in segments
+        }
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        except BaseException:
+            # Else the executor waits for what it has begun: minutes after Ctrl-C.
+            for future in futures:
+                future.cancel()
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have this worker process killed when the build is, and end without a traceback on Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
+def sort_segments(
+    store: Path, partial: Path, vocab_size: int, workers: int, on_sorted: Callable[[int, int], None]
+) -> None:
+    """Sort the segments that no marker stands for, in processes of their own if it is much work.
+
+    Args:
+        store: where the arrays lie.
+        partial: where the markers lie.
+        vocab_size: of the tokens.
+        workers: most processes.
+        on_sorted: called with the tokens sorted so far and all tokens.
+
+    Raises:
+        BuildError: a process died, or there is too little memory.
+    """
+    lengths = read_segments(store)[:, 1]
+    markers = [partial / f"sorted-{i:05d}" for i in range(len(lengths))]
+    waiting = [i for i, marker in enumerate(markers) if not marker.exists()]
+    total = int(lengths.sum())
+    done = total - int(lengths[waiting].sum())
+    on_sorted(done, total)
+    workers = min(workers, len(waiting))
+    alone = workers <= 1 and total - done <= SMALL_TOKENS
+    jobs = (
+        _sort_here(store, waiting, vocab_size) if alone else _sort_apart(store, waiting, vocab_size, workers)
+    )
+    try:
+        for segment in jobs:
+            write_atomic(markers[segment], b"")
+            done += int(lengths[segment])
+            on_sorted(done, total)
+    except (BrokenProcessPool, MemoryError):
+        raise BuildError(
+            "a sorting process was killed, perhaps for want of memory: run the command again with fewer "
+            "--workers or smaller --segment-tokens; it goes on where it stopped"
+        ) from None
+
+
+def _sort_here(store: Path, segments: list[int], vocab_size: int) -> Iterator[int]:
+    """Sort segments one after the other; yield each when it is done."""
+    for segment in segments:
+        sort_segment(store, segment, vocab_size)
+        yield segment
+
+
+def _sort_apart(store: Path, segments: list[int], vocab_size: int, workers: int) -> Iterator[int]:
+    """Sort segments in processes; yield each when it is done.
+
+    The processes are fresh ones: forking a process with threads (tokenizers, numba) may deadlock.
+    """
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
     with pool:
         futures: dict[Future[None], int] = {
             pool.submit(sort_segment, store, segment, vocab_size): segment for segment in segments

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from draftstore import __version__
-from draftstore.cli import cli, main
+from draftstore.cli import Commands, cli, main
 from draftstore.cli.common import ManyValues
+from draftstore.errors import DraftstoreError
 from draftstore.manifest import load_manifest
 from draftstore.tokenizer import TextTokenizer
 from tests.conftest import write_texts
@@ -508,3 +510,22 @@ def test_piped_into_head(store: Path) -> None:
     ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("64 nodes in")
     assert ran.stderr == ""
+
+
+# -- commands of other packages ------------------------------------------------------------------------------
+
+
+def test_a_command_of_another_package_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_point = EntryPoint("look", "draftstore.cli.inspect:info", "draftstore.commands")
+    monkeypatch.setattr(Commands, "added", {"look": entry_point})
+    assert "look" in CliRunner().invoke(cli, ["--help"]).output
+    assert "stores/chat" in CliRunner().invoke(cli, ["look", "--help"]).output
+
+
+def test_a_command_of_an_absent_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_point = EntryPoint("serve", "no_such_package.commands:serve", "draftstore.commands")
+    monkeypatch.setattr(Commands, "added", {"serve": entry_point})
+    assert CliRunner().invoke(cli, ["--help"]).exit_code == 0
+    result = CliRunner().invoke(cli, ["serve", "--port", "1", "there"])
+    assert isinstance(result.exception, DraftstoreError)
+    assert "with the extra [no_such_package]" in str(result.exception)

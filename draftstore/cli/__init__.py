@@ -1,11 +1,13 @@
 """The command `draftstore`: commands that need files alone, and those that other packages add.
 
-A package adds a command by an entry point in the group `draftstore.commands`, whose value is a click command.
+A package adds a command by an entry point in the group `draftstore.commands`, whose value is a click command. It is
+imported when it is used, so that a package that is broken or absent harms its own command alone.
 """
 
 import errno
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from typing import ClassVar
 
 import click
 
@@ -24,8 +26,49 @@ ADVICE = {
 }
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(draftstore.__version__, package_name="draftstore")
+class Commands(click.Group):
+    """Our own commands, and those of entry points."""
+
+    added: ClassVar = {
+        entry_point.name: entry_point for entry_point in entry_points(group="draftstore.commands")
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*super().list_commands(ctx), *self.added})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; one that cannot be imported says so when it is called, and in its help."""
+        entry_point = self.added.get(cmd_name)
+        return _load(entry_point) if entry_point else super().get_command(ctx, cmd_name)
+
+
+def _load(entry_point: EntryPoint) -> click.Command:
+    try:
+        command = entry_point.load()
+    except ImportError as error:
+        return _absent(entry_point, error)
+    assert isinstance(command, click.Command), f"{entry_point.value} is not a click command"
+    return command
+
+
+def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
+    """Return a command that says how to get the real one."""
+    package = entry_point.module.partition(".")[0]
+    sentence = (
+        f"the command {entry_point.name!r} needs what is not installed here ({error}): run draftstore from a "
+        f"checkout that holds {package}/, with the extra [{package}]"
+    )
+
+    def refuse(**_: object) -> None:
+        raise DraftstoreError(sentence)
+
+    options = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(entry_point.name, callback=refuse, help=sentence, context_settings=options)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(draftstore.__version__, package_name="draftstore", prog_name="draftstore")
 def cli() -> None:
     """Build draft stores from text, look into them, and measure what they save.
 
@@ -39,8 +82,6 @@ def cli() -> None:
 
 for command in (build, info, verify, query, replay, quickstart):
     cli.add_command(command)
-for entry_point in entry_points(group="draftstore.commands"):
-    cli.add_command(entry_point.load(), entry_point.name)
 
 
 def main() -> None:

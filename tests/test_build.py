@@ -481,7 +481,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from draftstore.segments import _end_with_parent
 
-with ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent) as pool:
+with ProcessPoolExecutor(1, get_context("spawn"), _end_with_parent, (os.getpid(),)) as pool:
     print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 60).result()
 """

@@ -9,8 +9,13 @@ from numpy.typing import NDArray
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 """Compiles a function; it releases the interpreter lock, and is kept on disk."""
 
-leaf_kernel = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
-"""The same for kernels that create no arrays: without reference counts, which outweigh the work in hot loops."""
+leaf_kernel = njit(  # type: ignore[call-overload]
+    cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True
+)
+"""The same for kernels that create no arrays.
+
+They count no references and become part of their callers: in hot loops, counting and passing arrays outweigh the work.
+"""
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -135,9 +135,8 @@ def main() -> None:
     with open_workspace(args) as workspace:
         chosen = TUNING_SETS[:-1] if args.quick else TUNING_SETS
         limit = QUICK_ROWS if args.quick else None
-        stores = {
-            each.source: workspace.store(QUICK_SOURCE if args.quick else each.source) for each in chosen
-        }
+        sources = dict.fromkeys(each.source for each in chosen)
+        stores = {source: workspace.store(QUICK_SOURCE if args.quick else source) for source in sources}
         sets = [(each.name, stores[each.source], each.read(workspace, limit)) for each in chosen]
         results = {}
         for label, rule in candidates().items():

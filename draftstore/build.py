@@ -8,8 +8,9 @@ Work goes on in `.NAME.partial` beside the output, under a lock:
     layout.json, sorted-00000, ...   markers of draftstore.segments
     store/               the store, published by one rename
 
-A killed build leaves no store that opens; the same command again goes on after the last marker. The arrays
-are the same bytes for the same input, whatever the number of processes and interruptions.
+A killed build leaves no store that opens; the same command again goes on after the last marker. A build that
+fails before the first token shard is finished leaves nothing. The arrays are the same bytes for the same
+input, whatever the number of processes and interruptions.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from typing import Any
 
 from draftstore.corpus import SOURCE_PATTERNS, ReadReport, corpus_fingerprint, read_corpus
 from draftstore.encoding import tokenize_corpus
-from draftstore.errors import BuildError, StoreError
+from draftstore.errors import BuildError, DraftstoreError, NoTextError, StoreError
 from draftstore.files import locked_directory, publish_directory, remove, retired_name, write_json
 from draftstore.manifest import (
     FORMAT_VERSION,
@@ -146,7 +147,13 @@ def build_rest(
         with _working_directory(out):
             pass
     corpus = finished.corpus
-    report = ReadReport(finished.counts["documents"], corpus["bad_records"], corpus["empty_documents"])
+    report = ReadReport(
+        finished.counts["documents"],
+        corpus["bad_records"],
+        corpus["empty_documents"],
+        unread=corpus.get("unread", []),
+        passed_over=corpus.get("passed_over", {}),
+    )
     return BuildResult(out, finished, report, reused=True)
 
 
@@ -196,13 +203,26 @@ def _partial_name(out: Path) -> Path:
 
 @contextmanager
 def _working_directory(out: Path) -> Iterator[Path]:
-    """Lock the working directory; remove it, and what publishing left, if the work in it succeeds."""
+    """Lock the working directory; remove it, and what publishing left, if the work in it succeeds.
+
+    It is removed also if the work failed without anything to go on from.
+    """
     partial = _partial_name(out)
     with locked_directory(partial):
-        yield partial
+        try:
+            yield partial
+        except DraftstoreError:
+            if not any((partial / "tokens").glob("shard-*.json")):
+                _discard(partial)
+            raise
         remove(retired_name(out))
-        remove(partial / PLAN)  # first: without it the rest is waste
-        remove(partial)
+        _discard(partial)
+
+
+def _discard(partial: Path) -> None:
+    """Remove the working directory."""
+    remove(partial / PLAN)  # first: without it the rest is waste
+    remove(partial)
 
 
 def _start(partial: Path, plan: dict[str, Any]) -> None:
@@ -234,14 +254,18 @@ def _fill(
         glob=options.glob,
         strict=options.strict,
     )
-    shards = tokenize_corpus(
-        documents,
-        tokenizer,
-        partial / "tokens",
-        corpus_fingerprint=f"{plan['inputs']} {plan['template']}",
-        source=", ".join(map(str, options.corpus)),
-        on_progress=progress.tokenized,
-    )
+    try:
+        shards = tokenize_corpus(
+            documents,
+            tokenizer,
+            partial / "tokens",
+            corpus_fingerprint=f"{plan['inputs']} {plan['template']}",
+            source=", ".join(map(str, options.corpus)),
+            on_progress=progress.tokenized,
+        )
+    except NoTextError as error:
+        reasons = report.absence()
+        raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
     report = _settle_report(partial / "report.json", report)
     store = partial / "store"
     lay_out(shards, store, partial, options.segment_tokens)
@@ -298,6 +322,8 @@ def _describe(
             "characters": shards.character_count,
             "bad_records": report.bad_records,
             "empty_documents": report.empty_documents,
+            "unread": report.unread,
+            "passed_over": report.passed_over,
         },
         counts={
             "documents": shards.document_count,

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, TypeAlias
 
-from draftstore.errors import TokenizerError, needs_extra
+from draftstore.errors import TokenizerError, needs_extra, type_name
 
 # One turn of a conversation: `role` and `content`.
 Message: TypeAlias = Mapping[str, str]
@@ -23,7 +23,7 @@ def as_messages(value: Sequence[Any], key: str) -> list[Message]:
     """
     for position, message in enumerate(value):
         if not isinstance(message, dict):
-            raise TokenizerError(f"{key}[{position}] is a {type(message).__name__}, expected an object")
+            raise TokenizerError(f"{key}[{position}] is {type_name(message)}, expected an object")
         for field in ("role", "content"):
             if not isinstance(message.get(field), str):
                 raise TokenizerError(f"{key}[{position}] has no text under {field!r}")

@@ -9,11 +9,11 @@ import fnmatch
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from draftstore.errors import CorpusError
+from draftstore.errors import CorpusError, counted
 from draftstore.records import (
     ACCEPTED,
     TEXT_SUFFIXES,
@@ -21,6 +21,7 @@ from draftstore.records import (
     Document,
     RecordProblem,
     Render,
+    ending_of_name,
     kind_of_file,
     kind_of_name,
     read_documents,
@@ -40,18 +41,45 @@ class ReadReport:
         bad_records: records that could not be read.
         empty_documents: texts of nothing but white space, skipped.
         problems: the first `PROBLEMS_KEPT` bad records.
+        unread: files of records none of which gave a text.
+        passed_over: data files in folders that were left out, by the end of their names.
     """
 
     documents: int = 0
     bad_records: int = 0
     empty_documents: int = 0
     problems: list[RecordProblem] = dataclasses.field(default_factory=list)
+    unread: list[str] = dataclasses.field(default_factory=list)
+    passed_over: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def add_problem(self, problem: RecordProblem) -> None:
         """Count a bad record, and keep it if it is among the first."""
         self.bad_records += 1
         if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append(problem)
+
+    def absence(self) -> str:
+        """Say why there is no text, or nothing where there was nothing to read."""
+        reasons = []
+        if self.empty_documents:
+            reasons.append(counted(self.empty_documents, "empty document"))
+        if self.bad_records:
+            first = "the first " if self.bad_records > 1 else ""
+            place = f", {first}{self.problems[0].place}: {self.problems[0].reason}"
+            reasons.append(counted(self.bad_records, "bad record") + place)
+        if self.passed_over:
+            reasons.append(passed_over_text(self.passed_over))
+        return "; ".join(reasons)
+
+
+def passed_over_text(endings: Mapping[str, int]) -> str:
+    """Say which data files in folders were left out, and what to do about it."""
+    number = sum(endings.values())
+    verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
+    return (
+        f"{counted(number, 'data file')} in folders {verb} passed over ({', '.join(sorted(endings))}): "
+        f"name {pronoun}, or give --glob '*{min(endings)}'"
+    )
 
 
 def read_corpus(
@@ -75,7 +103,8 @@ def read_corpus(
         column: key or column of the text.
         glob: which files of a folder, by name (`*.py`) or relative path (`src/**/*.py`). Folders below that
             are hidden, hold installed packages or caches, or are symbolic links are left out. A data file
-            (`.jsonl`, `.parquet`, ...) in a folder is read where a pattern names its suffix.
+            (`.jsonl`, `.parquet`, ...) in a folder is read where a pattern names its suffix, and reported as
+            passed over where none does.
         strict: end at the first bad record.
 
     Raises:
@@ -83,8 +112,9 @@ def read_corpus(
             matches; while reading where a Parquet file lacks the column, or `strict` met a bad record.
         MissingExtraError: while reading, where `pyarrow` or `zstandard` is needed and absent.
     """
-    items = chain.from_iterable(read_documents(file, column, render) for file in list_files(paths, glob))
-    return _counted(items, report, strict)
+    files, passed_over = _find_files(paths, glob)
+    report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
+    return _read_files(files, column, render, report, strict)
 
 
 def corpus_fingerprint(
@@ -108,37 +138,53 @@ def list_files(paths: Sequence[Path], glob: str | Sequence[str] = SOURCE_PATTERN
     Raises:
         CorpusError: as `read_corpus`.
     """
+    return _find_files(paths, glob)[0]
+
+
+def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[CorpusFile], list[Path]]:
+    """Return the files to read, and the data files in folders that are passed over.
+
+    Raises:
+        CorpusError: as `read_corpus`.
+    """
     if not paths:
         raise CorpusError(f"no corpus is named: give {ACCEPTED}")
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 (resolve() would follow links)
     root = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in absolute]))
     files: dict[Path, CorpusFile] = {}
+    passed_over: dict[Path, None] = {}
     for path in absolute:
         for found, kind in _folder_files(path, patterns) if path.is_dir() else [(path, kind_of_file(path))]:
-            files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
-    return list(files.values())
+            if kind is None:
+                passed_over[found] = None
+            else:
+                files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
+    return list(files.values()), [path for path in passed_over if path not in files]
 
 
-def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str]]:
+def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
     """Return path and kind of a folder's files that match, sorted by relative path.
+
+    A data file that is passed over comes with the kind None.
 
     Raises:
         CorpusError: none does.
     """
-    found = []
+    found: list[tuple[Path, str | None]] = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS]
         for name in names:
             path = Path(place, name)
-            kind = _matched_kind(path.relative_to(folder).as_posix(), patterns)
-            if kind is not None and path.is_file():
+            relative = path.relative_to(folder).as_posix()
+            kind = _matched_kind(relative, patterns)
+            if (kind is not None or _is_passed_over(relative, patterns)) and path.is_file():
                 found.append((path, kind))
-    if not found:
+    if all(kind is None for _, kind in found):
         shown = ", ".join(patterns[:6]) + (", ..." if len(patterns) > 6 else "")
-        raise CorpusError(
-            f"{folder} holds no file that matches {shown}: name others by a pattern, such as '*.jsonl.zst'"
-        )
+        endings = Counter(ending_of_name(path.name) for path, _ in found)
+        advice = passed_over_text(endings) if found else "name others by a pattern, such as '*.jsonl.zst'"
+        raise CorpusError(f"{folder} holds no file that matches {shown}: {advice}")
     return sorted(found, key=lambda item: item[0].relative_to(folder).as_posix())
 
 
@@ -151,10 +197,27 @@ def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:
     return "text" if matching else None
 
 
+def _is_passed_over(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a folder's file that no pattern takes could be read, and was not left out on purpose."""
+    asked = tuple(patterns) == SOURCE_PATTERNS or any(_matches(name, pattern) for pattern in patterns)
+    return asked and kind_of_name(name) is not None
+
+
 def _matches(name: str, pattern: str) -> bool:
     """Match a relative path with a pattern; `**/` stands for any folders, or none."""
     target = name if "/" in pattern else name.rpartition("/")[2]
     return any(fnmatch.fnmatchcase(target, form) for form in (pattern, pattern.replace("**/", "")))
+
+
+def _read_files(
+    files: Iterable[CorpusFile], column: str, render: Render, report: ReadReport, strict: bool
+) -> Iterator[Document]:
+    """Hand on the documents of files, and note those files of records that gave none."""
+    for file in files:
+        before = report.documents
+        yield from _counted(read_documents(file, column, render), report, strict)
+        if report.documents == before and file.kind != "text":
+            report.unread.append(str(file.path))
 
 
 def _counted(

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import CorpusError, StoreError, TokenRangeError
+from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError
 from draftstore.files import fsync_path, write_json
 from draftstore.manifest import FileEntry
 from draftstore.records import Document
@@ -73,7 +73,8 @@ def tokenize_corpus(
             far.
 
     Raises:
-        CorpusError: no text in it, or other documents than an interrupted call saw.
+        NoTextError: no text in it.
+        CorpusError: other documents than an interrupted call saw.
         TokenRangeError: the tokenizer gave an id outside its own vocabulary.
     """
     state = {
@@ -101,7 +102,7 @@ def tokenize_corpus(
         writer.discard()
         raise
     if writer.tokens == 0:
-        raise CorpusError(f"no text found in {source}")
+        raise NoTextError(f"no text found in {source}")
     state |= {"shards": len(writer.shards), "totals": totals_of(writer.shards)}
     write_json(directory / STATE_NAME, state)
     return open_shards(directory)

@@ -16,6 +16,10 @@ class CorpusError(DraftstoreError):
     """A corpus cannot be read: no such path, unknown format, a bad record under `strict`, nothing in it."""
 
 
+class NoTextError(CorpusError):
+    """A corpus was read to its end and holds no text."""
+
+
 class TokenizerError(DraftstoreError):
     """A tokenizer cannot be loaded, or it is not the one that a store was built with."""
 
@@ -45,6 +49,17 @@ class MissingExtraError(DraftstoreError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"the package {package!r} is needed here: pip install 'draftstore[{extra}]'")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 record`, or `2 records`."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def type_name(value: object) -> str:
+    """Return the type of a value with its article: `a str`, `an int`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from draftstore.errors import StoreError, TokenizerError
+from draftstore.errors import StoreError, TokenizerError, type_name
 from draftstore.files import hash_file, json_text, write_atomic
 
 FORMAT_VERSION = 1
@@ -71,6 +71,11 @@ class Manifest:
     target_model: str | None = None
     format_version: int = FORMAT_VERSION
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files but the manifest itself."""
+        return sum(entry.size for entry in self.files.values())
+
     def to_json(self) -> str:
         """Return the manifest as JSON text: sorted keys, so that equal manifests are equal bytes."""
         return json_text(dataclasses.asdict(self))
@@ -87,7 +92,7 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{where} is not JSON ({error}): the store is damaged, build it again") from None
         if not isinstance(fields, dict):
-            raise StoreError(f"{where} holds a {type(fields).__name__}, expected an object of manifest keys")
+            raise StoreError(f"{where} holds {type_name(fields)}, expected an object of manifest keys")
         version = fields.get("format_version")
         if version != FORMAT_VERSION:
             raise StoreError(
@@ -149,7 +154,7 @@ def _field_problems(fields: dict[str, Any]) -> Iterator[str]:
 def _key_problems(what: str, fields: Any, types: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
     """Yield what is wrong with the keys of one object: absent, unknown, of another type."""
     if not isinstance(fields, dict):
-        yield f"{what} is a {type(fields).__name__}"
+        yield f"{what} is {type_name(fields)}"
         return
     if fields.keys() != types.keys():
         missing, unknown = sorted(types.keys() - fields.keys()), sorted(fields.keys() - types.keys())
@@ -157,7 +162,7 @@ def _key_problems(what: str, fields: Any, types: Mapping[str, type | tuple[type,
         return
     for key, kinds in types.items():
         if not isinstance(fields[key], kinds):
-            yield f"{what} has a {type(fields[key]).__name__} under {key!r}"
+            yield f"{what} has {type_name(fields[key])} under {key!r}"
 
 
 def save_manifest(directory: Path, manifest: Manifest) -> None:
@@ -223,6 +228,9 @@ def verify_files(
     for name, entry in sorted(manifest.files.items()):
         found = hash_file(directory / name)
         if found != entry.sha256:
-            problems.append(f"{directory / name} has SHA-256 {found[:12]}, expected {entry.sha256[:12]}")
+            problems.append(
+                f"{directory / name} has SHA-256 {found}, expected {entry.sha256}: "
+                f"the file or its entry in {MANIFEST_NAME} is damaged"
+            )
         on_bytes(entry.size)
     return problems

@@ -9,6 +9,14 @@ def visible_piece(piece: str, byte_level: bool) -> str:
     return _visible(_piece_bytes(piece, byte_level).decode("utf-8", errors="surrogateescape"))
 
 
+def exact_piece(piece: str, byte_level: bool) -> str | None:
+    """Return a vocabulary entry as the text that it stands for; None where it is a part of a character."""
+    try:
+        return _piece_bytes(piece, byte_level).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
 @cache
 def _byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of byte-level BPE's alphabet stands for."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from draftstore.errors import CorpusError, needs_extra
+from draftstore.errors import CorpusError, counted, needs_extra
 from draftstore.files import write_atomic
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
@@ -91,7 +91,8 @@ def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source]
             break
     if len(held) == len(sources) or not held:
         raise CorpusError(
-            f"{len(sources)} Python files are too few to hold some out: name more folders with --source"
+            f"{counted(len(sources), 'Python file')} {'is' if len(sources) == 1 else 'are'} too few to hold "
+            "some out: name more folders with --source"
         )
     stored = [source for index, source in enumerate(sources) if index not in held]
     return stored, [sources[index] for index in sorted(held)]

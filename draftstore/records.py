@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
 from draftstore.chat import Message, as_messages
-from draftstore.errors import CorpusError, TokenizerError, needs_extra
+from draftstore.errors import CorpusError, TokenizerError, needs_extra, type_name
 from draftstore.streams import COMPRESSION_SUFFIXES, MAX_RECORD_BYTES, STREAM_ERRORS, read_lines, read_whole
 
 TEXT_SUFFIXES = (
@@ -81,6 +81,13 @@ def kind_of_name(name: str) -> str | None:
     return "text" if suffix in TEXT_SUFFIXES else None
 
 
+def ending_of_name(name: str) -> str:
+    """Return the end of a file name that tells its kind: `.parquet`, `.jsonl.gz`."""
+    path = PurePosixPath(name)
+    packed = path.suffix.lower() in COMPRESSION_SUFFIXES
+    return PurePosixPath(path.stem).suffix + path.suffix if packed else path.suffix
+
+
 def kind_of_file(path: Path) -> str:
     """Return the kind of a file that the user named.
 
@@ -91,7 +98,7 @@ def kind_of_file(path: Path) -> str:
         raise CorpusError(f"no such file or folder: {path}")
     kind = kind_of_name(path.name)
     if kind is None:
-        raise CorpusError(f"{path} is of no kind that can be read: give {ACCEPTED}")
+        raise CorpusError(f"{path} cannot be read: unknown file type: give {ACCEPTED}")
     return kind
 
 
@@ -202,7 +209,7 @@ def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]
     text = next((name for name in (column, "messages") if name in names), None)
     if text is None:
         raise CorpusError(
-            f"{path} has no column {column!r}, only {', '.join(names)}: name the one with the text"
+            f"{path} has no column {column!r}, only {', '.join(names)}: name the one with the text with --column"
         )
     return [text] + ["id"] * ("id" in names)
 
@@ -233,13 +240,13 @@ def _record_document(record: Mapping[str, Any], place: str, column: str, render:
     """
     key = column if column in record else "messages"
     if key not in record:
-        raise _BadRecordError(f"has neither {column!r} nor 'messages'")
+        raise _BadRecordError(f"has neither {column!r} nor 'messages' (name another key with --column)")
     text = record[key]
     if isinstance(text, list):
         messages = as_messages(text, key)
         text = render(messages) if any(message["content"].strip() for message in messages) else ""
     if not isinstance(text, str):
-        raise _BadRecordError(f"{key!r} is a {type(text).__name__}, expected text or a list of messages")
+        raise _BadRecordError(f"{key!r} is {type_name(text)}, expected text or a list of messages")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

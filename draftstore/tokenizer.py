@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.chat import Message, find_template, plain_chat, render_template
-from draftstore.errors import TokenizerError, needs_extra
+from draftstore.errors import TokenizerError, needs_extra, type_name
 from draftstore.manifest import TokenizerIdentity
-from draftstore.pieces import visible_piece
+from draftstore.pieces import exact_piece, visible_piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -179,13 +179,20 @@ class TextTokenizer:
         A space shows as `␣`; line breaks, control characters, backslashes and bytes that are no whole
         character as in Python's `repr` (`\\n`, `\\xe2`); an id outside the vocabulary as `<id 7>`.
         """
-        token = int(token)
-        piece = self._backend.id_to_token(token) if 0 <= token < 2**32 else None
+        piece = self._entry(token)
         if piece is None:
-            return f"<id {token}>"
-        if token in self.special_ids:
+            return f"<id {int(token)}>"
+        return piece if token in self.special_ids else visible_piece(piece, self._byte_level)
+
+    def exact_text(self, token: int) -> str | None:
+        """Return what one token adds inside a text, as it is: never raises.
+
+        None for an id outside the vocabulary, and for a token that holds a part of a character.
+        """
+        piece = self._entry(token)
+        if piece is None or token in self.special_ids:
             return piece
-        return visible_piece(piece, self._byte_level)
+        return exact_piece(piece, self._byte_level)
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """Return a conversation as one text: the model's chat template, or without one the plain role format.
@@ -217,6 +224,10 @@ class TextTokenizer:
     @cached_property
     def _byte_level(self) -> bool:
         return "ByteLevel" in f"{self._backend.decoder!r} {self._backend.pre_tokenizer!r}"
+
+    def _entry(self, token: int) -> str | None:
+        """Return the vocabulary's entry of an id, or None."""
+        return self._backend.id_to_token(int(token)) if 0 <= token < 2**32 else None
 
     def _id_of(self, named_token: str) -> int | None:
         text = self._named_tokens.get(named_token)
@@ -266,6 +277,8 @@ def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
 def _download(name: str) -> Path:
     """Return the local folder of a hub model's tokenizer files, fetching what the cache lacks."""
     accepted = f"a folder with {TOKENIZER_FILE}, such a file, or a hub name organisation/model"
+    if name.startswith((".", "/", "~")) or name.endswith((".json", "/")):
+        raise TokenizerError(f"no such file or folder: {name}: pass {accepted}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise TokenizerError(f"no tokenizer at {name!r}: pass {accepted}")
     with needs_extra("huggingface_hub"):
@@ -286,7 +299,7 @@ def _parse_config(data: bytes, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise TokenizerError(f"{CONFIG_FILE} of {name!r} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise TokenizerError(f"{CONFIG_FILE} of {name!r} holds a {type(config).__name__}, expected an object")
+        raise TokenizerError(f"{CONFIG_FILE} of {name!r} holds {type_name(config)}, expected an object")
     return config
 
 

@@ -94,7 +94,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: the same command goes on where it stopped", err=True)
+        click.echo("interrupted: run the same command again to resume", err=True)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; nothing is left to say

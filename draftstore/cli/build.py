@@ -6,20 +6,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
+from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from draftstore.build import SEGMENT_TOKENS, BuildResult, Progress, RestOptions, build_rest
 from draftstore.cli.common import (
     ManyValues,
+    bytes_text,
     count_progress,
     json_option,
     print_json,
     printable,
     stderr_console,
 )
-from draftstore.corpus import SOURCE_PATTERNS
+from draftstore.corpus import SOURCE_PATTERNS, ReadReport, passed_over_text
+from draftstore.errors import counted
 from draftstore.tokenizer import load_tokenizer
+
+SHOWN = 5
+"""Bad records and unread files that are named one by one."""
 
 
 @click.group()
@@ -30,7 +36,9 @@ def build() -> None:
 @build.command(cls=ManyValues)
 @click.option(
     "--corpus", required=True, multiple=True, metavar="PATH...", type=click.Path(path_type=Path),
-    help="Texts: .jsonl (.gz, .zst) with `text` or `messages`, .parquet, source files, or folders of them.",
+    help="A file or folder; may be given several times. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet "
+    "with `text` or `messages`; text and source files; all but .parquet also packed (.gz, .zst). In a folder "
+    "the unpacked text and source files are read, or what --glob names.",
 )  # fmt: skip
 @click.option(
     "--tokenizer", required=True, metavar="T",
@@ -43,11 +51,14 @@ def build() -> None:
     "--glob",
     multiple=True,
     metavar="PATTERN...",
-    help="Files of a folder to read. [default: source code and text]",
+    help="Files of a folder to read, such as '*.jsonl'; may be given several times. [default: text and source]",
 )
-@click.option("--strict", is_flag=True, help="End at the first bad record instead of counting it.")
+@click.option("--strict", is_flag=True, help="Stop at the first bad record instead of counting it.")
 @click.option(
-    "--segment-tokens", default=SEGMENT_TOKENS, show_default=True, help="Most tokens of one suffix array."
+    "--segment-tokens",
+    default=SEGMENT_TOKENS,
+    show_default=True,
+    help="Maximum number of tokens in a suffix array.",
 )
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Processes that sort segments. [default: all cores]"
@@ -111,7 +122,7 @@ class _Bar:
 
     def tokenized(self, documents: int, tokens: int, _characters: int) -> None:
         """Report a step of unknown size."""
-        self._update(tokens, None, f"tokens, {documents:,} documents")
+        self._update(tokens, None, f"tokens, {counted(documents, 'document')}")
 
     def amount(self, done: int, total: int) -> None:
         """Report a step of known size."""
@@ -130,7 +141,6 @@ class _Bar:
 def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
     """Print what was built and what was left out."""
     manifest, report = result.manifest, result.report
-    size = sum(entry.size for entry in manifest.files.values())
     if as_json:
         print_json(
             {
@@ -138,29 +148,45 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
                 "name": manifest.name,
                 "reused": result.reused,
                 "seconds": round(seconds, 2),
-                "bytes": size,
+                "bytes": manifest.size,
                 "counts": manifest.counts,
                 "bad_records": report.bad_records,
                 "empty_documents": report.empty_documents,
                 "problems": [
                     {"place": problem.place, "reason": problem.reason} for problem in report.problems
                 ],
+                "unread": report.unread,
+                "passed_over": report.passed_over,
             }
         )
         return
     console = stderr_console()
-    if report.bad_records:
-        console.print(
-            f"{report.bad_records:,} bad records were left out" + ":" * bool(report.problems), style="yellow"
-        )
-        for problem in report.problems[:5]:
-            console.print(f"  {problem.place}: {problem.reason}", soft_wrap=True)
-        if report.bad_records > 5 and report.problems:
-            console.print("  ...")
+    _print_left_out(console, report)
     table = Table(show_header=False, box=None)
     for key, value in manifest.counts.items():
         table.add_row(key, f"{value:,}")
-    table.add_row("bytes", f"{size:,} ({size / manifest.counts['entries']:.2f} an entry)")
+    if report.empty_documents:
+        table.add_row("empty documents left out", f"{report.empty_documents:,}")
+    table.add_row("bytes", bytes_text(manifest))
     table.add_row("time", "already built" if result.reused else f"{seconds:.1f} s")
     console.print(table)
     click.echo(printable(result.path))
+
+
+def _print_left_out(console: Console, report: ReadReport) -> None:
+    """Print which records and files are not in the store, the first of each kind by name."""
+    if report.bad_records:
+        were = "was" if report.bad_records == 1 else "were"
+        head = f"{counted(report.bad_records, 'bad record')} {were} left out"
+        console.print(head + ":" * bool(report.problems), style="yellow")
+        for problem in report.problems[:SHOWN]:
+            console.print(f"  {printable(problem.place)}: {printable(problem.reason)}", soft_wrap=True)
+        if report.bad_records > SHOWN and report.problems:
+            console.print("  ...")
+    for path in report.unread[:SHOWN]:
+        console.print(f"nothing was read from {printable(path)}", style="yellow", soft_wrap=True)
+    if len(report.unread) > SHOWN:
+        more = counted(len(report.unread) - SHOWN, "more file")
+        console.print(f"nothing was read from {more}", style="yellow", soft_wrap=True)
+    if report.passed_over:
+        console.print(passed_over_text(report.passed_over), style="yellow", soft_wrap=True)

@@ -11,14 +11,17 @@ import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
+from draftstore.manifest import Manifest
 from draftstore.rest import TOKENIZER_FOLDER, RestDrafter, RestStore
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
@@ -77,6 +80,23 @@ def stderr_console() -> Console:
     return Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
+def bytes_text(manifest: Manifest) -> str:
+    """Return the size of a store, and what an entry takes; the copy of the tokenizer is no part of that."""
+    prefix = f"{TOKENIZER_FOLDER}/"
+    index = sum(entry.size for name, entry in manifest.files.items() if not name.startswith(prefix))
+    an_entry = index / max(manifest.counts["entries"], 1)
+    return f"{manifest.size:,} ({an_entry:.2f} an entry, without the tokenizer)"
+
+
+class CountColumn(ProgressColumn):
+    """How many steps are done and how many there are: `1,234/5,678`."""
+
+    def render(self, task: Task) -> Text:
+        """Return both numbers; an unknown total is a question mark."""
+        total = "?" if task.total is None else f"{int(task.total):,}"
+        return Text(f"{int(task.completed):>{len(total)},}/{total}", style="progress.download")
+
+
 @contextmanager
 def count_progress(unit: str) -> Iterator[Progress]:
     """Show a bar over a known or unknown number of steps, where somebody looks."""
@@ -84,7 +104,7 @@ def count_progress(unit: str) -> Iterator[Progress]:
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        CountColumn(),
         TextColumn(f"{unit} {{task.fields[detail]}}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),

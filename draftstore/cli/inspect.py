@@ -7,7 +7,16 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
+from draftstore.cli.common import (
+    STORE,
+    bytes_text,
+    count_progress,
+    json_option,
+    print_json,
+    printable,
+    stdout_console,
+)
+from draftstore.errors import counted
 from draftstore.manifest import load_manifest, verify_files
 
 
@@ -25,7 +34,6 @@ def info(directory: Path, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(directory), **dataclasses.asdict(manifest)})
         return
-    size = sum(entry.size for entry in manifest.files.values())
     table = Table(show_header=False, box=None)
     table.add_row(
         "store", f"{printable(manifest.name)} ({manifest.kind}, format version {manifest.format_version})"
@@ -36,12 +44,12 @@ def info(directory: Path, as_json: bool) -> None:
     )
     table.add_row("vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}")
     table.add_row("corpus", ", ".join(map(printable, manifest.corpus.get("sources", []))))
-    for key in ("bad_records", "empty_documents"):
+    for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document")):
         if manifest.corpus.get(key):
-            table.add_row("", f"{manifest.corpus[key]:,} {key.replace('_', ' ')} left out")
+            table.add_row("", f"{counted(manifest.corpus[key], noun)} left out")
     for key, value in manifest.counts.items():
         table.add_row(key, f"{value:,}")
-    table.add_row("bytes", f"{size:,} ({size / max(manifest.counts['entries'], 1):.2f} an entry)")
+    table.add_row("bytes", bytes_text(manifest))
     for name, entry in sorted(manifest.files.items()):
         table.add_row("", f"{name}: {entry.size:,}")
     stdout_console().print(table)
@@ -60,16 +68,17 @@ def verify(directory: Path, as_json: bool) -> None:
       draftstore verify stores/chat && echo whole
     """
     manifest = load_manifest(directory)
-    total = sum(entry.size for entry in manifest.files.values())
     with count_progress("bytes") as bars:
-        task = bars.add_task("verifying", total=total, detail="")
+        task = bars.add_task("verifying", total=manifest.size, detail="")
         problems = verify_files(directory, manifest, lambda size: bars.advance(task, size))
     if as_json:
-        print_json({"path": str(directory), "whole": not problems, "bytes": total, "problems": problems})
+        whole = {"path": str(directory), "whole": not problems, "bytes": manifest.size}
+        print_json({**whole, "problems": problems})
     else:
         for problem in problems:
             click.echo(f"error: {problem}", err=True)
         if not problems:
-            click.echo(f"{printable(directory)} is whole: {len(manifest.files)} files, {total:,} bytes")
+            files = counted(len(manifest.files), "file")
+            click.echo(f"{printable(directory)} is whole: {files}, {manifest.size:,} bytes")
     if problems:
         sys.exit(1)

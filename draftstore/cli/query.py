@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from draftstore.cli.common import STORE, json_option, open_store, print_json, stdout_console, warm
 from draftstore.drafter import Draft
+from draftstore.errors import counted
 from draftstore.expand import MAX_BUDGET
 from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, RestDrafter
 from draftstore.tokenizer import TextTokenizer
@@ -22,9 +23,13 @@ from draftstore.tree import DraftTree
 @click.argument("directory", type=STORE)
 @click.option("--text", required=True, help="The text so far.")
 @click.option(
-    "--budget", type=click.IntRange(0, MAX_BUDGET), default=BUDGET, show_default=True, help="Most nodes."
+    "--budget",
+    type=click.IntRange(0, MAX_BUDGET),
+    default=BUDGET,
+    show_default=True,
+    help="Maximum number of nodes.",
 )
-@click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Least probability of a node.")
+@click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node.")
 @click.option(
     "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
 )
@@ -57,6 +62,7 @@ def query(
         print_json(
             {
                 "context": context.tolist(),
+                "context_text": loaded.decode(context),
                 "match_length": draft.match_length,
                 "match_count": draft.match_count,
                 "lookup_us": round(micros, 1),
@@ -65,9 +71,22 @@ def query(
         )
         return
     console = stdout_console()
-    console.print(describe(draft, loaded.decode(matched), micros))
-    if len(draft.tree):
+    if not len(draft.tree):
+        console.print(f"no draft: {_why_none(draft, context, budget, min_prob)} ({micros:.0f} µs)")
+    else:
+        console.print(describe(draft, loaded.decode(matched), micros))
         console.print(draw(draft.tree, loaded, "…"))
+
+
+def _why_none(draft: Draft, context: NDArray[np.int32], budget: int, min_prob: float) -> str:
+    """Say why there is no draft."""
+    if budget == 0:
+        return "budget 0 asks for no draft"
+    if len(context) == 0:
+        return "the text is empty"
+    if draft.match_length and min_prob:
+        return f"nothing that goes on from this text has a probability of {min_prob:g} or more"
+    return "the store holds nothing that goes on from this text"
 
 
 def timed_draft(
@@ -80,21 +99,28 @@ def timed_draft(
 
 
 def node_list(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
-    """Return the nodes as JSON values: token id, its text, parent and probability."""
+    """Return the nodes as JSON values: token id, its text, how that is shown, parent and probability.
+
+    The text is null where the token holds a part of a character.
+    """
     rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True)
     return [
-        {"token": token, "text": tokenizer.token_text(token), "parent": parent, "prob": round(prob, 6)}
+        {
+            "token": token,
+            "text": tokenizer.exact_text(token),
+            "shown": tokenizer.token_text(token),
+            "parent": parent,
+            "prob": round(prob, 6),
+        }
         for token, parent, prob in rows
     ]
 
 
 def describe(draft: Draft, matched: str, micros: float) -> str:
     """Say in one line what was found."""
-    if not len(draft.tree):
-        return f"no draft: the store has nothing to say after this text ({micros:.0f} µs)"
     return (
-        f"{len(draft.tree)} nodes in {micros:.0f} µs; longest match {draft.match_length} tokens, "
-        f"{draft.match_count:,} times: {matched!r}"
+        f"{counted(len(draft.tree), 'node')} in {micros:.0f} µs; longest match "
+        f"{counted(draft.match_length, 'token')}, {counted(draft.match_count, 'time')}: {matched!r}"
     )
 
 

@@ -1,5 +1,8 @@
 """`draftstore quickstart`: build, measure and look at a store of the Python source on this machine."""
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,10 @@ from draftstore.cli.common import (
 )
 from draftstore.cli.query import describe, draw, timed_draft
 from draftstore.drafter import propose_batch
+from draftstore.errors import counted
+from draftstore.expand import MAX_BUDGET
 from draftstore.quickstart import (
+    HELD_OUT,
     default_folders,
     find_sources,
     hold_out,
@@ -32,7 +38,7 @@ from draftstore.quickstart import (
 )
 from draftstore.replay import Recording, read_recordings
 from draftstore.replay import replay as replay_recordings
-from draftstore.rest import RestStore
+from draftstore.rest import BUDGET, RestStore
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 CONTEXT_TOKENS = 24
@@ -59,8 +65,24 @@ DRAWN_NODES = 24
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folders of Python source. [default: the standard library and installed packages]",
 )
+@click.option(
+    "--held-out",
+    type=click.IntRange(min=1),
+    default=HELD_OUT,
+    show_default=True,
+    help="Maximum number of files to replay.",
+)
+@click.option(
+    "--budget",
+    type=click.IntRange(1, MAX_BUDGET),
+    default=BUDGET,
+    show_default=True,
+    help="Maximum number of nodes in a draft.",
+)
 @json_option
-def quickstart(out: Path, tokenizer: str | None, source: tuple[Path, ...], as_json: bool) -> None:
+def quickstart(
+    out: Path, tokenizer: str | None, source: tuple[Path, ...], held_out: int, budget: int, as_json: bool
+) -> None:
     """Build a store of the Python source on this machine and replay files that are not in it.
 
     \b
@@ -70,7 +92,7 @@ def quickstart(out: Path, tokenizer: str | None, source: tuple[Path, ...], as_js
     console = stderr_console()
     out.mkdir(parents=True, exist_ok=True)
     with status("reading Python source"):
-        stored, held = hold_out(find_sources(source or default_folders()))
+        stored, held = hold_out(find_sources(source or default_folders()), held_out)
         write_corpus(out / "corpus.jsonl", stored)
         write_recordings(out / "held-out.jsonl", held)
     if tokenizer:
@@ -84,7 +106,7 @@ def quickstart(out: Path, tokenizer: str | None, source: tuple[Path, ...], as_js
         built = build_rest(options, loaded, out / "store", overwrite=True, progress=progress)
     store = RestStore.open(built.path)
     recordings = list(read_recordings(out / "held-out.jsonl", loaded))
-    figures = {strategy: _replay(store, strategy, recordings) for strategy in ("longest", "backoff")}
+    figures = {strategy: _replay(store, strategy, recordings, budget) for strategy in ("longest", "backoff")}
     counts = store.manifest.counts
     if as_json:
         print_json(
@@ -93,29 +115,40 @@ def quickstart(out: Path, tokenizer: str | None, source: tuple[Path, ...], as_js
                 "tokenizer": origin,
                 "counts": counts,
                 "held_out": len(held),
+                "budget": budget,
                 "replay": figures,
             }
         )
         return
     output = stdout_console()
     output.print(
-        f"store: {counts['documents']:,} files, {counts['tokens']:,} tokens; replayed: {len(held)} files "
-        "that have no copy in it\n"
+        f"store: {counted(counts['documents'], 'file')}, {counted(counts['tokens'], 'token')}; replayed: "
+        f"{counted(len(held), 'file')} without a copy in it\n"
     )
     output.print(_table(figures))
     _show_tree(output, store, loaded, recordings)
-    path = printable(built.path)
-    output.print(f"\nThe store is in {path}. Next:", soft_wrap=True)
-    output.print(f"  draftstore info {path}", soft_wrap=True)
-    output.print(f'  draftstore query {path} --text "for i in range("', soft_wrap=True)
+    path, command = shlex.quote(printable(built.path)), command_line()
+    output.print(f"\nThe store is in {printable(built.path)}. Next:", soft_wrap=True)
+    output.print(f"  {command} info {path}", soft_wrap=True)
+    output.print(f'  {command} query {path} --text "for i in range("', soft_wrap=True)
 
 
-def _replay(store: RestStore, strategy: str, recordings: list[Recording]) -> dict[str, Any]:
+def command_line() -> str:
+    """Return how to run this program again: its name where a shell finds it by that, else its path."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m draftstore"
+    found = shutil.which(program.name)
+    named = not program.is_file() or (found is not None and program.samefile(found))
+    return program.name if named else shlex.quote(sys.argv[0])
+
+
+def _replay(store: RestStore, strategy: str, recordings: list[Recording], budget: int) -> dict[str, Any]:
     drafter = warm(store.drafter(strategy))
     with count_progress("files") as bars:
         task = bars.add_task(f"replaying with {strategy}", total=len(recordings), detail="")
         result = replay_recordings(
-            drafter, recordings, on_progress=lambda now: bars.update(task, completed=now.rows)
+            drafter, recordings, budget=budget, on_progress=lambda now: bars.update(task, completed=now.rows)
         )
     return result.summary()
 

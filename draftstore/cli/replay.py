@@ -17,6 +17,7 @@ from draftstore.cli.common import (
     warm,
 )
 from draftstore.expand import MAX_BUDGET
+from draftstore.manifest import load_manifest
 from draftstore.replay import ReplayResult, read_recordings
 from draftstore.replay import replay as replay_recordings
 from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
@@ -28,15 +29,15 @@ from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
     "--replays", required=True, type=click.Path(path_type=Path), help="Recorded outputs, .jsonl (.gz, .zst)."
 )
 @click.option("--model", help="Only the outputs of this model.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many outputs.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of outputs.")
 @click.option(
     "--budget",
     type=click.IntRange(0, MAX_BUDGET),
     default=BUDGET,
     show_default=True,
-    help="Most nodes of a draft.",
+    help="Maximum number of nodes in a draft.",
 )
-@click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Least probability of a node.")
+@click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node.")
 @click.option(
     "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
 )
@@ -61,6 +62,7 @@ def replay(
     Example:
       draftstore replay stores/chat --replays alpaca.jsonl.zst --model vicuna-7b-v1.5 --budget 32
     """
+    _warn_of_tokenizers(directories)
     table = Table(
         "store", "strategy", "budget", "accepted length", "nodes", "misses", "p50 µs", "p99 µs", "passes"
     )
@@ -90,3 +92,15 @@ def replay(
             )  # fmt: skip
     if not as_json:
         stdout_console().print(table)
+
+
+def _warn_of_tokenizers(directories: tuple[Path, ...]) -> None:
+    """Warn where the tokens of one store are not those of another."""
+    identities = [load_manifest(directory).tokenizer for directory in directories]
+    if len({identity.fingerprint for identity in identities}) > 1:
+        names = ", ".join(printable(directory) for directory in dict.fromkeys(directories))
+        click.echo(
+            f"warning: {names} are counted in tokens of different tokenizers: "
+            "accepted lengths are not comparable",
+            err=True,
+        )

@@ -76,9 +76,10 @@ def passed_over_text(endings: Mapping[str, int]) -> str:
     """Say which data files in folders were left out, and what to do about it."""
     number = sum(endings.values())
     verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
+    most = max(sorted(endings), key=lambda ending: endings[ending])
     return (
         f"{counted(number, 'data file')} in folders {verb} passed over ({', '.join(sorted(endings))}): "
-        f"name {pronoun}, or give --glob '*{min(endings)}'"
+        f"name {pronoun}, or give --glob '*{most}'"
     )
 
 

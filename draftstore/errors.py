@@ -1,7 +1,8 @@
 """Every error that draftstore raises on purpose: one base class, small named kinds.
 
 A message names what was found, what was expected, and what to do about it. The command line prints the
-message alone; a library user catches `DraftstoreError` or the kind that matters.
+message alone; a library user catches `DraftstoreError` or the kind that matters. `counted` and `type_name` help
+to word messages.
 """
 
 from collections.abc import Iterator

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from draftstore import build as build_module
 from draftstore import segments as segments_module
 from draftstore.build import BuildResult, Progress, RestOptions, build_rest
+from draftstore.encoding import tokenize_corpus
 from draftstore.errors import BuildError, CorpusError, StoreError
 from draftstore.files import locked_directory
 from draftstore.manifest import load_manifest, verify_files
@@ -222,13 +223,66 @@ def test_much_work_is_done_in_processes_of_their_own(
 def test_nothing_to_build_from(small_tokenizer: TextTokenizer, corpus: Path, out: Path, text: str) -> None:
     whole = corpus.read_text()
     corpus.write_text(text)
+    reason = ": 3 empty documents" if text else ""
     for _ in range(2):
-        with pytest.raises(CorpusError, match=rf"no text found in {corpus}"):
+        with pytest.raises(CorpusError, match=rf"^no text found in {corpus}{reason}$"):
             build(small_tokenizer, corpus, out)
-        assert not out.exists()
+        assert names(out.parent) == []
     corpus.write_text(whole)
     build(small_tokenizer, corpus, out)
     assert names(out.parent) == ["store"]
+
+
+def test_nothing_usable_says_why(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
+    corpus.write_text('{"content": "x"}\n' * 16)
+    with pytest.raises(CorpusError) as caught:
+        build(small_tokenizer, corpus, out)
+    assert str(caught.value) == (
+        f"no text found in {corpus}: 16 bad records, the first {corpus}:line 1: "
+        "has neither 'text' nor 'messages' (name another key with --column)"
+    )
+    assert names(out.parent) == []
+
+
+def test_a_failed_build_stays_where_it_can_go_on(
+    small_tokenizer: TextTokenizer, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with corpus.open("a") as file:
+        file.write("bad\n")
+    with pytest.raises(CorpusError, match="line 31: not JSON"):
+        build(small_tokenizer, corpus, out, strict=True)
+    assert names(out.parent) == []
+
+    def small_shards(*arguments: Any, **options: Any) -> Any:
+        return tokenize_corpus(*arguments, **options, shard_tokens=10, batch_chars=10)
+
+    monkeypatch.setattr(build_module, "tokenize_corpus", small_shards)
+    with pytest.raises(CorpusError, match="line 31: not JSON"):
+        build(small_tokenizer, corpus, out, strict=True)
+    assert (out.parent / ".store.partial" / "tokens" / "shard-00000.json").exists()
+    with pytest.raises(CorpusError, match="line 31: not JSON"):
+        build(small_tokenizer, corpus, out, strict=True)
+    assert names(out.parent) == [".store.partial"]
+
+
+def test_what_was_not_read_is_remembered(
+    small_tokenizer: TextTokenizer, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = corpus.with_name("other.jsonl")
+    other.write_text('{"content": "x"}\n')
+    (corpus.parent / "folder").mkdir()
+    for name in ("a.py", "a.jsonl", "b.parquet"):
+        (corpus.parent / "folder" / name).write_text("x = 1\n")
+    options = RestOptions((other, corpus, corpus.parent / "folder"), "test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "save_manifest", no_space)
+        with pytest.raises(OSError, match="No space left"):
+            build_rest(options, small_tokenizer, out, workers=1)
+    for reused in (False, True):
+        result = build_rest(options, small_tokenizer, out, workers=1)
+        assert result.reused is reused
+        assert result.report.unread == [str(other)]
+        assert result.report.passed_over == {".jsonl": 1, ".parquet": 1}
 
 
 def test_bad_records_are_reported_also_by_a_build_that_goes_on(

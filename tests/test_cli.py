@@ -17,10 +17,13 @@ from click.testing import CliRunner
 
 from draftstore import __version__
 from draftstore.cli import Commands, cli, main
-from draftstore.cli.common import ManyValues
-from draftstore.errors import DraftstoreError
+from draftstore.cli.common import CountColumn, ManyValues, count_progress
+from draftstore.cli.query import describe
+from draftstore.drafter import Draft
+from draftstore.errors import DraftstoreError, counted
 from draftstore.manifest import load_manifest
 from draftstore.tokenizer import TextTokenizer
+from draftstore.tree import DraftTree
 from tests.conftest import write_texts
 
 COMMAND = [sys.executable, "-m", "draftstore"]
@@ -166,6 +169,7 @@ def test_build_prints_the_path_alone(run: Runner, tmp_path: Path, tokenizer: Pat
     assert re.search(r"documents +8\b", ran.err)
     again = build(run, tmp_path, tokenizer, corpus=tmp_path / "c.jsonl")
     assert again.out == ran.out
+    assert "empty documents" not in ran.err
     assert "already built" in again.err
     assert "7 bad records were left out" in again.err
 
@@ -183,9 +187,37 @@ def test_build_as_json(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
         "bad_records": 0,
         "empty_documents": 0,
         "problems": [],
+        "unread": [],
+        "passed_over": {},
     }
     assert manifest.name == "mine"
     assert build(run, tmp_path, tokenizer, "--json", "--name", "mine").json()["reused"] is True
+
+
+def test_build_says_what_is_not_in_the_store(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_texts(folder / "data.jsonl", 3)
+    (folder / "x.py").write_text("print(1)\n")
+    good, other = write_texts(tmp_path / "good.jsonl", 3), tmp_path / "other.jsonl"
+    with good.open("a") as file:
+        file.write('{"text": ""}\n{"text": " "}\n')
+    other.write_text('{"content": "x"}\n')
+    command = (
+        "build", "rest", "--corpus", good, other, folder, "--tokenizer", tokenizer, "--out", tmp_path / "s",
+    )  # fmt: skip
+    for _ in ("built", "reused"):
+        ran = run(*command)
+        flat = " ".join(ran.err.split())
+        assert "1 bad record was left out" in flat
+        assert re.search(r"empty documents +2, left out", ran.err)
+        assert f"nothing was read from {other} " in flat
+        assert "1 data file in folders was passed over (.jsonl): name it, or give --glob '*.jsonl' " in flat
+        assert re.search(r"bytes +[\d,]+ \(\d+\.\d\d an entry, without the tokenizer\)", ran.err)
+        found = run(*command, "--json").json()
+        assert (found["unread"], found["passed_over"]) == ([str(other)], {".jsonl": 1})
+        assert found["empty_documents"] == 2
+    assert re.search(r"1 bad record left out\s+2 empty documents left out", run("info", tmp_path / "s").out)
 
 
 def test_many_corpora_after_one_option(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
@@ -227,14 +259,16 @@ def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path, store: Path)
     assert absent.error() == f"error: no such file or folder: {tmp_path}/absent.jsonl"
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     empty = build(run, tmp_path, tokenizer, corpus=tmp_path / "empty.jsonl")
-    assert "no text found in" in empty.err
+    assert f"no text found in {tmp_path}/empty.jsonl: 1 empty document" in empty.err
     assert empty.status == 1
     (tmp_path / "bad.jsonl").write_text("bad\n")
     strict = build(run, tmp_path, tokenizer, "--strict", corpus=tmp_path / "bad.jsonl")
     assert "bad.jsonl:line 1: not JSON" in strict.err
     assert strict.status == 1
     assert "no tokenizer at 'nowhere'" in build(run, tmp_path, Path("nowhere")).error()
-    assert not (tmp_path / "new").exists()
+    nope = build(run, tmp_path, Path("/nope"))
+    assert nope.error().startswith("error: no such file or folder: /nope: pass a folder with tokenizer.json")
+    assert not list(tmp_path.glob("*new*")) + list(tmp_path.glob(".new*"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").touch()
     assert "new exists and is not this build: choose another --out" in build(run, tmp_path, tokenizer).error()
@@ -268,6 +302,14 @@ def test_info(run: Runner, store: Path) -> None:
     ):
         assert text in ran.out
     assert all(len(line) <= 160 for line in ran.out.splitlines())
+
+
+def test_the_tokenizer_is_no_part_of_what_an_entry_takes(run: Runner, store: Path) -> None:
+    manifest = load_manifest(store)
+    index = sum(entry.size for name, entry in manifest.files.items() if "/" not in name)
+    assert index < manifest.size
+    an_entry = index / manifest.counts["entries"]
+    assert f" {manifest.size:,} ({an_entry:.2f} an entry, without the tokenizer)" in run("info", store).out
 
 
 def test_info_as_json_is_the_manifest(run: Runner, store: Path) -> None:
@@ -320,12 +362,16 @@ def test_query(run: Runner, store: Path) -> None:
 
 def test_query_as_json(run: Runner, store: Path, small_tokenizer: TextTokenizer) -> None:
     found = run("query", store, "--text", "The quick brown", "--budget", "8", "--json").json()
-    assert found.keys() == {"context", "match_length", "match_count", "lookup_us", "nodes"}
+    assert found.keys() == {
+        "context", "context_text", "match_length", "match_count", "lookup_us", "nodes",
+    }  # fmt: skip
+    assert found["context_text"] == "The quick brown"
     assert found["context"] == small_tokenizer.encode("The quick brown", bos=False).tolist()
     assert len(found["nodes"]) == 8
     for position, node in enumerate(found["nodes"]):
-        assert node.keys() == {"token", "text", "parent", "prob"}
-        assert node["text"] == small_tokenizer.token_text(node["token"])
+        assert node.keys() == {"token", "text", "shown", "parent", "prob"}
+        assert node["shown"] == small_tokenizer.token_text(node["token"])
+        assert node["text"] == small_tokenizer.decode([node["token"]])
         assert -1 <= node["parent"] < position
         assert 0 < node["prob"] <= 1
 
@@ -354,7 +400,36 @@ def test_query_options(run: Runner, store: Path) -> None:
     assert nodes("--budget", 0) == []
     assert nodes("--min-prob", 0.05) == [node for node in everything if node["prob"] >= 0.05] != everything
     assert nodes("--min-prob", 1) in ([], everything[:1])
-    assert "no draft" in run("query", store, "--text", "The", "--budget", 0).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--text", "The", "--budget", "0"], "budget 0 asks for no draft"),
+        (["--text", ""], "the text is empty"),
+        (["--text", "東"], "the store holds nothing that goes on from this text"),
+        (
+            ["--text", " the", "--min-prob", "0.999"],
+            "nothing that goes on from this text has a probability of 0.999 or more",
+        ),
+    ],
+)
+def test_why_there_is_no_draft(run: Runner, store: Path, arguments: list[str], reason: str) -> None:
+    ran = run("query", store, *arguments)
+    assert re.fullmatch(rf"no draft: {reason} \(\d+ µs\)\n", ran.out)
+
+
+def test_one_of_a_kind_is_singular() -> None:
+    draft = Draft(DraftTree.empty(), 1, 1)
+    assert describe(draft, " the", 2.0) == "0 nodes in 2 µs; longest match 1 token, 1 time: ' the'"
+    assert (counted(1, "bad record"), counted(2_000, "bad record")) == ("1 bad record", "2,000 bad records")
+
+
+def test_counts_of_a_bar_have_separators() -> None:
+    with count_progress("tokens") as bars:
+        for total, shown in ((20_000, " 1,234/20,000"), (None, "1,234/?")):
+            task = bars.add_task("x", total=total, completed=1_234, detail="")
+            assert CountColumn().render(bars.tasks[task]).plain == shown
 
 
 def test_a_text_that_is_no_unicode(run: Runner, store: Path) -> None:
@@ -399,6 +474,22 @@ def test_replay_of_several_stores_is_one_line_each(run: Runner, store: Path, rep
     lines = [json.loads(line) for line in ran.out.splitlines()]
     assert [line["store"] for line in lines] == [str(store), str(other), str(store)]
     assert len({line["accepted_length"] for line in lines}) == 1
+
+
+def test_replay_of_stores_of_different_tokenizers_warns(
+    run: Runner, store: Path, tokenizer: Path, replays: Path, tmp_path: Path
+) -> None:
+    path = tokenizer / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "Lowercase"}}))
+    assert build(run, tmp_path, tokenizer).status == 0
+    for more in ([], ["--json"]):
+        ran = run("replay", store, tmp_path / "new", store, "--replays", replays, *more)
+        assert ran.status == 0
+        assert ran.err == (
+            f"warning: {store}, {tmp_path}/new are counted in tokens of different tokenizers: "
+            "accepted lengths are not comparable\n"
+        )
+    assert run("replay", store, store, "--replays", replays).err == ""
 
 
 def test_replay_filters(run: Runner, store: Path, replays: Path) -> None:
@@ -488,7 +579,7 @@ def test_ctrl_c_is_status_130(tmp_path: Path, tokenizer: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err.strip().endswith("interrupted: the same command goes on where it stopped")
+    assert err.strip().endswith("interrupted: run the same command again to resume")
     assert "Traceback" not in err
     assert not (tmp_path / "s").exists()
     assert subprocess.run([*command, "--json"], check=True, capture_output=True).stdout

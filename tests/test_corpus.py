@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftstore import corpus, streams
 from draftstore.chat import Message
-from draftstore.corpus import ReadReport, corpus_fingerprint, list_files, read_corpus
+from draftstore.corpus import ReadReport, corpus_fingerprint, list_files, passed_over_text, read_corpus
 from draftstore.errors import CorpusError, MissingExtraError, TokenizerError
 from draftstore.records import Document, RecordProblem, read_json_records
 
@@ -88,7 +88,9 @@ def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl", lines({"content": "yes", "text": "no"}, {"text": "no"}))
     documents, report = read(path, column="content")
     assert [document.text for document in documents] == ["yes"]
-    assert report.problems[0].reason == "has neither 'content' nor 'messages'"
+    assert (
+        report.problems[0].reason == "has neither 'content' nor 'messages' (name another key with --column)"
+    )
 
 
 BAD_LINES = [
@@ -97,7 +99,7 @@ BAD_LINES = [
     (b'[{"text": "x"}]', "a JSON array"),
     (b'"text"', "a JSON str, expected an object"),
     (b'{"other": 1}', "has neither 'text' nor 'messages'"),
-    (b'{"text": 1}', "'text' is a int"),
+    (b'{"text": 1}', "'text' is an int"),
     (b'{"text": null}', "'text' is a NoneType"),
     (b'{"messages": {"role": "user"}}', "'messages' is a dict"),
     (b'{"messages": ["hi"]}', r"messages\[0\] is a str"),
@@ -143,6 +145,27 @@ def test_a_refusal_of_the_chat_template_is_a_bad_record(tmp_path: Path) -> None:
     report = ReadReport()
     assert len(list(read_corpus([path], render=refuse, report=report))) == 1
     assert report.problems == [RecordProblem(f"{path}:line 1", "roles must alternate")]
+
+
+def test_files_that_gave_nothing_are_named(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", lines({"text": "one"}))
+    other = write(tmp_path / "other.jsonl", lines({"content": "two"}))
+    empty = write(tmp_path / "empty.jsonl", lines({"text": " "}))
+    blank = write(tmp_path / "blank.py", "")
+    _, report = read(other, good, blank, empty)
+    assert report.unread == [str(other), str(empty)]
+    assert (report.documents, report.bad_records, report.empty_documents) == (1, 1, 2)
+
+
+def test_the_reasons_why_there_is_no_text(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "c.jsonl", ""))[1].absence() == ""
+    path = write(tmp_path / "c.jsonl", lines({"a": 1}, {"text": ""}, {"a": 2}))
+    why = "has neither 'text' nor 'messages' (name another key with --column)"
+    assert read(path)[1].absence() == f"1 empty document; 2 bad records, the first {path}:line 1: {why}"
+    cut = write(tmp_path / "c.jsonl.zst", PACKERS[".zst"](lines({"text": "x" * 500}))[:9])
+    assert read(cut)[1].absence() == (
+        f"1 bad record, {cut}:line 1: cannot be read from here on: the zstandard stream is cut short"
+    )
 
 
 def test_only_the_first_problems_are_kept(tmp_path: Path) -> None:
@@ -232,7 +255,9 @@ def test_parquet_with_ids_conversations_and_another_column(tmp_path: Path) -> No
 
 def test_parquet_without_the_column_names_those_there(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "c.parquet", {"body": ["a"], "n": [1]})
-    with pytest.raises(CorpusError, match="no column 'text', only body, n"):
+    with pytest.raises(
+        CorpusError, match=r"no column 'text', only body, n: name the one with the text with --column$"
+    ):
         read(path)
 
 
@@ -287,6 +312,31 @@ def test_glob(tree: Path, glob: str | list[str], found: list[str]) -> None:
     assert texts(tree, glob=glob) == found
 
 
+def test_data_files_in_folders_are_passed_over_and_counted(tree: Path) -> None:
+    for name in ("b.jsonl", "a/c.jsonl.gz", "a/d.parquet", "e.txt.zst", "node_modules/f.jsonl", "g.bin"):
+        write(tree / name)
+    _, report = read(tree)
+    assert report.passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1, ".txt.zst": 1}
+    assert passed_over_text(report.passed_over) == (
+        "5 data files in folders were passed over (.jsonl, .jsonl.gz, .parquet, .txt.zst): "
+        "name them, or give --glob '*.jsonl'"
+    )
+    assert read(tree, glob="*")[1].passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1}
+    assert read(tree, glob="*.py")[1].passed_over == {}  # the user asked for less
+    _, report = read(tree, tree / "a/data.jsonl", tree / "b.jsonl", tree / "a/d.parquet", tree / "e.txt.zst")
+    assert report.passed_over == {".jsonl.gz": 1}
+    assert passed_over_text(report.passed_over).endswith(": name it, or give --glob '*.jsonl.gz'")
+
+
+def test_a_folder_of_data_files_alone(tmp_path: Path) -> None:
+    write(tmp_path / "c" / "a.ndjson.zst")
+    reason = (
+        r"1 data file in folders was passed over \(\.ndjson\.zst\): name it, or give --glob '\*\.ndjson\.zst'"
+    )
+    with pytest.raises(CorpusError, match=reason):
+        list_files([tmp_path / "c"])
+
+
 def test_a_data_file_is_read_only_where_a_pattern_names_its_kind(tree: Path) -> None:
     assert "record" not in texts(tree, glob="*")
     assert all(file.kind == "text" for file in list_files([tree], "*"))
@@ -314,7 +364,7 @@ def test_a_folder_in_which_nothing_matches(tree: Path) -> None:
 
 @pytest.mark.parametrize("name", ["c.bin", "c.zst", "c", "c.parquet.gz"])
 def test_unknown_kinds_say_what_is_accepted(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CorpusError, match=r"of no kind that can be read: give a folder .*\.jsonl"):
+    with pytest.raises(CorpusError, match=r"cannot be read: unknown file type: give a folder .*\.jsonl"):
         list_files([write(tmp_path / name)])
 
 

@@ -128,9 +128,9 @@ def without(key: str) -> bytes:
         (changed(format_version="1"), r"format version '1'"),
         (changed(extra=1), r"holds unknown \['extra'\]"),
         (changed(tokenizer={"name": "x"}), r"'tokenizer' lacks \['fingerprint'\]"),
-        (changed(tokenizer=3), r"has a int under 'tokenizer'"),
+        (changed(tokenizer=3), r"has an int under 'tokenizer'"),
         (changed(files={"a": {"size": 1}}), r"the file 'a' lacks \['sha256'\]"),
-        (changed(files={"a": 1}), r"the file 'a' is a int"),
+        (changed(files={"a": 1}), r"the file 'a' is an int"),
         (changed(files={"a": {"size": "1", "sha256": ""}}), r"the file 'a' has a str under 'size'"),
         (changed(files={"../a": {"size": 1, "sha256": ""}}), r"'../a' lies outside the store"),
         (changed(files={"/etc/passwd": {"size": 1, "sha256": ""}}), r"lies outside the store"),
@@ -139,7 +139,7 @@ def without(key: str) -> bytes:
         (changed(vocab_size=0), r"ids of type 'uint16' below 0"),
         (changed(vocab_size="many"), r"has a str under 'vocab_size'"),
         (changed(token_dtype="float32"), r"ids of type 'float32'"),
-        (changed(target_model=1), r"has a int under 'target_model'"),
+        (changed(target_model=1), r"has an int under 'target_model'"),
         *((without(key), rf"lacks \['{key}'\]") for key in json.loads(GOLDEN) if key != "format_version"),
     ],
 )
@@ -193,6 +193,15 @@ def test_verify_finds_one_flipped_byte_in_every_file(small_store: Path, tmp_path
     seen: list[int] = []
     assert verify_files(store, manifest, seen.append) == []
     assert sum(seen) == sum(entry.size for entry in manifest.files.values())
+
+
+def test_a_damaged_hash_is_shown_whole(store: Path) -> None:
+    entry = FileEntry(3, ABC.sha256[:-1] + "e")
+    damaged = dataclasses.replace(MANIFEST, files={**MANIFEST.files, "tokens.bin": entry})
+    assert verify_files(store, damaged) == [
+        f"{store}/tokens.bin has SHA-256 {ABC.sha256}, expected {entry.sha256}: "
+        "the file or its entry in manifest.json is damaged"
+    ]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "longer", "a folder"])

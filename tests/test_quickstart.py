@@ -10,6 +10,7 @@ import pytest
 
 from draftstore import quickstart
 from draftstore.cli import main
+from draftstore.cli.quickstart import command_line
 from draftstore.errors import CorpusError, MissingExtraError
 from draftstore.manifest import load_manifest
 from draftstore.quickstart import (
@@ -137,14 +138,14 @@ def test_files_of_one_name_are_told_apart() -> None:
 
 def test_short_lines_cannot_tell_a_copy() -> None:
     table = Source("table.py", "".join(f"{n},\n" for n in range(2_000)))
-    with pytest.raises(CorpusError, match="1 Python files are too few to hold some out"):
+    with pytest.raises(CorpusError, match="1 Python file is too few to hold some out"):
         hold_out([table])
 
 
 @pytest.mark.parametrize("seeds", [[], [1], [1, 2]])
 def test_too_few_files(seeds: list[int]) -> None:
     sources = [Source(f"{seed}.py", source_text(seed)) for seed in seeds]
-    with pytest.raises(CorpusError, match=rf"^{len(seeds)} Python files are too few .* with --source$"):
+    with pytest.raises(CorpusError, match=r"^\d Python files? (is|are) too few .* with --source$"):
         hold_out(sources)
 
 
@@ -238,6 +239,34 @@ def test_the_command(
     assert "A draft of 24 nodes inside source/" in shown
     assert re.search(rf"^  draftstore info {tmp_path}/q/store$", shown, re.MULTILINE)
     assert "no draft" not in shown
+    few = json.loads(run("--json", "--held-out", "1", "--budget", "3"))
+    assert (few["held_out"], few["budget"]) == (1, 3)
+    for row in few["replay"].values():
+        assert (row["rows"], row["nodes_mean"] <= 3) == (1, True)
+
+
+def test_the_next_lines_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = write(tmp_path / "my bin" / "draftstore", "#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert command_line() == f"'{program}'"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["my bin/draftstore"])
+    assert command_line() == "'my bin/draftstore'"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert command_line() == "draftstore"
+    monkeypatch.setattr(sys, "argv", ["/x/draftstore/__main__.py"])
+    assert command_line() == f"{sys.executable} -m draftstore"
+
+
+def test_wrong_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--held-out", "--budget"):
+        monkeypatch.setattr(sys, "argv", ["draftstore", "quickstart", option, "0"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        assert f"Invalid value for '{option}'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -265,5 +294,5 @@ def test_the_command_with_too_few_files(
         main()
     assert stop.value.code == 1
     captured = capsys.readouterr()
-    expected = "error: 1 Python files are too few to hold some out: name more folders with --source\n"
+    expected = "error: 1 Python file is too few to hold some out: name more folders with --source\n"
     assert (captured.out, captured.err) == ("", expected)

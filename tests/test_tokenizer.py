@@ -1,4 +1,6 @@
 import json
+import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,27 @@ def test_token_text_never_raises(small_tokenizer: TextTokenizer, token: int) -> 
     assert text == f"<id {token}>" or 0 <= token < small_tokenizer.vocab_size
 
 
+def test_exact_text_joins_to_the_text(small_tokenizer: TextTokenizer) -> None:
+    text = "def add(left,\n\treturn  'x' \\ \x07"
+    ids = small_tokenizer.encode(text, bos=False).tolist()
+    assert "".join(str(small_tokenizer.exact_text(token)) for token in ids) == text
+    assert small_tokenizer.exact_text(0) == "<s>"
+    parts = [small_tokenizer.exact_text(token) for token in small_tokenizer.encode("\u00ff", bos=False)]
+    assert parts == [None, None]
+    assert [small_tokenizer.exact_text(token) for token in (-1, 10**6, 2**40)] == [None] * 3
+
+
+@pytest.mark.parametrize("spec", ["./nope", "../nope", "/nope", "~/nope", "models/tokenizer.json"])
+def test_a_path_that_is_not_there_is_no_question_for_the_hub(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        TokenizerError, match=rf"^no such file or folder: {re.escape(spec)}: pass a folder with"
+    ):
+        load_tokenizer(spec)
+
+
 def test_token_text_of_byte_fallback_and_metaspace(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 
@@ -305,7 +328,7 @@ def test_broken_files(
         load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("spec", ["/no/such/folder", "a b", "one/two/three"])
+@pytest.mark.parametrize("spec", ["nope", "a b", "one/two/three"])
 def test_nothing_there(spec: str) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer at .*: pass a folder with tokenizer\.json"):
         load_tokenizer(spec)

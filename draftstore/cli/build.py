@@ -166,7 +166,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
     for key, value in manifest.counts.items():
         table.add_row(key, f"{value:,}")
     if report.empty_documents:
-        table.add_row("empty documents left out", f"{report.empty_documents:,}")
+        table.add_row("empty documents", f"{report.empty_documents:,}, left out")
     table.add_row("bytes", bytes_text(manifest))
     table.add_row("time", "already built" if result.reused else f"{seconds:.1f} s")
     console.print(table)

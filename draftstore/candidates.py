@@ -60,7 +60,7 @@ def read_following(
     """
     runs, distinct, ended = 0, 0, 0
     for segment in range(len(ranges)):
-        lo = ranges[segment, 0]
+        lo = np.int64(ranges[segment, 0])
         size = ranges[segment, 1] - lo
         if size == 0:
             continue

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from draftstore.candidates import clear_table, hand_out, new_candidates, read_following
 from draftstore.errors import DraftstoreError
 from draftstore.jit import kernel, leaf_kernel
-from draftstore.matching import count_rows, find_longest, find_suffix, load_context, new_matches
+from draftstore.matching import find_longest, find_suffix, load_context, new_matches
 from draftstore.suffix import SuffixIndex
 from draftstore.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
 
@@ -150,8 +150,14 @@ def draft_one(
     """
     index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
     rule = _unpack_rule(packed_rule)
-    matches, candidates, nodes = _new_scratch(rule, budget, len(segments))
-    size, match, count = _draft(index, rule, matches, candidates, nodes, context, max_level)
+    matches, nodes = _new_scratch(rule, budget, len(segments))
+    begin, end, match, count = _find_match(index, rule, matches, context)
+    candidates = new_candidates(_room(rule, count, len(segments)))
+    size = (
+        _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
+        if count > 0 and budget > 0
+        else 0
+    )
     tree_tokens = np.empty(size, np.int32)
     parents = np.empty(size, np.int16)
     levels = np.empty(size, np.uint8)
@@ -180,9 +186,15 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
     levels = np.empty((batch, budget), np.uint8)
     summary = np.empty((batch, 3), np.int64)
     rule = _unpack_rule(packed_rule)
-    matches, candidates, nodes = _new_scratch(rule, budget, len(index.segments))
+    matches, nodes = _new_scratch(rule, budget, len(index.segments))
+    candidates = new_candidates(_room(rule, rule.rows, len(index.segments)))
     for i in range(batch):
-        size, match, count = _draft(index, rule, matches, candidates, nodes, contexts[i], max_level)
+        begin, end, match, count = _find_match(index, rule, matches, contexts[i])
+        size = (
+            _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
+            if count > 0 and budget > 0
+            else 0
+        )
         summary[i, 0], summary[i, 1], summary[i, 2] = size, match, count
         _unpack_nodes(nodes.keys, size, tokens[i], parents[i], levels[i])
     return tokens, parents, levels, summary
@@ -208,27 +220,28 @@ def _unpack_nodes(keys: Any, size: Any, tokens: Any, parents: Any, levels: Any) 
 
 @kernel
 def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
-    """Return arrays for drafts of at most `budget` nodes."""
-    # Without back-off only the longest match is read; else every suffix, each for less probability.
-    rows = rule.rows if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
+    """Return arrays for the matches and nodes of drafts of at most `budget` nodes."""
     return (
         new_matches(rule.max_match + rule.depth, budget + 1, segments),
-        new_candidates(rows + 2 * segments),
         _Nodes(np.empty(budget, np.int64), np.empty(budget, np.float64)),
     )
 
 
 @leaf_kernel
-def _draft(
-    index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, context: Any, max_level: Any
-) -> Any:
-    """Fill `nodes` for one context; return their number, the tokens of the longest match and its occurrences."""
+def _room(rule: Any, count: Any, segments: Any) -> Any:
+    """Bound the candidates of a node: the rows read, of the longest match alone or of every suffix."""
+    rows = min(rule.rows, count) if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
+    return rows + 2 * segments
+
+
+@leaf_kernel
+def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
+    """Return where the usable context begins and ends, the tokens of its longest match and its occurrences."""
     begin, end = load_context(matches.text, context, rule.max_match, index.vocab_size)
     match = find_longest(index, matches, begin, end)
-    if match < rule.min_match or len(nodes.keys) == 0:
-        return 0, 0, np.int64(0)
-    count = count_rows(matches.ranges[0, match])
-    return _grow(index, rule, matches, candidates, nodes, begin, end, max_level), match, count
+    if match < rule.min_match:
+        return begin, end, 0, np.int64(0)
+    return begin, end, match, matches.counts[0, match]
 
 
 @leaf_kernel
@@ -286,7 +299,7 @@ def _gather(
     for length in range(top, rule.min_match - 1, -1):
         ranges = matches.ranges[slot, length]
         if slot == 0 and length == top:
-            occurrences = count_rows(ranges)  # the longest match, found before
+            occurrences = matches.counts[slot, length]  # the longest match, found before
         else:
             occurrences = find_suffix(index, matches, stop, slot, parent, length)
         if occurrences == 0:

@@ -10,11 +10,12 @@ kernel = njit(cache=True, nogil=True, error_model="numpy")
 """Compiles a function; it releases the interpreter lock, and is kept on disk."""
 
 leaf_kernel = njit(  # type: ignore[call-overload]
-    cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True
+    nogil=True, error_model="numpy", _nrt=False, forceinline=True
 )
 """The same for kernels that create no arrays.
 
 They count no references and become part of their callers: in hot loops, counting and passing arrays outweigh the work.
+As parts they are kept on disk with the kernels that call them, not by themselves.
 """
 
 

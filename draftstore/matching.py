@@ -18,13 +18,15 @@ class Matches(NamedTuple):
 
     Attributes:
         text: int64 [max_match + depth], the context and behind it the path.
-        ranges: int64 [slots, max_match + depth + 1, segments, 2], rows [lo, hi) by slot (0 = the context, i + 1 =
-            node i), suffix length and segment.
-        lengths: int64 [slots, 2], longest and shortest suffix with rows in `ranges`, by slot.
+        ranges: int32 [slots, max_match + depth + 1, segments, 2], rows [lo, hi) by slot (0 = the context, i + 1 =
+            node i), suffix length and segment; not filled where a suffix has the rows of the one a token longer.
+        counts: int64 [slots, max_match + depth + 1], rows over all segments.
+        lengths: int64 [slots, 2], longest and shortest suffix that was looked for, by slot.
     """
 
     text: NDArray[np.int64]
-    ranges: NDArray[np.int64]
+    ranges: NDArray[np.int32]
+    counts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
 
@@ -33,7 +35,8 @@ def new_matches(most: Any, slots: Any, segments: Any) -> Any:
     """Return arrays for texts of at most `most` tokens."""
     return Matches(
         np.empty(most, np.int64),
-        np.empty((slots, most + 1, segments, 2), np.int64),
+        np.empty((slots, most + 1, segments, 2), np.int32),
+        np.empty((slots, most + 1), np.int64),
         np.empty((slots, 2), np.int64),
     )
 
@@ -52,14 +55,15 @@ def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> An
 
 @leaf_kernel
 def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
-    """Return the length of the longest suffix of the context that occurs, its rows in slot 0.
+    """Return the length of the longest suffix of the context that occurs; its rows go into slot 0.
 
     Where a suffix occurs, all shorter ones do: the length is bisected.
     """
     low, high = 0, end - begin
     middle = min(index.key_tokens, high)  # one look at the keys decides that many
     while low < high:
-        if _search(index, matches.text, end, middle, matches.ranges[0, middle]) > 0:
+        matches.counts[0, middle] = _search(index, matches.text, end, middle, matches.ranges[0, middle])
+        if matches.counts[0, middle] > 0:
             low = middle
         else:
             high = middle - 1
@@ -70,11 +74,20 @@ def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
 
 @leaf_kernel
 def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any) -> Any:
-    """Find the rows of one suffix of a node's text, among its parent's if they are known; return their number."""
-    ranges = matches.ranges[slot, length]
-    if slot > 0 and length > matches.lengths[parent, 1]:
-        return _narrow(index, matches.text, stop, length, matches.ranges[parent, length - 1], ranges)
-    return _search(index, matches.text, stop, length, ranges)
+    """Find the rows of one suffix of a node's text, among its parent's if they are known; return their number.
+
+    Longer suffixes come first. Where two suffixes of the parent have equal counts, they have the same occurrences,
+    and so have those of the child: only the longer one is looked for.
+    """
+    counts, ranges = matches.counts, matches.ranges[slot, length]
+    if slot == 0 or length <= matches.lengths[parent, 1]:
+        counts[slot, length] = _search(index, matches.text, stop, length, ranges)
+    elif length <= matches.lengths[parent, 0] and counts[parent, length - 1] == counts[parent, length]:
+        counts[slot, length] = counts[slot, length + 1]
+    else:
+        rows = matches.ranges[parent, length - 1]
+        counts[slot, length] = _narrow(index, matches.text, stop, length, rows, ranges)
+    return counts[slot, length]
 
 
 @leaf_kernel
@@ -87,22 +100,22 @@ def _search(index: Any, text: Any, stop: Any, length: Any, ranges: Any) -> Any:
         if length > 1 and lo < hi:
             lo, hi = find_rows(index, segment, lo, hi, 1, text, start, stop)
         ranges[segment, 0], ranges[segment, 1] = lo, hi
-    return count_rows(ranges)
+    return _count(ranges)
 
 
 @leaf_kernel
 def _narrow(index: Any, text: Any, stop: Any, length: Any, parent_ranges: Any, ranges: Any) -> Any:
     """Keep of the rows of a suffix one token shorter those that go on with the last token; return their number."""
     for segment in range(len(ranges)):
-        lo, hi = parent_ranges[segment, 0], parent_ranges[segment, 1]
+        lo, hi = np.int64(parent_ranges[segment, 0]), np.int64(parent_ranges[segment, 1])
         if lo < hi:
             lo, hi = find_rows(index, segment, lo, hi, length - 1, text, stop - length, stop)
         ranges[segment, 0], ranges[segment, 1] = lo, hi
-    return count_rows(ranges)
+    return _count(ranges)
 
 
 @leaf_kernel
-def count_rows(ranges: Any) -> Any:
+def _count(ranges: Any) -> Any:
     """Add up the rows of one suffix over all segments."""
     count = np.int64(0)
     for segment in range(len(ranges)):

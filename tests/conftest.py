@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import draftstore
 from draftstore.build import RestOptions, build_rest
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
@@ -17,6 +18,16 @@ TRAINING_TEXT = [
     "for item in items:\n    if item is not None:\n        print(item)\n",
     "naïve café, 東京, emoji 😀, tabs\tand   spaces\n",
 ]
+
+
+def pytest_configure() -> None:
+    """Remove compiled kernels that are older than any file of kernels: numba looks at one file alone."""
+    package = Path(draftstore.__file__).parent
+    sources = [path for path in package.glob("*.py") if "jit import" in path.read_text(encoding="utf-8")]
+    newest = max(path.stat().st_mtime for path in [*sources, package / "jit.py"])
+    for kept in package.glob("__pycache__/*.nb[ic]"):
+        if kept.stat().st_mtime < newest:
+            kept.unlink()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

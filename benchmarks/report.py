@@ -106,8 +106,13 @@ def save_bars(path: Path, title: str, y_label: str, bars: Mapping[str, float]) -
     figure.savefig(path, dpi=150)
 
 
-def finish(out: Path, name: str, document: Mapping[str, Any]) -> None:
-    """Write the figures to `out/name.json` and print them as one last line."""
+def save(out: Path, name: str, document: Mapping[str, Any]) -> None:
+    """Write figures to `out/name.json`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def finish(out: Path, name: str, document: Mapping[str, Any]) -> None:
+    """Write the figures of a whole program to `out/name.json` and print them as one last line."""
+    save(out, name, document)
     print(json.dumps(document))

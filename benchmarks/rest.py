@@ -1,8 +1,8 @@
 """The REST store measured: `python -m benchmarks.rest`.
 
 Three parts: the ablations of the REST paper on recorded outputs, the cost of a store by size, and other
-libraries over the same texts and contexts. Tables first; the last line of stdout is one JSON document, also
-written to OUT/rest.json, the pictures beside it.
+libraries over the same texts and contexts. Tables first; the last line of stdout is one JSON document;
+each part is also written to OUT/rest_PART.json, the pictures beside it.
 
 Example:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.rest --work ~/bench --parts scale,ablations
@@ -10,6 +10,7 @@ Example:
 
 import argparse
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from time import perf_counter
@@ -19,7 +20,7 @@ from benchmarks.ablations import run_ablations
 from benchmarks.common import CHAT, RecordingSet, Source, Workspace, add_arguments, open_workspace
 from benchmarks.comparison import run_comparison
 from benchmarks.peers import PEERS
-from benchmarks.report import describe_machine, finish
+from benchmarks.report import describe_machine, save
 from benchmarks.scale import run_scale
 
 PARTS = ("scale", "ablations", "peers")
@@ -74,20 +75,22 @@ def main() -> None:
     args = parse_arguments()
     extent = QUICK if args.quick else Extent()
     rows = args.rows or extent.rows
-    document: dict[str, Any] = describe_machine([peer().package for peer in PEERS])
-    document |= {"quick": args.quick, "load_average": {}}
+    about = describe_machine([peer().package for peer in PEERS]) | {"quick": args.quick}
+    figures: dict[str, Any] = {}
     parts: dict[str, Callable[[Workspace], Any]] = {
         "scale": lambda space: run_scale(space, extent.scale_stores, RECORDED, extent.contexts),
         "ablations": lambda space: run_ablations(space, extent.ablation_store, RECORDED, rows),
         "peers": lambda space: run_comparison(space, extent.peer_stores, RECORDED, rows, extent.contexts),
     }
-    begin = perf_counter()
     with open_workspace(args) as workspace:
         for part, run in parts.items():
             if part in args.parts.split(","):
-                document["load_average"][part] = os.getloadavg()[0]
-                document[part] = run(workspace)
-        finish(args.out, "rest", document | {"seconds": round(perf_counter() - begin)})
+                begin, load = perf_counter(), os.getloadavg()[0]
+                figures[part] = run(workspace)
+                seconds = round(perf_counter() - begin)
+                own = {"load_average": load, "seconds": seconds, part: figures[part]}
+                save(args.out, f"rest_{part}", about | own)
+    print(json.dumps(about | figures))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from draftstore.expand import MAX_BUDGET
 from draftstore.manifest import Manifest
-from draftstore.rest import TOKENIZER_FOLDER, RestDrafter, RestStore
+from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, TOKENIZER_FOLDER, RestDrafter, RestStore
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 STORE = click.Path(path_type=Path)
@@ -31,6 +32,33 @@ FILE_WIDTH = 160
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."
 )
+
+
+def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of commands that draft: `budget`, `min_prob`, `strategy` and `tokenizer`."""
+    options = (
+        click.option(
+            "--budget",
+            type=click.IntRange(0, MAX_BUDGET),
+            default=BUDGET,
+            show_default=True,
+            help="Maximum number of nodes in a draft.",
+        ),
+        click.option(
+            "--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node."
+        ),
+        click.option(
+            "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
+        ),
+        click.option(
+            "--tokenizer",
+            metavar="T",
+            help="Check that the store was built with this one. [default: the store's]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 class ManyValues(click.Command):

@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 from rich.text import Text
 from rich.tree import Tree
 
-from draftstore.cli.common import STORE, json_option, open_store, print_json, stdout_console, warm
+from draftstore.cli.common import (
+    STORE,
+    drafting_options,
+    json_option,
+    open_store,
+    print_json,
+    stdout_console,
+    warm,
+)
 from draftstore.drafter import Draft
 from draftstore.errors import counted
-from draftstore.expand import MAX_BUDGET
-from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, RestDrafter
+from draftstore.rest import RestDrafter
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree
 
@@ -22,20 +29,7 @@ from draftstore.tree import DraftTree
 @click.command()
 @click.argument("directory", type=STORE)
 @click.option("--text", required=True, help="The text so far.")
-@click.option(
-    "--budget",
-    type=click.IntRange(0, MAX_BUDGET),
-    default=BUDGET,
-    show_default=True,
-    help="Maximum number of nodes.",
-)
-@click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node.")
-@click.option(
-    "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
-)
-@click.option(
-    "--tokenizer", metavar="T", help="Check that the store was built with this one. [default: the store's]"
-)
+@drafting_options
 @json_option
 def query(
     directory: Path,
@@ -92,10 +86,15 @@ def _why_none(draft: Draft, context: NDArray[np.int32], budget: int, min_prob: f
 def timed_draft(
     drafter: RestDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
 ) -> tuple[Draft, float]:
-    """Draft for one context; return the draft and how many microseconds it took."""
-    begin = perf_counter_ns()
-    draft = drafter.draft(contexts, budget, min_prob)[0]
-    return draft, (perf_counter_ns() - begin) / 1000
+    """Draft for one context; return the draft and how many microseconds it took.
+
+    The second of two lookups counts: the first may wait for the disk, which a store in use does not.
+    """
+    for _ in range(2):
+        begin = perf_counter_ns()
+        draft = drafter.draft(contexts, budget, min_prob)[0]
+        micros = (perf_counter_ns() - begin) / 1000
+    return draft, micros
 
 
 def node_list(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:

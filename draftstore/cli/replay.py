@@ -9,6 +9,7 @@ from rich.table import Table
 from draftstore.cli.common import (
     STORE,
     count_progress,
+    drafting_options,
     json_option,
     open_store,
     print_json,
@@ -16,11 +17,9 @@ from draftstore.cli.common import (
     stdout_console,
     warm,
 )
-from draftstore.expand import MAX_BUDGET
 from draftstore.manifest import load_manifest
 from draftstore.replay import ReplayResult, read_recordings
 from draftstore.replay import replay as replay_recordings
-from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
 
 
 @click.command()
@@ -30,18 +29,7 @@ from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
 )
 @click.option("--model", help="Only the outputs of this model.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of outputs.")
-@click.option(
-    "--budget",
-    type=click.IntRange(0, MAX_BUDGET),
-    default=BUDGET,
-    show_default=True,
-    help="Maximum number of nodes in a draft.",
-)
-@click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node.")
-@click.option(
-    "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
-)
-@click.option("--tokenizer", metavar="T", help="Check that the stores were built with this one.")
+@drafting_options
 @json_option
 def replay(
     directories: tuple[Path, ...],

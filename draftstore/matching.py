@@ -57,17 +57,21 @@ def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> An
 def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
     """Return the length of the longest suffix of the context that occurs; its rows go into slot 0.
 
-    Where a suffix occurs, all shorter ones do: the length is bisected.
+    Where a suffix occurs, all shorter ones do, so the length is searched: from as many tokens as one look at the
+    keys decides, step by step down (most matches are short), or up in growing steps and then by bisection.
     """
     low, high = 0, end - begin
-    middle = min(index.key_tokens, high)  # one look at the keys decides that many
+    middle, step = min(index.key_tokens, high), 1
     while low < high:
         matches.counts[0, middle] = _search(index, matches.text, end, middle, matches.ranges[0, middle])
         if matches.counts[0, middle] > 0:
             low = middle
         else:
             high = middle - 1
-        middle = min((low + high + 1) // 2, low + 3)
+        if low == 0:
+            middle = high
+        else:
+            middle, step = min(low + step, (low + high + 1) // 2), step * 2
     matches.lengths[0, 0] = low
     return low
 

@@ -9,11 +9,11 @@ occurrences, followed by d distinct tokens, it gets the share
 of the node's probability; what is left goes to the next shorter suffix, and so on. So a suffix that is seen often
 and always goes on alike is trusted, a rare or an undecided one yields to shorter ones. Within a suffix, a token's
 share is the fraction of the occurrences that it follows. This is interpolation of the Witten-Bell family, applied
-at every node: Witten, Bell, "The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991;
-Chen, Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling", 1999, section 2.
+at every node: "The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991; "An
+Empirical Study of Smoothing Techniques for Language Modeling", 1999, section 2.
 
-With alpha = beta = 0 the longest match takes all, and the rule is the one of REST (He et al., NAACL 2024, section
-3): the continuations of the longest match as a trie, of which the heaviest nodes are kept.
+With alpha = beta = 0 the longest match takes all, and the rule is the one of REST (NAACL 2024, section 3): the
+continuations of the longest match as a trie, of which the heaviest nodes are kept.
 
 The tree grows in one array of keys, sorted, at most `budget` long: the part before `head` is final, the part
 after it waits. A child never sorts before its parent, so the node at `head` is always the best one left; when the

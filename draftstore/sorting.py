@@ -1,6 +1,6 @@
 """Suffix sorting in linear time: numba kernels over plain arrays, no files.
 
-SA-IS: Nong, Zhang, Chan, "Two Efficient Algorithms for Linear Time Suffix Array Construction", IEEE Transactions on
+SA-IS: "Two Efficient Algorithms for Linear Time Suffix Array Construction", IEEE Transactions on
 Computers 60(10), 2011. A suffix is S-type if it is smaller than the suffix behind it, else L-type; an LMS suffix is an
 S-type one behind an L-type one. The LMS suffixes are sorted first (by recursion where two of their substrings are
 equal); two scans then put all others in order. Nothing but the suffix array itself, and two integers a symbol, is

@@ -16,8 +16,7 @@ from draftstore.drafter import ContextSession, Draft, Drafter
 from draftstore.jit import read_only
 from draftstore.replay import Recording, replay
 from draftstore.rest import BUDGET, MAX_MATCH, STRATEGIES, RestDrafter, RestStore
-from draftstore.sorting import suffix_array
-from draftstore.suffix import SuffixIndex, find_rows, first_row_table, key_layout, key_table
+from draftstore.suffix import SuffixIndex, find_rows, index_segment, key_layout, segment_table
 from draftstore.tokens import sentinel
 from draftstore.tree import DraftTree
 
@@ -131,13 +130,18 @@ def _budgets(store: RestStore) -> list[Setting]:
 
 def index_tokens(tokens: NDArray[Any], vocab_size: int) -> SuffixIndex:
     """Sort tokens in memory, as the one segment of a store without files."""
-    tokens = read_only(np.ascontiguousarray(tokens))
-    suffixes = read_only(suffix_array(tokens, vocab_size))
-    layout = key_layout(vocab_size)
-    keys = read_only(key_table(tokens, suffixes, vocab_size, *layout))
-    first_rows = read_only(first_row_table(tokens, vocab_size)[None])
-    segments = read_only(np.array([[0, len(tokens), 0]], np.int64))
-    return SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, *layout)
+    tokens = np.ascontiguousarray(tokens)
+    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
+    segments = segment_table(np.array([len(tokens)]))[:-1]
+    return SuffixIndex(
+        read_only(tokens),
+        read_only(suffixes),
+        read_only(keys),
+        read_only(first_rows[None]),
+        read_only(segments),
+        vocab_size,
+        *key_layout(vocab_size),
+    )
 
 
 def accepted_length(drafter: Drafter, recordings: Sequence[Recording], budget: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Example:
 """
 
 import argparse
-from pathlib import Path
 
 from benchmarks.common import CHAT, CODE, RecordingSet, add_arguments, open_workspace
 from benchmarks.measure import progress
@@ -26,10 +25,7 @@ SETS = (
 def main() -> None:
     """Replay every set with every strategy and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accepted", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument(
-        "--wheels", type=Path, help="folder with the wheels of the code list (default: pip fetches them)"
-    )
+    add_arguments(parser, code=True)
     args = parser.parse_args()
     results = []
     with open_workspace(args) as workspace:

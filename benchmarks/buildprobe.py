@@ -14,10 +14,8 @@ import numpy as np
 
 from benchmarks.measure import peak_resident, pin_to_one_core, reset_peak, resident
 from draftstore.build import Progress, RestOptions, build_rest
-from draftstore.jit import read_only
 from draftstore.rest import RestStore
-from draftstore.sorting import suffix_array
-from draftstore.suffix import first_row_table, key_layout, key_table
+from draftstore.suffix import index_segment
 from draftstore.tokenizer import load_tokenizer
 
 
@@ -41,10 +39,7 @@ class Phase:
 
 def warm_up_sorting(vocab_size: int) -> None:
     """Load the sorting kernels, or compile them once after an install, outside of what is timed."""
-    tokens = read_only(np.random.default_rng(0).integers(0, 3, 1000).astype(np.uint16))
-    suffixes = read_only(suffix_array(tokens, vocab_size))
-    key_table(tokens, suffixes, vocab_size, *key_layout(vocab_size))
-    first_row_table(tokens, vocab_size)
+    index_segment(np.random.default_rng(0).integers(0, 3, 1000).astype(np.uint16), vocab_size)
 
 
 def measure_build(
@@ -84,12 +79,10 @@ def measure_sort_memory(store: str) -> dict[str, Any]:
     """Sort the first segment of a store again and measure the peak of memory beyond its tokens."""
     index = RestStore.open(store).index
     warm_up_sorting(index.vocab_size)
-    tokens = read_only(np.array(index.tokens[: int(index.segments[0, 1])]))
+    tokens = np.array(index.tokens[: int(index.segments[0, 1])])
     reset_peak()
     before = sum(resident().values())
-    suffixes = read_only(suffix_array(tokens, index.vocab_size))
-    key_table(tokens, suffixes, index.vocab_size, *key_layout(index.vocab_size))
-    first_row_table(tokens, index.vocab_size)
+    index_segment(tokens, index.vocab_size)
     extra = peak_resident() - before
     return {"sort_peak_bytes": extra, "sort_peak_bytes_per_token": round(extra / len(tokens), 3)}
 

@@ -117,8 +117,8 @@ class Workspace:
         )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all benchmark programs have."""
+def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> None:
+    """Add the options that all benchmark programs have, and those of programs that build the `CODE` store."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--data", type=Path, default=os.environ.get(DATA_VARIABLE),
@@ -129,6 +129,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="small stores, few rows: to see that it runs")
+    if code:
+        parser.add_argument(
+            "--wheels", type=Path, help="folder with the wheels of the code list (default: pip fetches them)"
+        )
 
 
 @contextmanager

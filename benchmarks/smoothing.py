@@ -12,7 +12,6 @@ Example:
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean
 from time import perf_counter
 from typing import Any
@@ -120,10 +119,7 @@ def show(results: dict[str, dict[str, Any]], rows: dict[str, int]) -> None:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoothing", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument(
-        "--wheels", type=Path, help="folder with the wheels of the code list (default: pip fetches them)"
-    )
+    add_arguments(parser, code=True)
     return parser.parse_args()
 
 

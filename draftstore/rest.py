@@ -24,7 +24,7 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.expand import MAX_BUDGET, Rule, draft_batch, draft_one
 from draftstore.jit import read_only
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.suffix import KEY_STRIDE, SuffixIndex, key_layout
+from draftstore.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.tree import DraftTree, highest_level
 
 KIND = "rest"
@@ -53,8 +53,6 @@ DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 
 class RestDrafter:
     """Drafts from one store by one rule; holds no state of a text, so threads may share it."""
-
-    context_size = MAX_MATCH
 
     def __init__(self, index: SuffixIndex, rule: Rule) -> None:
         """Draft from `index` by `rule`.
@@ -192,15 +190,14 @@ def _check_index(index: SuffixIndex, path: Path) -> None:
     of them.
     """
     lengths = index.segments[:, 1]
-    key_counts = -(-lengths // KEY_STRIDE)
-    starts, first_keys = np.cumsum([0, *lengths]), np.cumsum([0, *key_counts])
+    table = segment_table(lengths)
+    total, _, keys = table[-1].tolist()
     if (
         len(index.first_rows) != len(index.segments)
         or np.any(lengths < 1)
-        or not np.array_equal(index.segments[:, 0], starts[:-1])
-        or not np.array_equal(index.segments[:, 2], first_keys[:-1])
-        or not len(index.tokens) == len(index.suffixes) == starts[-1]
-        or len(index.keys) != first_keys[-1]
+        or not np.array_equal(index.segments, table[:-1])
+        or not len(index.tokens) == len(index.suffixes) == total
+        or len(index.keys) != keys
     ):
         raise StoreError(f"the files of {path} do not fit each other: the store is damaged, build it again")
     sentinel = np.iinfo(index.tokens.dtype).max

@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError
 from draftstore.files import fsync_path, remove, write_atomic, write_json
-from draftstore.jit import read_only
-from draftstore.sorting import suffix_array
-from draftstore.suffix import KEY_STRIDE, first_row_table, key_layout, key_table
+from draftstore.suffix import index_segment, segment_table
 from draftstore.tokens import TokenShards, sentinel, token_dtype
 
 LAYOUT = "layout.json"
@@ -57,11 +55,11 @@ def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int
             "command again, finished steps are kept"
         )
     segments = _write_tokens(shards, store, segment_tokens)
-    total, keys = segments[:, 1].sum(), _key_counts(segments[:, 1]).sum()
+    total, _, keys = segments[-1].tolist()
     sizes = {
-        "suffixes.bin": 4 * int(total),
-        "keys.bin": 8 * int(keys),
-        "first_rows.bin": 4 * len(segments) * (shards.vocab_size + 1),
+        "suffixes.bin": 4 * total,
+        "keys.bin": 8 * keys,
+        "first_rows.bin": 4 * (len(segments) - 1) * (shards.vocab_size + 1),
     }
     for name, size in sizes.items():
         with (store / name).open("wb") as file:
@@ -81,13 +79,8 @@ def _is_laid_out(store: Path, marker: Path) -> bool:
         return False
 
 
-def _key_counts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many keys segments of these lengths have."""
-    return -(-lengths // KEY_STRIDE)
-
-
 def _write_tokens(shards: TokenShards, store: Path, segment_tokens: int) -> NDArray[np.int64]:
-    """Write tokens.bin and segments.bin; return the latter, int64 [segments, 3]."""
+    """Write tokens.bin and segments.bin; return their `segment_table`."""
     lengths = []
     with (store / "tokens.bin").open("wb") as file:
         for segment in _segments(shards, segment_tokens):
@@ -96,10 +89,8 @@ def _write_tokens(shards: TokenShards, store: Path, segment_tokens: int) -> NDAr
                 file.write(piece.tobytes())
                 length += len(piece)
             lengths.append(length)
-    sizes = np.array(lengths, np.int64)
-    keys = _key_counts(sizes)
-    segments = np.stack([np.cumsum(sizes) - sizes, sizes, np.cumsum(keys) - keys], axis=1)
-    (store / "segments.bin").write_bytes(segments.astype("<i8").tobytes())
+    segments = segment_table(np.array(lengths, np.int64))
+    (store / "segments.bin").write_bytes(segments[:-1].astype("<i8").tobytes())
     return segments
 
 
@@ -234,10 +225,8 @@ def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
     """Sort one segment of tokens.bin and write its part of the other arrays."""
     start, length, first_key = read_segments(store)[segment].tolist()
     dtype = token_dtype(vocab_size)
-    tokens = read_only(np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,)))
-    suffixes = suffix_array(tokens, vocab_size)
-    keys = key_table(tokens, read_only(suffixes), vocab_size, *key_layout(vocab_size))
-    first_rows = first_row_table(tokens, vocab_size)
+    tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
+    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
     _write_at(store / "suffixes.bin", suffixes, start)
     _write_at(store / "keys.bin", keys, first_key)
     _write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))

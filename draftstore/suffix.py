@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.jit import kernel, leaf_kernel
-from draftstore.sorting import bucket_bounds
+from draftstore.jit import kernel, leaf_kernel, read_only
+from draftstore.sorting import bucket_bounds, suffix_array
 
 KEY_STRIDE = 16
 """A key for every 16th row: 16 int32 rows are one cache line."""
@@ -59,6 +59,34 @@ def key_layout(vocab_size: int) -> tuple[int, int]:
     """Return (bits a token, tokens a key) for a vocabulary; the sentinel counts as one more token."""
     bits = max(int(vocab_size).bit_length(), 1)
     return bits, KEY_TOTAL_BITS // bits
+
+
+def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Place segments one behind the other.
+
+    Args:
+        lengths: int64 [segments], tokens of each.
+
+    Returns:
+        int64 [segments + 1, 3], first token, tokens and first key of each; the last row stands behind them all.
+    """
+    sizes = np.append(lengths, 0)
+    key_counts = -(-sizes // KEY_STRIDE)
+    return np.stack([np.cumsum(sizes) - sizes, sizes, np.cumsum(key_counts) - key_counts], axis=1)
+
+
+def index_segment(
+    tokens: NDArray[Any], vocab_size: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """Sort one segment and make its tables: suffixes, keys and first rows, as in SuffixIndex.
+
+    Raises:
+        TokenRangeError: as `sorting.suffix_array`.
+    """
+    tokens = read_only(tokens)
+    suffixes = suffix_array(tokens, vocab_size)
+    keys = key_table(tokens, read_only(suffixes), vocab_size, *key_layout(vocab_size))
+    return suffixes, keys, first_row_table(tokens, vocab_size)
 
 
 @kernel

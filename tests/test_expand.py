@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from draftstore.rest import STRATEGIES, RestDrafter
 from draftstore.suffix import SuffixIndex
 from draftstore.tree import LEVEL_PROBS, DraftTree, highest_level, level_of
 from tests import reference
-from tests.reference import Documents, UnclearError, make_index, nodes_of
+from tests.reference import Documents, Nodes, UnclearError, make_index, nodes_of
 
 NARROW, WIDE = 5, 151_665
 """Vocabularies of u16 and u32 stores; tests use the highest ids of either."""
@@ -24,6 +24,7 @@ LONGEST = STRATEGIES["longest"]
 BACKOFF = STRATEGIES["backoff"]._replace(rows=UNSAMPLED)
 
 Corpus = list[Documents]
+Oracle = Callable[[Documents, Rule, Sequence[int], int, int], Nodes]
 
 
 def documents_of(corpus: Corpus) -> Documents:
@@ -115,15 +116,7 @@ def test_the_longest_match_is_drawn_as_a_trie(
     corpus = data.draw(corpora(vocab_size))
     context = data.draw(contexts(corpus, vocab_size))
     rule = rule._replace(alpha=0.0, beta=0.0, min_match=data.draw(st.integers(1, 3)), rows=LONGEST.rows)
-    documents = documents_of(corpus)
-    text = reference.usable(context, rule.max_match, vocab_size)
-    try:
-        expected = reference.longest_tree(documents, rule, text, budget, max_level)
-    except UnclearError:
-        reject()
-    tree, *match = draft(make_index(corpus, vocab_size), rule, context, budget, max_level)
-    assert nodes_of(tree) == expected
-    assert tuple(match) == expected_match(documents, rule, text)
+    assert_agrees(reference.longest_tree, corpus, vocab_size, context, rule, budget, max_level)
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
@@ -134,7 +127,7 @@ def test_every_node_backs_off_to_shorter_matches(
 ) -> None:
     corpus = data.draw(corpora(vocab_size))
     context = data.draw(contexts(corpus, vocab_size))
-    assert_backs_off(corpus, vocab_size, context, rule, budget, highest_level(min_prob))
+    assert_agrees(reference.backoff_tree, corpus, vocab_size, context, rule, budget, highest_level(min_prob))
 
 
 @settings(deadline=None, max_examples=200)
@@ -143,7 +136,15 @@ def test_the_rule_that_stores_use_by_default_backs_off_too(
     data: st.DataObject, budget: int, min_prob: float
 ) -> None:
     corpus = data.draw(corpora())
-    assert_backs_off(corpus, NARROW, data.draw(contexts(corpus)), BACKOFF, budget, highest_level(min_prob))
+    assert_agrees(
+        reference.backoff_tree,
+        corpus,
+        NARROW,
+        data.draw(contexts(corpus)),
+        BACKOFF,
+        budget,
+        highest_level(min_prob),
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -152,16 +153,22 @@ def test_backing_off_reaches_the_end_of_the_grid(data: st.DataObject, rule: Rule
     corpus = data.draw(corpora())
     context = data.draw(contexts(corpus))
     rule = rule._replace(rows=1 << 20, depth=3, floor=1e-4)
-    assert_backs_off(corpus, NARROW, context, rule, 64, 255)
+    assert_agrees(reference.backoff_tree, corpus, NARROW, context, rule, 64, 255)
 
 
-def assert_backs_off(
-    corpus: Corpus, vocab_size: int, context: list[int], rule: Rule, budget: int, max_level: int
+def assert_agrees(
+    oracle: Oracle,
+    corpus: Corpus,
+    vocab_size: int,
+    context: list[int],
+    rule: Rule,
+    budget: int,
+    max_level: int,
 ) -> None:
     documents = documents_of(corpus)
     text = reference.usable(context, rule.max_match, vocab_size)
     try:
-        expected = reference.backoff_tree(documents, rule, text, budget, max_level)
+        expected = oracle(documents, rule, text, budget, max_level)
     except UnclearError:
         reject()
     tree, *match = draft(make_index(corpus, vocab_size), rule, context, budget, max_level)

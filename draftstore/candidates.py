@@ -68,29 +68,58 @@ def read_following(
         part = size if reads == count else max(1, reads * size // count)
         step = np.float64(size) / part
         share = step / count
-        run, token = 0, np.int64(-1)
-        for i in range(part + 1):
-            read = np.int64(-1)  # behind the last row, so that its run ends too
-            if i < part:
-                row = lo + np.int64((i + 0.5) * step)
-                read = token_at(index.tokens, base, n, np.int64(index.suffixes[base + row]) + offset)
-                if read < 0:
-                    read = np.int64(index.vocab_size)
-            if read != token and run > 0:
-                if token < index.vocab_size:
-                    place = _place_of(candidates, found, token)
-                    found = max(found, place + 1)
-                    distinct += candidates.stamps[place] != offset
-                    candidates.stamps[place] = offset
-                    candidates.run_places[runs] = place
-                    candidates.run_shares[runs] = run * share
-                    runs += 1
-                else:
-                    ended = 1
-                run = 0
-            token = read
-            run += 1
+        begin = np.int64(0)
+        token = _following(index, base, n, lo + np.int64(0.5 * step), offset)
+        while begin < part:
+            end, after = _run_end(index, base, n, lo, begin, part, step, offset, token)
+            if token < index.vocab_size:
+                place = _place_of(candidates, found, token)
+                found = max(found, place + 1)
+                distinct += candidates.stamps[place] != offset
+                candidates.stamps[place] = offset
+                candidates.run_places[runs] = place
+                candidates.run_shares[runs] = (end - begin) * share
+                runs += 1
+            else:
+                ended = 1
+            begin, token = end, after
     return found, runs, distinct + ended
+
+
+@leaf_kernel
+def _following(index: Any, base: Any, n: Any, row: Any, offset: Any) -> Any:
+    """Return the token that follows a row's first `offset` ones; `vocab_size` where the document or segment ends."""
+    token = token_at(index.tokens, base, n, np.int64(index.suffixes[base + row]) + offset)
+    return token if token >= 0 else np.int64(index.vocab_size)
+
+
+@leaf_kernel
+def _run_end(
+    index: Any, base: Any, n: Any, lo: Any, begin: Any, part: Any, step: Any, offset: Any, token: Any
+) -> Any:
+    """Return where the run of `token` that begins at a read ends, and the token behind it.
+
+    What follows the rows is sorted, so the end of a run is looked for in growing steps, then by bisection.
+    """
+    last, stride = begin, np.int64(1)
+    after = token
+    while last + stride < part:
+        after = _following(index, base, n, lo + np.int64((last + stride + 0.5) * step), offset)
+        if after != token:
+            break
+        last += stride
+        stride *= 2
+    high = min(last + stride, part)
+    if high == part:
+        after = token
+    while high - last > 1:
+        middle = (last + high) // 2
+        read = _following(index, base, n, lo + np.int64((middle + 0.5) * step), offset)
+        if read == token:
+            last = middle
+        else:
+            high, after = middle, read
+    return high, after
 
 
 @leaf_kernel

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.errors import TokenRangeError
-from draftstore.tree import DraftTree
+from draftstore.errors import DraftstoreError, TokenRangeError
+from draftstore.frontier import MAX_BUDGET
+from draftstore.tree import DraftTree, highest_level
 
 
 class Draft(NamedTuple):
@@ -68,6 +69,12 @@ class ContextDrafter(Protocol):
     context_size: int
     vocab_size: int
 
+    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
+        """Start the drafts of one text; see `Drafter.session`."""
+
+    def warm_up(self) -> None:
+        """Have everything compiled or loaded before the first draft is waited for."""
+
     def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
         """Draft for a batch of contexts.
 
@@ -76,6 +83,23 @@ class ContextDrafter(Protocol):
             budget: most nodes of a tree.
             min_prob: least probability of a node.
         """
+
+
+def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
+    """Check what a static store is asked, before it is asked.
+
+    Returns:
+        contexts as contiguous int32 [batch, size], and the highest level that a node may have; -1 if none may.
+
+    Raises:
+        DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix.
+    """
+    contexts = np.ascontiguousarray(contexts, np.int32)  # other types would compile another kernel
+    if contexts.ndim != 2:
+        raise DraftstoreError(f"contexts are int32 [batch, size], found an array of shape {contexts.shape}")
+    if not 0 <= budget <= MAX_BUDGET:
+        raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
+    return contexts, 255 if min_prob <= 0.0 else highest_level(min_prob)
 
 
 class ContextSession:

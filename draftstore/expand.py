@@ -15,15 +15,7 @@ Empirical Study of Smoothing Techniques for Language Modeling", 1999, section 2.
 With alpha = beta = 0 the longest match takes all, and the rule is the one of REST (NAACL 2024, section 3): the
 continuations of the longest match as a trie, of which the heaviest nodes are kept.
 
-The tree grows in one array of keys, sorted, at most `budget` long: the part before `head` is final, the part
-after it waits. A child never sorts before its parent, so the node at `head` is always the best one left; when the
-array is full, a new node must beat the last. A key holds the whole node:
-
-    bits 62-54    53-48    47-17    16-0
-    level         depth    token    slot of the parent (0 = the context, i + 1 = node i)
-
-so that the order of keys is the order that draft trees have by contract: descending probability, then parents
-first, then token id.
+The tree grows in the array of `draftstore.frontier`.
 """
 
 import math
@@ -34,30 +26,24 @@ from numpy.typing import NDArray
 
 from draftstore.candidates import clear_table, hand_out, new_candidates, read_following
 from draftstore.errors import DraftstoreError
+from draftstore.frontier import (
+    MAX_DEPTH,
+    depth_of,
+    enter,
+    may_have_children,
+    new_frontier,
+    parent_of,
+    token_of,
+    unpack_nodes,
+)
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.matching import find_longest, find_suffix, load_context, new_matches
 from draftstore.suffix import SuffixIndex
-from draftstore.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
 
-MAX_BUDGET = 4096
-"""Most nodes of one tree."""
-MAX_DEPTH = 63
-"""Most tokens of one path."""
 MAX_MATCH = 1024
 """Most tokens of a context that can be matched."""
-MAX_ROWS = 1 << 20
-"""Most occurrences that can be read for one node."""
-
-_PARENT_BITS = 17
-_TOKEN_BITS = 31
-_DEPTH_BITS = 6
-_TOKEN_SHIFT = _PARENT_BITS
-_DEPTH_SHIFT = _TOKEN_SHIFT + _TOKEN_BITS
-_LEVEL_SHIFT = _DEPTH_SHIFT + _DEPTH_BITS
-_PARENT_MASK = (1 << _PARENT_BITS) - 1
-_TOKEN_MASK = (1 << _TOKEN_BITS) - 1
-_DEPTH_MASK = (1 << _DEPTH_BITS) - 1
-_LEVELS = len(LEVEL_BOUNDS)
+MAX_ROWS = 1 << 40
+"""Most occurrences that can be read for one node: more than a store has, so that every count is exact."""
 
 
 class Rule(NamedTuple):
@@ -109,18 +95,6 @@ class Rule(NamedTuple):
         return np.array(self, np.float64)
 
 
-class _Nodes(NamedTuple):
-    """The best nodes so far, ascending.
-
-    Attributes:
-        keys: int64 [budget].
-        probs: float64 [budget], their probabilities before rounding.
-    """
-
-    keys: NDArray[np.int64]
-    probs: NDArray[np.float64]
-
-
 @kernel
 def draft_one(
     tokens: Any, suffixes: Any, keys: Any, first_rows: Any, segments: Any, vocab_size: Any, key_bits: Any,
@@ -152,7 +126,7 @@ def draft_one(
     rule = _unpack_rule(packed_rule)
     matches, nodes = _new_scratch(rule, budget, len(segments))
     begin, end, match, count = _find_match(index, rule, matches, context)
-    candidates = new_candidates(_room(rule, count, len(segments)))
+    candidates = new_candidates(_room(rule, count, len(segments), vocab_size))
     size = (
         _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
         if count > 0 and budget > 0
@@ -161,7 +135,7 @@ def draft_one(
     tree_tokens = np.empty(size, np.int32)
     parents = np.empty(size, np.int16)
     levels = np.empty(size, np.uint8)
-    _unpack_nodes(nodes.keys, size, tree_tokens, parents, levels)
+    unpack_nodes(nodes, size, tree_tokens, parents, levels)
     return tree_tokens, parents, levels, match, count
 
 
@@ -177,17 +151,18 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
         max_level: highest level that a node may have.
 
     Returns:
-        tokens int32 [batch, budget], parents int16 and levels uint8 likewise, and int64 [batch, 3]: nodes,
-        tokens of the longest match, its occurrences.
+        tokens int32 [batch, budget], parents int16 and levels uint8 likewise, and int64 [batch, 4]: nodes,
+        tokens of the longest match, its occurrences, and the distinct tokens that followed those read (the end
+        of a document is one of them).
     """
     batch = len(contexts)
     tokens = np.empty((batch, budget), np.int32)
     parents = np.empty((batch, budget), np.int16)
     levels = np.empty((batch, budget), np.uint8)
-    summary = np.empty((batch, 3), np.int64)
+    summary = np.empty((batch, 4), np.int64)
     rule = _unpack_rule(packed_rule)
     matches, nodes = _new_scratch(rule, budget, len(index.segments))
-    candidates = new_candidates(_room(rule, rule.rows, len(index.segments)))
+    candidates = new_candidates(_room(rule, rule.rows, len(index.segments), index.vocab_size))
     for i in range(batch):
         begin, end, match, count = _find_match(index, rule, matches, contexts[i])
         size = (
@@ -196,7 +171,8 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
             else 0
         )
         summary[i, 0], summary[i, 1], summary[i, 2] = size, match, count
-        _unpack_nodes(nodes.keys, size, tokens[i], parents[i], levels[i])
+        summary[i, 3] = matches.lengths[0, 2] if size > 0 else 0
+        unpack_nodes(nodes, size, tokens[i], parents[i], levels[i])
     return tokens, parents, levels, summary
 
 
@@ -209,29 +185,20 @@ def _unpack_rule(values: Any) -> Any:
     )  # fmt: skip
 
 
-@leaf_kernel
-def _unpack_nodes(keys: Any, size: Any, tokens: Any, parents: Any, levels: Any) -> Any:
-    """Take the keys of nodes apart."""
-    for i in range(size):
-        tokens[i] = (keys[i] >> _TOKEN_SHIFT) & _TOKEN_MASK
-        parents[i] = (keys[i] & _PARENT_MASK) - 1
-        levels[i] = keys[i] >> _LEVEL_SHIFT
-
-
 @kernel
 def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
     """Return arrays for the matches and nodes of drafts of at most `budget` nodes."""
     return (
         new_matches(rule.max_match + rule.depth, budget + 1, segments),
-        _Nodes(np.empty(budget, np.int64), np.empty(budget, np.float64)),
+        new_frontier(budget),
     )
 
 
 @leaf_kernel
-def _room(rule: Any, count: Any, segments: Any) -> Any:
+def _room(rule: Any, count: Any, segments: Any, vocab_size: Any) -> Any:
     """Bound the candidates of a node: the rows read, of the longest match alone or of every suffix."""
     rows = min(rule.rows, count) if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
-    return rows + 2 * segments
+    return min(rows, segments * (vocab_size + 1)) + 2 * segments
 
 
 @leaf_kernel
@@ -249,20 +216,18 @@ def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
     """Fill `nodes` with the best ones; return their number."""
-    keys, budget = nodes.keys, len(nodes.keys)
+    budget = len(nodes.keys)
     floor = rule.floor
     found = _gather(index, rule, matches, candidates, begin, end, 0, 0, 1.0, floor)
     tail = _enter_all(nodes, candidates, found, 0, 1, 0, max_level)
     head = 0
     while head < tail:
-        key = keys[head]
-        depth = (key >> _DEPTH_SHIFT) & _DEPTH_MASK
-        least_child = (((key >> _LEVEL_SHIFT) << _DEPTH_BITS) | (depth + 1)) << _DEPTH_SHIFT
-        if depth < rule.depth and (tail < budget or least_child < keys[tail - 1]):
+        depth = depth_of(nodes, head)
+        if depth < rule.depth and may_have_children(nodes, head, tail):
             if tail == budget:
                 floor = max(rule.floor, nodes.probs[tail - 1])
-            slot, parent, stop = head + 1, key & _PARENT_MASK, end + depth
-            _load_path(matches.text, keys, stop, slot)
+            slot, parent, stop = head + 1, parent_of(nodes, head), end + depth
+            _load_path(matches.text, nodes, stop, slot)
             found = _gather(
                 index, rule, matches, candidates, begin, stop, slot, parent, nodes.probs[head], floor
             )
@@ -272,13 +237,12 @@ def _grow(
 
 
 @leaf_kernel
-def _load_path(text: Any, keys: Any, stop: Any, slot: Any) -> Any:
+def _load_path(text: Any, nodes: Any, stop: Any, slot: Any) -> Any:
     """Write the tokens from the root to a node behind the context, up to `stop`."""
     while slot > 0:
-        key = keys[slot - 1]
         stop -= 1
-        text[stop] = (key >> _TOKEN_SHIFT) & _TOKEN_MASK
-        slot = key & _PARENT_MASK
+        text[stop] = token_of(nodes, slot - 1)
+        slot = parent_of(nodes, slot - 1)
 
 
 @leaf_kernel
@@ -310,11 +274,15 @@ def _gather(
         if occurrences != count:
             hand_out(candidates, runs, share)
             share, count, runs = 0.0, occurrences, 0
-            room = len(candidates.tokens) - found - 2 * len(ranges)
-            reads = min(count, math.ceil(rule.rows * remaining), room)
+            reads = min(count, math.ceil(rule.rows * remaining))
+            room = len(candidates.tokens) - 2 * len(ranges)
+            if room < len(ranges) * (index.vocab_size + 1):
+                reads = min(reads, room - found)
             if reads <= 0:
                 break
             found, runs, distinct = read_following(index, candidates, ranges, length, count, reads, found)
+            if length == lengths[slot, 0]:
+                lengths[slot, 2] = distinct
             kinds = np.float64(distinct)
             if reads < count:
                 kinds *= (count / reads) ** rule.gamma
@@ -334,46 +302,5 @@ def _enter_all(
 ) -> Any:
     """Enter the candidates of a node as its children; return the new tail."""
     for i in range(found):
-        tail = _enter(nodes, tail, candidates.tokens[i], candidates.probs[i], depth, parent, max_level)
+        tail = enter(nodes, tail, candidates.tokens[i], candidates.probs[i], depth, parent, max_level)
     return tail
-
-
-@leaf_kernel
-def _enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any, max_level: Any) -> Any:
-    """Put a node in its place among the keys, dropping the last of a full array; return the new tail."""
-    keys, probs = nodes.keys, nodes.probs
-    full = tail == len(keys)
-    if full and prob < LEVEL_BOUNDS[keys[tail - 1] >> _LEVEL_SHIFT]:
-        return tail
-    level = _level(prob)
-    if level > max_level:
-        return tail
-    key = (((((np.int64(level) << _DEPTH_BITS) | depth) << _TOKEN_BITS) | token) << _PARENT_BITS) | parent
-    if full:
-        if key > keys[tail - 1]:
-            return tail
-        tail -= 1
-    place = tail
-    while place > 0 and keys[place - 1] > key:
-        keys[place] = keys[place - 1]
-        probs[place] = probs[place - 1]
-        place -= 1
-    keys[place] = key
-    probs[place] = prob
-    return tail + 1
-
-
-@leaf_kernel
-def _level(prob: Any) -> Any:
-    """Return the level of a probability: the first whose bound it reaches, 256 if none.
-
-    The logarithm only guesses: what decides is the comparison with the bounds, the same on every machine.
-    """
-    if prob < LEVEL_BOUNDS[_LEVELS - 1]:
-        return _LEVELS
-    level = max(0, int(0.5 - LEVELS_PER_OCTAVE * math.log2(prob)))
-    while level > 0 and prob >= LEVEL_BOUNDS[level - 1]:
-        level -= 1
-    while prob < LEVEL_BOUNDS[level]:
-        level += 1
-    return level

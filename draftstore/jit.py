@@ -3,8 +3,11 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import config, njit
 from numpy.typing import NDArray
+
+CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
+"""Cores that this process may use."""
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 """Compiles a function; it releases the interpreter lock, and is kept on disk."""

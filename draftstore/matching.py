@@ -21,7 +21,8 @@ class Matches(NamedTuple):
         ranges: int32 [slots, max_match + depth + 1, segments, 2], rows [lo, hi) by slot (0 = the context, i + 1 =
             node i), suffix length and segment; not filled where a suffix has the rows of the one a token longer.
         counts: int64 [slots, max_match + depth + 1], rows over all segments.
-        lengths: int64 [slots, 2], longest and shortest suffix that was looked for, by slot.
+        lengths: int64 [slots, 3], longest and shortest suffix that was looked for, and the distinct tokens that
+            follow the longest, by slot.
     """
 
     text: NDArray[np.int64]
@@ -37,7 +38,7 @@ def new_matches(most: Any, slots: Any, segments: Any) -> Any:
         np.empty(most, np.int64),
         np.empty((slots, most + 1, segments, 2), np.int32),
         np.empty((slots, most + 1), np.int64),
-        np.empty((slots, 2), np.int64),
+        np.zeros((slots, 3), np.int64),
     )
 
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafter import ContextSession, Draft
+from draftstore.drafter import ContextSession, Draft, check_request
 from draftstore.errors import DraftstoreError, StoreError
-from draftstore.expand import MAX_BUDGET, Rule, draft_batch, draft_one
+from draftstore.expand import Rule, draft_batch, draft_one
 from draftstore.jit import read_only
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.tree import DraftTree, highest_level
+from draftstore.tree import DraftTree
 
 KIND = "rest"
 TOKENIZER_FOLDER = "tokenizer"
@@ -74,14 +74,7 @@ class RestDrafter:
         Raises:
             DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
         """
-        contexts = np.ascontiguousarray(contexts, np.int32)  # other types would compile another kernel
-        if contexts.ndim != 2:
-            raise DraftstoreError(
-                f"contexts are int32 [batch, size], found an array of shape {contexts.shape}"
-            )
-        if not 0 <= budget <= MAX_BUDGET:
-            raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
-        level = 255 if min_prob <= 0.0 else highest_level(min_prob)
+        contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
             return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
         if len(contexts) == 1:
@@ -90,7 +83,7 @@ class RestDrafter:
         tokens, parents, levels, summary = draft_batch(self.index, self._rule, contexts, budget, level)
         return [
             Draft(DraftTree(tokens[i, :size], parents[i, :size], levels[i, :size]), match, count)
-            for i, (size, match, count) in enumerate(summary.tolist())
+            for i, (size, match, count, _) in enumerate(summary.tolist())
         ]
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
@@ -108,6 +101,8 @@ class RestDrafter:
 
 class RestStore:
     """An open REST store: read-only maps of its files; opening reads the manifest and little else."""
+
+    strategies = tuple(STRATEGIES)
 
     def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
         """Hold what `open` has checked."""
@@ -146,6 +141,9 @@ class RestStore:
         if strategy not in STRATEGIES:
             raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
         return RestDrafter(self.index, STRATEGIES[strategy]._replace(**changes))
+
+    def close(self) -> None:
+        """Let go of the store; its files are unmapped with the last array that shows them."""
 
 
 def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:

@@ -11,6 +11,8 @@ import draftstore
 from draftstore.build import RestOptions, build_rest
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
+pytest_plugins = ["tests.databases"]
+
 TRAINING_TEXT = [
     "def add(left, right):\n    return left + right\n",
     "USER: hi, how are you? ASSISTANT: I am well, thank you.\n\n",

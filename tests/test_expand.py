@@ -8,7 +8,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.expand import MAX_BUDGET, Rule, draft_batch, draft_one
+from draftstore.expand import Rule, draft_batch, draft_one
+from draftstore.frontier import MAX_BUDGET
 from draftstore.rest import STRATEGIES, RestDrafter
 from draftstore.suffix import SuffixIndex
 from draftstore.tree import LEVEL_PROBS, DraftTree, highest_level, level_of
@@ -91,10 +92,10 @@ def draft_all(
     tokens, parents, levels, summary = draft_batch(index, rule.pack(), batch, budget, max_level)
     assert (tokens.dtype, parents.dtype, levels.dtype) == (np.int32, np.int16, np.uint8)
     assert tokens.shape == parents.shape == levels.shape == (len(batch), budget)
-    assert summary.shape == (len(batch), 3)
+    assert summary.shape == (len(batch), 4)
     return [
         (DraftTree(tokens[i, :size], parents[i, :size], levels[i, :size]), match, count)
-        for i, (size, match, count) in enumerate(summary.tolist())
+        for i, (size, match, count, _) in enumerate(summary.tolist())
     ]
 
 

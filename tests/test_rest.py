@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from draftstore.build import RestOptions, build_rest
 from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
-from draftstore.expand import MAX_BUDGET
+from draftstore.frontier import MAX_BUDGET
 from draftstore.manifest import (
     FORMAT_VERSION,
     FileEntry,

@@ -13,6 +13,7 @@ import click
 
 import draftstore
 from draftstore.cli.build import build
+from draftstore.cli.crest import count
 from draftstore.cli.inspect import info, verify
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
@@ -75,12 +76,13 @@ def cli() -> None:
     \b
     Examples:
       draftstore build rest --corpus texts.jsonl.zst --tokenizer ./tokenizer --out stores/chat
+      draftstore build crest --rest stores/chat --out stores/chat-small --max-bytes 10MB
       draftstore query stores/chat --text "The quick brown"
       draftstore replay stores/chat --replays outputs.jsonl
     """
 
 
-for command in (build, info, verify, query, replay, quickstart):
+for command in (build, count, info, verify, query, replay, quickstart):
     cli.add_command(command)
 
 

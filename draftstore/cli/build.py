@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from draftstore.build import SEGMENT_TOKENS, BuildResult, Progress, RestOptions, build_rest
+from draftstore.build import SEGMENT_TOKENS, Progress, RestOptions, build_rest
 from draftstore.cli.common import (
     ManyValues,
     bytes_text,
@@ -22,10 +22,19 @@ from draftstore.cli.common import (
 )
 from draftstore.corpus import SOURCE_PATTERNS, ReadReport, passed_over_text
 from draftstore.errors import counted
+from draftstore.staging import BuildResult
 from draftstore.tokenizer import load_tokenizer
 
 SHOWN = 5
 """Bad records and unread files that are named one by one."""
+
+
+CORPUS_HELP = (
+    "A file or folder; may be given several times. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text` "
+    "or `messages`; text and source files; all but .parquet also packed (.gz, .zst). In a folder the unpacked text "
+    "and source files are read, or what --glob names."
+)
+TOKENIZER_HELP = "A folder with tokenizer.json, that file, or a name on the Hugging Face hub."
 
 
 @click.group()
@@ -35,15 +44,14 @@ def build() -> None:
 
 @build.command(cls=ManyValues)
 @click.option(
-    "--corpus", required=True, multiple=True, metavar="PATH...", type=click.Path(path_type=Path),
-    help="A file or folder; may be given several times. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet "
-    "with `text` or `messages`; text and source files; all but .parquet also packed (.gz, .zst). In a folder "
-    "the unpacked text and source files are read, or what --glob names.",
-)  # fmt: skip
-@click.option(
-    "--tokenizer", required=True, metavar="T",
-    help="A folder with tokenizer.json, that file, or a name on the Hugging Face hub.",
-)  # fmt: skip
+    "--corpus",
+    required=True,
+    multiple=True,
+    metavar="PATH...",
+    type=click.Path(path_type=Path),
+    help=CORPUS_HELP,
+)
+@click.option("--tokenizer", required=True, metavar="T", help=TOKENIZER_HELP)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store.")
 @click.option("--name", help="Name of the store, for people. [default: the directory's]")
 @click.option("--column", default="text", show_default=True, help="Key or column of the text in records.")
@@ -106,27 +114,27 @@ def build_bars() -> Iterator[Progress]:
     """Show one bar for each step of a build, on stderr."""
     with count_progress("") as bars:
         yield Progress(
-            tokenized=_Bar(bars, "tokenizing").tokenized,
-            sorted=_Bar(bars, "sorting").amount,
-            hashed=_Bar(bars, "hashing").amount,
+            tokenized=Bar(bars, "tokenizing", "tokens").tokenized,
+            sorted=Bar(bars, "sorting", "tokens").amount,
+            hashed=Bar(bars, "hashing", "bytes").amount,
         )
 
 
-class _Bar:
+class Bar:
     """One step of a build; shown from its first report on."""
 
-    def __init__(self, bars: Bars, title: str) -> None:
-        self._bars, self._title = bars, title
+    def __init__(self, bars: Bars, title: str, unit: str) -> None:
+        self._bars, self._title, self._unit = bars, title, unit
         self._task: int | None = None
         self._begin, self._first = 0.0, 0
 
     def tokenized(self, documents: int, tokens: int, _characters: int) -> None:
         """Report a step of unknown size."""
-        self._update(tokens, None, f"tokens, {counted(documents, 'document')}")
+        self._update(tokens, None, f"{self._unit}, {counted(documents, 'document')}")
 
     def amount(self, done: int, total: int) -> None:
         """Report a step of known size."""
-        self._update(done, total, "bytes" if self._title == "hashing" else "tokens")
+        self._update(done, total, self._unit)
 
     def _update(self, done: int, total: int | None, detail: str) -> None:
         now = time.perf_counter()

@@ -21,9 +21,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftstore.expand import MAX_BUDGET
+from draftstore.drafter import ContextDrafter
+from draftstore.entries import BACKENDS
+from draftstore.frontier import MAX_BUDGET
 from draftstore.manifest import Manifest
-from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, TOKENIZER_FOLDER, RestDrafter, RestStore
+from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, TOKENIZER_FOLDER
+from draftstore.stores import Store
+from draftstore.stores import open_store as open_any_store
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 STORE = click.Path(path_type=Path)
@@ -35,7 +39,7 @@ json_option = click.option(
 
 
 def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of commands that draft: `budget`, `min_prob`, `strategy` and `tokenizer`."""
+    """Add the options of commands that draft: `budget`, `min_prob`, `strategy`, `backend` and `tokenizer`."""
     options = (
         click.option(
             "--budget",
@@ -49,6 +53,11 @@ def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(BACKENDS),
+            help="Where the entries of a CREST store are read. [default: the first that it was built for]",
         ),
         click.option(
             "--tokenizer",
@@ -150,21 +159,21 @@ def status(message: str) -> Iterator[None]:
         yield
 
 
-def open_store(path: Path, tokenizer: str | None) -> tuple[RestStore, TextTokenizer]:
+def open_store(path: Path, tokenizer: str | None, backend: str | None) -> tuple[Store, TextTokenizer]:
     """Open a store with its own tokenizer, or with another copy of it that the user names.
 
     Raises:
         StoreError: the store cannot be opened.
         TokenizerError: the tokenizer cannot be loaded, or is not the store's.
     """
-    store = RestStore.open(path)
+    store = open_any_store(path, backend)
     name = store.manifest.tokenizer.name
     loaded = load_tokenizer(tokenizer) if tokenizer else load_tokenizer(path / TOKENIZER_FOLDER, name=name)
     store.manifest.require_tokenizer(loaded.identity, path)
     return store, loaded
 
 
-def warm(drafter: RestDrafter) -> RestDrafter:
+def warm(drafter: ContextDrafter) -> ContextDrafter:
     """Have the kernels compiled, which takes seconds once after an install."""
     with status("compiling kernels (once after an install)"):
         drafter.warm_up()

@@ -18,6 +18,7 @@ from draftstore.cli.common import (
 )
 from draftstore.errors import counted
 from draftstore.manifest import load_manifest, verify_files
+from draftstore.stores import verify_entries
 
 
 @click.command()
@@ -71,6 +72,7 @@ def verify(directory: Path, as_json: bool) -> None:
     with count_progress("bytes") as bars:
         task = bars.add_task("verifying", total=manifest.size, detail="")
         problems = verify_files(directory, manifest, lambda size: bars.advance(task, size))
+    problems = problems or verify_entries(directory, manifest)
     if as_json:
         whole = {"path": str(directory), "whole": not problems, "bytes": manifest.size}
         print_json({**whole, "problems": problems})

@@ -19,9 +19,8 @@ from draftstore.cli.common import (
     stdout_console,
     warm,
 )
-from draftstore.drafter import Draft
+from draftstore.drafter import ContextDrafter, Draft
 from draftstore.errors import counted
-from draftstore.rest import RestDrafter
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree
 
@@ -37,6 +36,7 @@ def query(
     budget: int,
     min_prob: float,
     strategy: str,
+    backend: str | None,
     tokenizer: str | None,
     as_json: bool,
 ) -> None:
@@ -46,7 +46,7 @@ def query(
     Example:
       draftstore query stores/code --text "for i in range(" --budget 16
     """
-    store, loaded = open_store(directory, tokenizer)
+    store, loaded = open_store(directory, tokenizer, backend)
     drafter = warm(store.drafter(strategy))
     context = loaded.encode(text, bos=False)
     contexts = drafter.session(context).context
@@ -84,7 +84,7 @@ def _why_none(draft: Draft, context: NDArray[np.int32], budget: int, min_prob: f
 
 
 def timed_draft(
-    drafter: RestDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
+    drafter: ContextDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
 ) -> tuple[Draft, float]:
     """Draft for one context; return the draft and how many microseconds it took.
 

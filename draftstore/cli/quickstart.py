@@ -26,7 +26,7 @@ from draftstore.cli.common import (
 from draftstore.cli.query import describe, draw, timed_draft
 from draftstore.drafter import propose_batch
 from draftstore.errors import counted
-from draftstore.expand import MAX_BUDGET
+from draftstore.frontier import MAX_BUDGET
 from draftstore.quickstart import (
     HELD_OUT,
     default_folders,

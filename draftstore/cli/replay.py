@@ -39,6 +39,7 @@ def replay(
     budget: int,
     min_prob: float,
     strategy: str,
+    backend: str | None,
     tokenizer: str | None,
     as_json: bool,
 ) -> None:
@@ -55,7 +56,7 @@ def replay(
         "store", "strategy", "budget", "accepted length", "nodes", "misses", "p50 µs", "p99 µs", "passes"
     )
     for directory in directories:
-        store, loaded = open_store(directory, tokenizer)
+        store, loaded = open_store(directory, tokenizer, backend)
         drafter = warm(store.drafter(strategy))
         with count_progress("outputs") as bars:
             task = bars.add_task(printable(store.manifest.name), total=limit, detail="")

@@ -1,0 +1,36 @@
+# The image of every service but PostgreSQL: docker compose builds it.
+# Dependencies are installed before the code is copied, so that a change of the code rebuilds one small layer.
+FROM python:3.11.14-slim-bookworm
+
+ENV PYTHONUNBUFFERED=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    DO_NOT_TRACK=1 \
+    PREFECT_SERVER_ANALYTICS_ENABLED=false \
+    PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY=false \
+    DRAFTSTORE_HOME=/var/lib/draftstore \
+    HF_HOME=/var/lib/draftstore/hub \
+    PREFECT_HOME=/var/lib/prefect \
+    NUMBA_CACHE_DIR=/var/cache/draftstore
+
+# Volumes start as copies of these folders, with their owner.
+RUN groupadd --gid 10001 draftstore \
+    && useradd --uid 10001 --gid draftstore --create-home draftstore \
+    && install --directory --owner draftstore --group draftstore \
+        /var/lib/draftstore /var/lib/prefect /var/cache/draftstore
+
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY draftstore/__init__.py draftstore/__init__.py
+# Editable: the packages beside draftstore are not part of its wheel.
+RUN pip install --constraint constraints.txt --editable '.[pipelines,quickstart]'
+
+COPY alembic.ini prefect.yaml ./
+COPY migrations migrations
+COPY draftstore draftstore
+COPY schema schema
+COPY pipelines pipelines
+COPY services services
+
+USER draftstore
+CMD ["draftstore", "--help"]

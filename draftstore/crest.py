@@ -1,0 +1,213 @@
+"""CREST stores: for each of the most useful n-grams its draft tree, ready made; a draft is a few exact lookups.
+
+    manifest.json      see draftstore.manifest
+    trees.lmdb         entries by n-gram (draftstore.entries); absent where PostgreSQL alone holds them
+    dictionary.zst     the dictionary of the entries (draftstore.envelope); may be empty
+    kept.parquet       what is kept, one row an n-gram, for people and for SQL
+    tokenizer/         the tokenizer
+
+"CREST: Effectively Compacting a Datastore for Retrieval-Based Speculative Decoding", 2024.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.blend import blend
+from draftstore.drafter import ContextSession, Draft, check_request
+from draftstore.entries import Entries, context_bytes, key_dtype, open_entries
+from draftstore.envelope import Entry, Envelope
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.frontier import MAX_DEPTH
+from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.tree import DraftTree
+
+KIND = "crest"
+DICTIONARY_FILE = "dictionary.zst"
+KEPT_FILE = "kept.parquet"
+BUDGET = 64
+
+
+class Blending(NamedTuple):
+    """How the trees of a context's n-grams share the probability, longest first; see `draftstore.expand.Rule`.
+
+    With alpha = beta = 0 the longest n-gram takes all.
+    """
+
+    alpha: float
+    beta: float
+
+
+STRATEGIES: dict[str, Blending] = {
+    # CREST, section 3.3: the longest n-gram that is stored.
+    "longest": Blending(0.0, 0.0),
+    # The constants of REST's strategy: values from (5, 2) to (100, 20) accept as much.
+    "backoff": Blending(12.0, 6.0),
+}
+DEFAULT_STRATEGY = "backoff"
+
+
+class CrestDrafter:
+    """Drafts from the entries of one store; holds no state of a text, so threads may share it."""
+
+    def __init__(
+        self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
+    ) -> None:
+        """Draft from n-grams of up to `max_n` tokens."""
+        self._entries = entries
+        self._envelope = envelope
+        self._blending = blending
+        self._key = key_dtype(vocab_size)
+        self.vocab_size = vocab_size
+        self.context_size = max_n
+
+    def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`.
+
+        All n-grams of all contexts are looked up in one read transaction.
+
+        Raises:
+            DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
+            StoreError: an entry is damaged.
+        """
+        contexts, level = check_request(contexts, budget, min_prob)
+        if budget == 0 or level < 0:
+            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+        keys = self._keys(contexts)
+        values = self._entries.get(keys)
+        longest = self.context_size
+        return [
+            self._draft(values[start : start + longest], keys[start : start + longest], budget, level)
+            for start in range(0, len(keys), longest)
+        ]
+
+    def _keys(self, contexts: NDArray[np.int32]) -> list[bytes]:
+        """Return the keys of every context, longest first."""
+        size, width = self.context_size, self._key.itemsize
+        if contexts.shape[1] < size:
+            contexts = np.pad(contexts, ((0, 0), (size - contexts.shape[1], 0)), constant_values=-1)
+        encoded = context_bytes(np.ascontiguousarray(contexts[:, -size:]), self._key).tobytes()
+        return [
+            encoded[stop - n * width : stop]
+            for stop in range(size * width, len(encoded) + 1, size * width)
+            for n in range(size, 0, -1)
+        ]
+
+    def _draft(self, values: Sequence[bytes | None], keys: Sequence[bytes], budget: int, level: int) -> Draft:
+        """Draft from the values of one context, longest n-gram first."""
+        entries: list[Entry] = []
+        match = 0
+        for key, value in zip(keys, values, strict=True):
+            if value is not None:
+                entries.append(self._envelope.open(value))
+                match = match or len(key) // self._key.itemsize
+                if self._blending.alpha + self._blending.beta == 0.0:
+                    break
+        if not entries:
+            return Draft(DraftTree.empty(), 0, 0)
+        if len(entries) == 1:
+            tree = entries[0].tree
+            tree = tree.prefix(min(budget, int(np.searchsorted(tree.levels, level, "right"))))
+        else:
+            tree = blend_entries(entries, self._blending, budget, level)
+        return Draft(tree, match, entries[0].occurrences)
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+        """
+        return ContextSession(self, prompt_ids)
+
+    def warm_up(self) -> None:
+        """Compile the kernel, or load it from numba's cache, before the first draft is waited for."""
+        tree = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
+        blend_entries([Entry(tree, 1, 1)] * 2, self._blending, 1, 255)
+
+
+def blend_entries(entries: Sequence[Entry], blending: Blending, budget: int, level: int) -> DraftTree:
+    """Blend the trees of one context's n-grams, longest first.
+
+    An n-gram that occurs c times, followed by d distinct tokens, gets c / (c + beta * d + alpha) of what is left; the
+    shortest one gets no more, so that what is seldom seen is not drafted as if it were certain.
+    """
+    left, weights = 1.0, []
+    for _, count, distinct in entries:
+        weights.append(left * count / (count + blending.beta * distinct + blending.alpha))
+        left -= weights[-1]
+    trees = [entry.tree for entry in entries]
+    return DraftTree(
+        *blend(
+            np.concatenate([tree.tokens for tree in trees]),
+            np.concatenate([tree.parents for tree in trees]),
+            np.concatenate([tree.levels for tree in trees]),
+            np.cumsum([len(tree) for tree in trees]),
+            np.array(weights),
+            budget,
+            MAX_DEPTH,
+            level,
+        )
+    )
+
+
+class CrestStore:
+    """An open CREST store."""
+
+    strategies = tuple(STRATEGIES)
+
+    def __init__(self, path: Path, manifest: Manifest, entries: Entries, envelope: Envelope) -> None:
+        """Hold what `open` has checked."""
+        self.path = path
+        self.manifest = manifest
+        self.entries = entries
+        self.envelope = envelope
+
+    @classmethod
+    def open(
+        cls, path: Path | str, tokenizer: TokenizerIdentity | None = None, backend: str | None = None
+    ) -> "CrestStore":
+        """Open a store.
+
+        Args:
+            path: its directory.
+            tokenizer: refuse the store unless this one built it; None takes any.
+            backend: where its entries are read, `lmdb` or `postgres`; by default the first that it was built for.
+
+        Raises:
+            StoreError: not a CREST store, unknown version, missing or cut files, no such backend.
+            TokenizerError: built with another tokenizer.
+        """
+        path = Path(path)
+        manifest = load_manifest(path, KIND)
+        if tokenizer is not None:
+            manifest.require_tokenizer(tokenizer, path)
+        if not 1 <= manifest.parameters.get("max_n", 0) <= MAX_DEPTH:
+            raise StoreError(
+                f"{path} does not say how long its n-grams are: the store is damaged, build it again"
+            )
+        envelope = Envelope((path / DICTIONARY_FILE).read_bytes())
+        return cls(path, manifest, open_entries(path, manifest, backend), envelope)
+
+    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> CrestDrafter:
+        """Return a drafter.
+
+        Args:
+            strategy: one of `STRATEGIES`.
+            changes: fields of its `Blending` that should differ, for experiments.
+
+        Raises:
+            DraftstoreError: no such strategy.
+        """
+        if strategy not in STRATEGIES:
+            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
+        blending = STRATEGIES[strategy]._replace(**changes)
+        max_n = self.manifest.parameters["max_n"]
+        return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size, blending)
+
+    def close(self) -> None:
+        """Let go of the entries."""
+        self.entries.close()

@@ -1,0 +1,334 @@
+"""Building a CREST store from a REST store: rank n-grams, cut and compress their trees, write, load, publish.
+
+In the working directory (draftstore.staging) lie
+
+    trees.lmdb           all entries
+    store/               the store; with its manifest it is whole, and a build goes on with loading and publishing it
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftstore.corpus import ReadReport
+from draftstore.counts import DEFAULT_MAX_N, derive_manifest, manifest_digest, new_store
+from draftstore.crest import BUDGET, DICTIONARY_FILE, KEPT_FILE, KIND, STRATEGIES
+from draftstore.cutting import cut_trees
+from draftstore.entries import (
+    BACKENDS,
+    LMDB,
+    LMDB_FILE,
+    LmdbEntries,
+    entries_digest,
+    key_dtype,
+    load_entries,
+    write_lmdb,
+)
+from draftstore.envelope import Entry, Envelope, entry_bytes, train_dictionary
+from draftstore.errors import BuildError, needs_extra
+from draftstore.frontier import MAX_DEPTH
+from draftstore.manifest import MANIFEST_NAME, load_manifest, save_manifest
+from draftstore.ngrams import MAX_N
+from draftstore.rest import CONTINUATION, RestStore
+from draftstore.selection import GAIN, SELECTIONS, Ranking, rank_ngrams
+from draftstore.staging import STORE, BuildResult, build_store, hash_files
+
+DEFAULT_NGRAMS = 100_000
+MAX_NODES = 256
+BLOCK = 8192
+"""n-grams that are cut and compressed at a time."""
+DICTIONARY_SAMPLES = 10_000
+PAGE = 4096
+LEAST_ENTRY_BYTES = 100
+"""Fewer bytes than most entries take: how many n-grams are ranked for a limit in bytes."""
+
+
+@dataclasses.dataclass
+class CrestProgress:
+    """Where a build reports to; each is called many times with what is done and what there is in all.
+
+    Attributes:
+        counted: rows of the suffix arrays.
+        packed: n-grams whose trees are cut and compressed; bytes instead, where the limit is in bytes.
+        loaded: entries taken in by PostgreSQL.
+    """
+
+    counted: Callable[[int, int], None] = lambda _rows, _all: None
+    packed: Callable[[int, int], None] = lambda _done, _all: None
+    loaded: Callable[[int, int], None] = lambda _entries, _all: None
+
+
+@dataclasses.dataclass(frozen=True)
+class CrestOptions:
+    """What is built.
+
+    Attributes:
+        name: name of the store, for people.
+        max_n: most tokens of an n-gram; the one length for the selection `single`.
+        selection: one of `draftstore.selection.SELECTIONS`.
+        ngrams: how many are kept at most; 100,000 if neither this nor `max_bytes` is given.
+        max_bytes: most bytes of trees.lmdb.
+        backends: where the entries go.
+        nodes: most nodes of a tree.
+        depth: most tokens of a path.
+    """
+
+    name: str
+    max_n: int = DEFAULT_MAX_N
+    selection: str = GAIN
+    ngrams: int | None = None
+    max_bytes: int | None = None
+    backends: tuple[str, ...] = (LMDB,)
+    nodes: int = BUDGET
+    depth: int = CONTINUATION
+
+    def check(self) -> None:
+        """Refuse what cannot be built.
+
+        Raises:
+            BuildError: the first of it, with what is expected.
+        """
+        if self.ngrams is not None and self.max_bytes is not None:
+            raise BuildError("both a number of n-grams and a number of bytes: choose one")
+        limits = {
+            "max_n": (self.max_n, 1, MAX_N),
+            "ngrams": (self.ngrams or DEFAULT_NGRAMS if self.ngrams != 0 else 0, 1, 1 << 40),
+            "max_bytes": (self.max_bytes if self.max_bytes is not None else 4 * PAGE, 4 * PAGE, 1 << 50),
+            "nodes": (self.nodes, 1, MAX_NODES),
+            "depth": (self.depth, 1, MAX_DEPTH),
+        }
+        for name, (value, least, most) in limits.items():
+            if not least <= value <= most:
+                raise BuildError(f"a CREST store with {name} = {value:,}: expected {least:,} to {most:,}")
+        if self.selection not in SELECTIONS:
+            raise BuildError(f"no selection {self.selection!r}: choose one of {', '.join(SELECTIONS)}")
+        if not self.backends or set(self.backends) - set(BACKENDS):
+            raise BuildError(f"the backends {list(self.backends)}: choose of {', '.join(BACKENDS)}")
+
+
+class _Kept(NamedTuple):
+    """One n-gram of a store, in the order of selection."""
+
+    tokens: list[int]
+    occurrences: int
+    distinct: int
+    nodes: int
+    raw_bytes: int
+    key: bytes
+    value: bytes
+
+
+def build_crest(
+    options: CrestOptions,
+    rest: Path,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
+    progress: CrestProgress | None = None,
+) -> BuildResult:
+    """Build a CREST store, or go on with an interrupted build of the same.
+
+    Args:
+        options: what to build.
+        rest: the REST store that trees are cut from; it is not needed afterwards.
+        out: directory of the store; its parent is made if absent.
+        overwrite: replace a store that is there.
+        workers: threads that cut trees; all cores by default.
+        progress: told how far the build is.
+
+    Raises:
+        BuildError: options that cannot be built, or see `draftstore.staging.build_store`.
+        StoreError: the REST store cannot be opened.
+    """
+    options.check()
+    out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
+    with needs_extra("pyarrow"):
+        import pyarrow  # noqa: F401 (before any work)
+    source = RestStore.open(rest)
+    plan = {"kind": KIND, "source": manifest_digest(rest), **dataclasses.asdict(options)}
+    plan["backends"] = sorted(options.backends)
+    told = progress or CrestProgress()
+
+    def fill(partial: Path) -> ReadReport:
+        if not (partial / STORE / MANIFEST_NAME).exists():
+            _make_store(partial, options, source, plan, workers, told)
+        manifest = load_manifest(partial / STORE, KIND)
+        for backend in options.backends:
+            if backend != LMDB:
+                entries = LmdbEntries(partial / LMDB_FILE)
+                load_entries(backend, partial / STORE, out, manifest, entries, told.loaded)
+                entries.close()
+        return ReadReport(manifest.counts["documents"])
+
+    return build_store(out, plan, options.name, overwrite, fill)
+
+
+def _make_store(
+    partial: Path,
+    options: CrestOptions,
+    source: RestStore,
+    plan: dict[str, Any],
+    workers: int | None,
+    progress: CrestProgress,
+) -> None:
+    """Make `partial/store` a whole store, its manifest last."""
+    ranking = _rank(options, source, progress)
+    envelope, dictionary = _train(options, source, ranking)
+    kept = _pack(options, source, ranking, envelope, workers, progress)
+    if not kept:
+        raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
+    kept = _write_entries(partial / LMDB_FILE, kept, options.max_bytes)
+    store = new_store(partial, source.path)
+    (store / DICTIONARY_FILE).write_bytes(dictionary)
+    _write_kept(store / KEPT_FILE, kept)
+    if LMDB in options.backends:
+        (store / LMDB_FILE).hardlink_to(partial / LMDB_FILE)
+    parameters = {
+        "source": str(source.path),
+        "backends": sorted(options.backends),
+        "max_n": options.max_n,
+        "selection": options.selection,
+        "ngrams": options.ngrams,
+        "max_bytes": options.max_bytes,
+        "nodes": options.nodes,
+        "depth": options.depth,
+        "entries_sha256": entries_digest(sorted((item.key, item.value) for item in kept)),
+        "raw_bytes": sum(item.raw_bytes for item in kept),
+        "value_bytes": sum(len(item.value) for item in kept),
+        "lmdb_bytes": (partial / LMDB_FILE).stat().st_size,
+    }
+    manifest = derive_manifest(source, KIND, options.name, plan, parameters)
+    lengths = np.bincount([len(item.tokens) for item in kept], minlength=options.max_n + 1)
+    manifest.counts["entries"] = len(kept)
+    manifest.counts.update({f"n{n}": int(lengths[n]) for n in range(1, options.max_n + 1)})
+    manifest.files.update(hash_files(store))
+    save_manifest(store, manifest)
+
+
+def _rank(options: CrestOptions, source: RestStore, progress: CrestProgress) -> Ranking:
+    """Rank as many n-grams as the store may keep."""
+    most = options.ngrams or DEFAULT_NGRAMS
+    if options.max_bytes is not None:
+        most = options.max_bytes // LEAST_ENTRY_BYTES
+    total, done = len(source.index.suffixes), 0
+
+    def on_rows(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress.counted(done, total)
+
+    trust = STRATEGIES["backoff"]
+    return rank_ngrams(
+        source.index,
+        options.selection,
+        options.max_n,
+        most,
+        depth=options.depth,
+        trust=trust,
+        on_rows=on_rows,
+    )
+
+
+def _train(options: CrestOptions, source: RestStore, ranking: Ranking) -> tuple[Envelope, bytes]:
+    """Train the dictionary on n-grams at even distances in the ranking."""
+    size = min(len(ranking.places), DICTIONARY_SAMPLES)
+    chosen = (
+        np.unique(np.linspace(0, len(ranking.places) - 1, size).astype(np.int64)) if size else np.arange(0)
+    )
+    samples = [raw for _, _, raw in _cut(options, source, ranking, chosen, None)]
+    dictionary = train_dictionary(samples)
+    return Envelope(dictionary), dictionary
+
+
+def _pack(
+    options: CrestOptions,
+    source: RestStore,
+    ranking: Ranking,
+    envelope: Envelope,
+    workers: int | None,
+    progress: CrestProgress,
+) -> list[_Kept]:
+    """Cut and compress the trees of n-grams, best first, until there are enough; those without a tree are left out."""
+    kept: list[_Kept] = []
+    dtype = key_dtype(source.manifest.vocab_size)
+    limit = options.max_bytes
+    size = 0
+    for start in range(0, len(ranking.places), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(ranking.places)))
+        cut = list(_cut(options, source, ranking, block, workers))
+        for (tokens, entry, raw), value in zip(cut, envelope.pack([raw for _, _, raw in cut]), strict=True):
+            key = np.array(tokens, dtype).tobytes()
+            kept.append(
+                _Kept(tokens, entry.occurrences, entry.distinct, len(entry.tree), len(raw), key, value)
+            )
+            size += _stored_bytes(key, value)
+        if limit is None:
+            progress.packed(int(block[-1]) + 1, len(ranking.places))
+        else:
+            progress.packed(min(size, limit), limit)
+            if size > limit:
+                break
+    return kept
+
+
+def _cut(
+    options: CrestOptions,
+    source: RestStore,
+    ranking: Ranking,
+    chosen: np.ndarray[Any, Any],
+    workers: int | None,
+) -> Iterator[tuple[list[int], Entry, bytes]]:
+    """Cut the trees of chosen n-grams; yield those that have one, in order, with their bytes."""
+    found: dict[int, tuple[list[int], Entry, bytes]] = {}
+    for n, table in enumerate(ranking.tables, 1):
+        ranks = chosen[ranking.lengths[chosen] == n]
+        ngrams = np.ascontiguousarray(table.tokens[ranking.places[ranks]], np.int32)
+        trees = cut_trees(source.index, ngrams, options.nodes, options.depth, workers)
+        for place, (rank, tokens) in enumerate(zip(ranks.tolist(), ngrams.tolist(), strict=True)):
+            entry = Entry(trees.tree(place), int(trees.counts[place]), int(trees.distinct[place]))
+            if len(entry.tree):
+                found[rank] = (tokens, entry, entry_bytes(entry))
+    for rank in chosen.tolist():
+        if rank in found:
+            yield found[rank]
+
+
+def _stored_bytes(key: bytes, value: bytes) -> int:
+    """Return what an entry takes in a page of LMDB: header and pointer, and an even number of bytes."""
+    return 10 + (len(key) + len(value) + 1) // 2 * 2
+
+
+def _write_entries(path: Path, kept: Sequence[_Kept], max_bytes: int | None) -> list[_Kept]:
+    """Write the best n-grams that fit, and return them."""
+    if max_bytes is not None:
+        sizes = np.cumsum([_stored_bytes(item.key, item.value) for item in kept])
+        kept = kept[: int(np.searchsorted(sizes, max_bytes, "right"))]
+    while True:
+        size = write_lmdb(path, sorted((item.key, item.value) for item in kept))
+        if max_bytes is None or size <= max_bytes:
+            return list(kept)
+        # Pages are not filled to the last byte: leave out what is over, and at least one.
+        kept = kept[: min(int(len(kept) * max_bytes / size), len(kept) - 1)]
+
+
+def _write_kept(path: Path, kept: Sequence[_Kept]) -> None:
+    """Write what is kept as Parquet, in the order of selection."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "rank": pa.array(range(1, len(kept) + 1), pa.int32()),
+        "n": pa.array([len(item.tokens) for item in kept], pa.uint8()),
+        "tokens": pa.array([item.tokens for item in kept], pa.list_(pa.uint32())),
+        "count": pa.array([item.occurrences for item in kept], pa.int64()),
+        "distinct": pa.array([item.distinct for item in kept], pa.int64()),
+        "nodes": pa.array([item.nodes for item in kept], pa.int16()),
+        "raw_bytes": pa.array([item.raw_bytes for item in kept], pa.int32()),
+        "bytes": pa.array([len(item.value) for item in kept], pa.int32()),
+    }
+    pq.write_table(pa.table(columns), path, compression="zstd")

@@ -1,0 +1,86 @@
+"""How Alembic reaches the catalogue: one migration at a time, one transaction, no waiting for long.
+
+Run by `draftstore db migrate` and by the command `alembic`. A caller may hand over a connection
+(`config.attributes["connection"]`, which it commits itself if a transaction is open) or a URL
+(`config.attributes["url"]`), and another `lock_timeout`; otherwise the database is the one that every command uses.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from alembic import context
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, NullPool, create_engine, text
+
+from schema import views
+from schema.models import Base
+from schema.partitions import PARTITION_NAME
+
+LOCK_KEY = 0x6472616674  # "draft": whoever holds this advisory lock migrates
+WAIT_FOR_OTHERS = "120s"  # for a migration in another process
+LOCK_TIMEOUT = "10s"  # for a table in use: better to fail, and leave all as it was, than to make others queue
+STATEMENT_TIMEOUT = "300s"
+
+
+def include_name(name: str | None, kind: str, _parents: Any) -> bool:
+    """Leave out the partitions, which are made at run time, when models and database are compared."""
+    return not (kind == "table" and name and PARTITION_NAME.fullmatch(name))
+
+
+def create_missing_views(bind: Connection) -> None:
+    """Make the views if the database is at the newest revision: revisions drop them before they change tables."""
+    head = ScriptDirectory.from_config(context.config).get_current_head()
+    if context.get_context().get_current_heads() != (head,):
+        return
+    if bind.scalar(text("SELECT to_regclass('live_releases')")) is None:
+        for statement in views.create_statements():
+            bind.exec_driver_sql(statement)
+
+
+@contextmanager
+def connection() -> Iterator[Connection]:
+    """Yield the connection of the caller, or one of our own."""
+    given = context.config.attributes.get("connection")
+    if given is not None:
+        yield given
+        return
+    url = context.config.attributes.get("url")
+    if url is None:
+        from schema.database import database_url
+
+        url = database_url()
+    with create_engine(url, poolclass=NullPool).connect() as own:
+        yield own
+
+
+def migrate() -> None:
+    """Wait for other migrations, see what is left to do, and do it in one transaction."""
+    with connection() as bind:
+        context.configure(
+            connection=bind,
+            target_metadata=Base.metadata,
+            include_name=include_name,
+            compare_server_default=True,
+        )
+        with context.begin_transaction():
+            bind.execute(text(f"SET LOCAL lock_timeout = '{WAIT_FOR_OTHERS}'"))
+            bind.execute(text("SET LOCAL statement_timeout = 0"))
+            bind.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_KEY})"))
+            timeout = context.config.attributes.get("lock_timeout", LOCK_TIMEOUT)
+            bind.execute(text(f"SET LOCAL lock_timeout = '{timeout}'"))
+            bind.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT}'"))
+            context.run_migrations()
+            create_missing_views(bind)
+
+
+if context.is_offline_mode():
+    raise CommandError(
+        "migrations need a database: --sql is not supported, since the views are made at the end"
+    )
+if context.config.cmd_opts is not None:  # the command alembic, not a library call
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("alembic").setLevel(logging.INFO)
+migrate()

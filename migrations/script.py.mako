@@ -1,0 +1,32 @@
+"""${message}.
+
+Revision ID: ${up_revision}
+Revises: ${down_revision | comma,n}
+Create Date: ${create_date}
+"""
+
+import sqlalchemy as sa
+from alembic import op
+${imports if imports else ""}
+from schema import views
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+VIEWS = "${__import__("schema.views").views.fingerprint()}"
+
+
+def upgrade() -> None:
+    """Go to this revision; env.py makes the views again at the newest one."""
+    for statement in views.drop_statements():
+        op.execute(statement)
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    """Go back to the revision before."""
+    for statement in views.drop_statements():
+        op.execute(statement)
+    ${downgrades if downgrades else "pass"}

@@ -1,0 +1,63 @@
+"""Which texts and which tokenizer a flow works with; both have a default that is on every machine."""
+
+from pathlib import Path, PurePosixPath
+
+from draftstore.corpus import corpus_fingerprint
+from draftstore.quickstart import Source, default_folders, find_sources, quickstart_tokenizer, write_corpus
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from pipelines.parameters import Corpus
+
+LEFT_OUT = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
+
+
+def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
+    """Return a corpus that names its files: as given, or else the source of Python's standard library.
+
+    That source is gathered in one file under `home`, written anew only if it changed, so that a build of it goes on
+    where it was killed.
+
+    Args:
+        corpus: what was asked for.
+        home: data folder.
+
+    Raises:
+        CorpusError: no Python source on this machine.
+    """
+    if corpus.paths:
+        return corpus
+    path = home / "corpora" / "python-standard-library.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_corpus(path, _library_sources())
+    return corpus.model_copy(update={"paths": [path]})
+
+
+def _library_sources() -> list[Source]:
+    """Return the modules of the standard library, without its tests."""
+    sources = find_sources(default_folders()[:1])
+    return [source for source in sources if not LEFT_OUT & set(PurePosixPath(source.name).parts)]
+
+
+def resolve_tokenizer(tokenizer: str | None, home: Path) -> TextTokenizer:
+    """Load the tokenizer that is named, or else the quickstart's: an installed package's, or one trained here.
+
+    Args:
+        tokenizer: a folder with `tokenizer.json`, that file, or a name on the Hugging Face hub.
+        home: data folder; keeps a tokenizer that was trained.
+
+    Raises:
+        TokenizerError: it cannot be loaded.
+    """
+    if tokenizer:
+        return load_tokenizer(tokenizer)
+    folder = home / "corpora"
+    folder.mkdir(parents=True, exist_ok=True)
+    return quickstart_tokenizer(folder, _library_sources())[0]
+
+
+def inputs_of(corpus: Corpus) -> str:
+    """Return the identity of a corpus with files: paths, sizes, times, and how they are read.
+
+    Raises:
+        CorpusError: a path is missing or cannot be read.
+    """
+    return corpus_fingerprint(corpus.paths, glob=corpus.patterns, column=corpus.column, strict=corpus.strict)

@@ -1,0 +1,180 @@
+"""The flows, as Prefect's page shows them: parameters in, a few tasks, a summary out.
+
+Every flow may be killed at any moment and run again with the same parameters: it goes on where it was. A release
+moves last, in one transaction, to a store that verifies.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+
+from draftstore.build import SEGMENT_TOKENS
+from draftstore.counts import DEFAULT_MAX_N
+from draftstore.crest_build import CrestOptions
+from pipelines import tasks
+from pipelines.ledger import Ledger
+from pipelines.parameters import (
+    DEFAULT_CORPUS,
+    Backends,
+    Corpus,
+    HeadRows,
+    Longest,
+    MaxBytes,
+    Name,
+    Ngrams,
+    Rule,
+    SegmentTokens,
+    TokenizerSource,
+    Workers,
+)
+from pipelines.reports import Built
+from schema.statistics import HEAD
+
+
+@flow(name="tokenize-corpus")
+def tokenize_corpus(
+    name: Name = "default", corpus: Corpus = DEFAULT_CORPUS, tokenizer: TokenizerSource | None = None
+) -> dict[str, Any]:
+    """Write a corpus as token shards.
+
+    Args:
+        name: Name of the shards, for people; also the folder they lie in.
+        corpus: The texts, and how they are read.
+        tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
+    """
+    with Ledger(get_run_logger()) as ledger:
+        tokens = tasks.make_tokens(ledger, name, corpus, tokenizer)
+    return _finish(name, [tokens])
+
+
+@flow(name="build-rest")
+def build_rest(
+    name: Name = "default",
+    corpus: Corpus = DEFAULT_CORPUS,
+    tokenizer: TokenizerSource | None = None,
+    segment_tokens: SegmentTokens = SEGMENT_TOKENS,
+    workers: Workers | None = None,
+    release: Name | None = None,
+) -> dict[str, Any]:
+    """Build a REST store: a corpus as token ids with suffix arrays.
+
+    Args:
+        name: Name of the store, for people; also the folder it lies in.
+        corpus: The texts, and how they are read.
+        tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
+        segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
+        workers: Most processes that sort. None: one for each core.
+        release: The release that shall point at the store once it is whole. None: none.
+    """
+    with Ledger(get_run_logger()) as ledger:
+        rest = tasks.make_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+        _publish(ledger, release, rest)
+    return _finish(name, [rest], release)
+
+
+@flow(name="count-ngrams")
+def count_ngrams(
+    name: Name = "default",
+    corpus: Corpus = DEFAULT_CORPUS,
+    tokenizer: TokenizerSource | None = None,
+    rest: Path | None = None,
+    max_n: Longest = DEFAULT_MAX_N,
+    head: HeadRows = HEAD,
+    segment_tokens: SegmentTokens = SEGMENT_TOKENS,
+    workers: Workers | None = None,
+) -> dict[str, Any]:
+    """Count the n-grams of a REST store exactly, all into Parquet, the most common ones and the spectrum into SQL.
+
+    Args:
+        name: Name of the counts, for people; also the folder they lie in.
+        corpus: The texts of the REST store, which is built unless it is there; not read where `rest` names one.
+        tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
+        rest: A finished REST store on the worker's machine to count instead.
+        max_n: Most tokens of an n-gram.
+        head: How many n-grams of each n go into the database with their text, the most common ones.
+        segment_tokens: Most tokens of one suffix array of the REST store.
+        workers: Most processes that sort. None: one for each core.
+    """
+    with Ledger(get_run_logger()) as ledger:
+        source = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
+        counts = tasks.make_counts(ledger, name, source, max_n, head)
+    return _finish(name, [source, counts])
+
+
+@flow(name="build-crest")
+def build_crest(
+    name: Name = "default",
+    corpus: Corpus = DEFAULT_CORPUS,
+    tokenizer: TokenizerSource | None = None,
+    rest: Path | None = None,
+    max_n: Longest = DEFAULT_MAX_N,
+    selection: Rule = "gain",
+    ngrams: Ngrams | None = None,
+    max_bytes: MaxBytes | None = None,
+    backends: Backends = ["lmdb"],  # noqa: B006 - never changed; the page shows it
+    head: HeadRows = HEAD,
+    segment_tokens: SegmentTokens = SEGMENT_TOKENS,
+    workers: Workers | None = None,
+    release: Name | None = None,
+) -> dict[str, Any]:
+    """Build a CREST store: the draft trees of the most common n-grams, with statistics to ask about in SQL.
+
+    Args:
+        name: Name of the store, for people; also the folder it lies in.
+        corpus: The texts; the REST store of them is built unless it is there. Not read where `rest` names one.
+        tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
+        rest: A finished REST store on the worker's machine to cut the trees from instead.
+        max_n: Most tokens of an n-gram.
+        selection: Which n-grams are kept: those that save the most passes (gain), the most common over all n (global),
+            equally many of each n (combined), or those of max_n alone (single).
+        ngrams: How many n-grams are kept; give this or max_bytes. None of both: 100,000.
+        max_bytes: Most bytes of the kept trees on disk.
+        backends: Where the trees lie: in a file, in the database, or in both.
+        head: How many n-grams of each n go into the database with their text, the most common ones.
+        segment_tokens: Most tokens of one suffix array of the REST store.
+        workers: Most processes that sort and cut trees. None: one for each core.
+        release: The release that shall point at the store once it is whole and verifies. None: none.
+    """
+    options = CrestOptions(
+        name=name,
+        max_n=max_n,
+        selection=selection,
+        ngrams=ngrams,
+        max_bytes=max_bytes,
+        backends=tuple(sorted(set(backends))),
+    )
+    options.check()  # before hours of work
+    with Ledger(get_run_logger()) as ledger:
+        source = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
+        counts = tasks.make_counts(ledger, name, source, max_n, head)
+        crest = tasks.make_crest(ledger, options, source, workers)
+        _publish(ledger, release, crest)
+    return _finish(name, [source, counts, crest], release)
+
+
+def _rest(
+    ledger: Ledger,
+    name: str,
+    corpus: Corpus,
+    tokenizer: str | None,
+    rest: Path | None,
+    segment_tokens: int,
+    workers: int | None,
+) -> Built:
+    """Take the REST store that is named, or build that of the corpus."""
+    if rest is not None:
+        return tasks.use_rest(ledger, rest)
+    return tasks.make_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+
+
+def _publish(ledger: Ledger, release: str | None, built: Built) -> None:
+    if release is not None:
+        tasks.publish(ledger, release, built)
+
+
+def _finish(name: str, builds: Sequence[Built], release: str | None = None) -> dict[str, Any]:
+    """Report a run on its page, and return what it made last."""
+    tasks.report(name, builds, release)
+    return {"name": name, "release": release, **builds[-1].summary()}

@@ -1,0 +1,170 @@
+"""What flow runs tell the catalogue: a row for every build, running, then finished or failed, and never left running.
+
+A row is made before the work and finished after all of it, tables of the database included. A step that is tried again
+goes on with its row. If the run fails, so do its open rows; if it is killed, the next run marks them as failed.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.manifest import load_manifest
+from pipelines.progress import Logger, StepLogs
+from pipelines.reports import Built
+from schema.catalogue import (
+    CatalogueError,
+    fail_build,
+    fail_cut_off,
+    find_build,
+    finish_build,
+    start_build,
+)
+from schema.database import make_engine
+
+Make = Callable[[int, StepLogs], object]
+"""Builds a store and what belongs to it in the database, given the id of its row."""
+
+
+class Request(NamedTuple):
+    """What a step is to build.
+
+    Attributes:
+        kind: of the store.
+        name: of the store.
+        path: its directory, which depends on inputs and parameters (`places.store_path`).
+        parameters: for the catalogue, JSON values.
+        source_id: the build that it is made from.
+        backends: where the entries of a CREST store lie.
+    """
+
+    kind: str
+    name: str
+    path: Path
+    parameters: dict[str, Any]
+    source_id: int | None = None
+    backends: tuple[str, ...] = ()
+
+
+class _Open(NamedTuple):
+    """A row that is neither finished nor failed: its id, and how long its steps took."""
+
+    build_id: int
+    logs: StepLogs
+
+
+class Ledger:
+    """The builds of one flow run: a context manager around all of its steps."""
+
+    def __init__(self, logger: Logger | None = None) -> None:
+        """Know of no build yet; the database is first asked by a step, which may be tried again.
+
+        Args:
+            logger: where progress goes.
+        """
+        self.logger = logger or logging.getLogger(__name__)
+        self._open: dict[Path, _Open] = {}
+        self._engine: Engine | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for path, row in self._open.items():
+            try:
+                with self.session() as session:
+                    fail_build(session, row.build_id, _sentence(error), timings=row.logs.timings())
+            except DraftstoreError as trouble:
+                self.logger.warning("the catalogue does not know yet that %s failed: %s", path, trouble)
+        self._open.clear()
+        if self._engine is not None:
+            self._engine.dispose()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Hold a transaction in the catalogue: committed at the end of the block, undone if it fails.
+
+        Raises:
+            DatabaseError: the database is away, refuses, or has the tables of another version.
+        """
+        if self._engine is None:
+            self._engine = make_engine()
+        with Session(self._engine) as session, session.begin():
+            yield session
+
+    def build(self, request: Request, make: Make) -> Built:
+        """Find a registered store, or make it and register it.
+
+        Args:
+            request: what it is to be.
+            make: makes the store at its path, or finds it there, and fills its tables; called again, it goes on.
+
+        Raises:
+            DatabaseError: the database is away, refuses, or has the tables of another version.
+            DraftstoreError: what `make` raises.
+        """
+        found = self._finished(request.path)
+        if found is not None:
+            self.logger.info("build %d in %s is finished: nothing to do", found.build_id, request.path)
+            return found
+        row = self._open.get(request.path) or self._begin(request)
+        with row.logs.working():
+            make(row.build_id, row.logs)
+        timings = row.logs.timings()
+        with self.session() as session:
+            finish_build(session, row.build_id, timings=timings)
+        del self._open[request.path]
+        manifest = load_manifest(request.path, request.kind)
+        self.logger.info(
+            "build %d finished: %s bytes in %.1f s", row.build_id, f"{manifest.size:,}", sum(timings.values())
+        )
+        return Built(row.build_id, request.path, manifest, reused=False, timings=timings)
+
+    def _begin(self, request: Request) -> _Open:
+        """Make a row for a build, after marking those whose processes are gone."""
+        with self.session() as session:
+            for cut_off in fail_cut_off(session):
+                self.logger.info("build %d was cut off: marked as failed", cut_off)
+            build_id = start_build(
+                session,
+                request.kind,
+                request.name,
+                request.path,
+                parameters=request.parameters,
+                source_id=request.source_id,
+                backends=request.backends,
+            ).id
+        self.logger.info("build %d begins: %s in %s", build_id, request.kind, request.path)
+        row = self._open[request.path] = _Open(build_id, StepLogs(self.logger))
+        return row
+
+    def _finished(self, path: Path) -> Built | None:
+        """Return the store at a path if it is whole and registered with all that belongs to it."""
+        try:
+            manifest = load_manifest(path)
+            with self.session() as session:
+                build = find_build(session, path)
+                if build.state != "finished" or Path(build.path) != path.resolve():
+                    return None
+                build_id, timings = build.id, dict(build.timings)
+        except (StoreError, CatalogueError):
+            return None
+        own = self._open.pop(path, None)  # finished by an attempt that was not told so
+        return Built(build_id, path, manifest, reused=own is None, timings=timings if own else {})
+
+
+def _sentence(error: BaseException | None) -> str:
+    """Say in the catalogue why a build failed."""
+    if isinstance(error, DraftstoreError | OSError):
+        return " ".join(str(error).split())
+    if isinstance(error, Exception):
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return "ended by a signal: run it again, finished steps are kept"

@@ -1,0 +1,32 @@
+"""Where flows put what they build: one directory for each content, never a live store's place.
+
+    DRAFTSTORE_HOME/corpora/                      the default corpus
+    DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT  a store; the fingerprint is of its inputs and parameters
+
+So the same request finds what an earlier run finished, or goes on with what it left; another corpus, option or version
+of draftstore gets a directory of its own beside the old one, which `draftstore builds drop` removes when nobody needs
+it.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import draftstore
+from draftstore.manifest import FORMAT_VERSION
+
+DIGITS = 16
+
+
+def store_path(home: Path, kind: str, name: str, **made_of: object) -> Path:
+    """Return the directory of a store.
+
+    Args:
+        home: data folder.
+        kind: kind of the store.
+        name: name of the store.
+        made_of: everything that decides its content, as JSON values.
+    """
+    ingredients = [kind, FORMAT_VERSION, draftstore.__version__, made_of]
+    digest = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
+    return home / "stores" / name / f"{kind}-{digest[:DIGITS]}"

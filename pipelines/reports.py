@@ -1,0 +1,93 @@
+"""What a flow run made, as text and rows for its page: figures from manifests and from the clock."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftstore.manifest import Manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A store that a flow made or found.
+
+    Attributes:
+        build_id: its row in the catalogue.
+        path: its directory.
+        manifest: what it says of itself.
+        reused: it was there already, whole and registered.
+        timings: seconds of each step; empty where it was reused.
+    """
+
+    build_id: int
+    path: Path
+    manifest: Manifest
+    reused: bool
+    timings: dict[str, float]
+
+    def summary(self) -> dict[str, Any]:
+        """Return what is told to people and programs, as JSON values."""
+        return {
+            "build": self.build_id,
+            "kind": self.manifest.kind,
+            "path": str(self.path),
+            "entries": self.manifest.counts["entries"],
+            "tokens": self.manifest.counts["tokens"],
+            "bytes": self.manifest.size,
+            "seconds": round(sum(self.timings.values()), 2),
+            "reused": self.reused,
+        }
+
+
+def table_rows(builds: Sequence[Built]) -> list[dict[str, Any]]:
+    """Return one row for every store, in the order in which they were made."""
+    return [built.summary() for built in builds]
+
+
+def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
+    """Return a page about a run: what was made, from which corpus, and how long each step took.
+
+    Args:
+        name: of the stores.
+        builds: in the order in which they were made; the last is what the flow is for.
+        release: the release that points at the last one now.
+    """
+    last = builds[-1]
+    corpus = last.manifest.corpus
+    sources = corpus.get("sources", [])
+    lines = [
+        f"# {last.manifest.kind} `{name}`",
+        "",
+        f"Build {last.build_id} in `{last.path}`"
+        + (", found finished: nothing was to be done." if last.reused else "."),
+        *([f"The release `{release}` points at it."] if release else []),
+        "",
+        "| store | build | entries | bytes | seconds |",
+        "|---|--:|--:|--:|--:|",
+        *(
+            f"| {built.manifest.kind} | {built.build_id} | {built.manifest.counts['entries']:,} "
+            f"| {built.manifest.size:,} | {_seconds(built)} |"
+            for built in builds
+        ),
+        "",
+        f"Corpus: {last.manifest.counts['documents']:,} documents, {last.manifest.counts['tokens']:,} tokens of "
+        f"`{last.manifest.tokenizer.name}`, from {', '.join(f'`{source}`' for source in sources[:5])}"
+        + (" and others." if len(sources) > 5 else "."),
+    ]
+    left_out = [
+        f"{corpus[key]:,} {what}"
+        for key, what in (("bad_records", "bad records"), ("empty_documents", "empty documents"))
+        if corpus.get(key)
+    ]
+    if left_out:
+        lines.append(f"Left out: {', '.join(left_out)}.")
+    steps = [(built.manifest.kind, step, s) for built in builds for step, s in built.timings.items()]
+    if steps:
+        lines += ["", "| step | seconds |", "|---|--:|"]
+        lines += [f"| {kind}: {step} | {seconds:,.2f} |" for kind, step, seconds in steps]
+    return "\n".join(lines) + "\n"
+
+
+def _seconds(built: Built) -> str:
+    return "reused" if built.reused else f"{sum(built.timings.values()):,.1f}"

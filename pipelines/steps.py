@@ -1,0 +1,210 @@
+"""What the flows do, step by step, without the orchestrator: each finds or makes one store and registers it."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from draftstore.build import RestOptions, build_rest
+from draftstore.counts import KIND as NGRAMS
+from draftstore.counts import build_counts, manifest_digest
+from draftstore.crest import KIND as CREST
+from draftstore.crest_build import CrestOptions, CrestProgress, build_crest
+from draftstore.entries import LMDB_FILE, POSTGRES, LmdbEntries
+from draftstore.manifest import load_manifest
+from draftstore.rest import KIND as REST
+from pipelines.corpora import inputs_of, resolve_corpus, resolve_tokenizer
+from pipelines.ledger import Ledger, Request
+from pipelines.parameters import Corpus
+from pipelines.places import store_path
+from pipelines.progress import StepLogs
+from pipelines.reports import Built
+from pipelines.shards import KIND as TOKENS
+from pipelines.shards import build_tokens
+from schema import catalogue
+from schema.crest_loading import tree_reader
+from schema.database import connect, database_errors
+from schema.home import data_home
+from schema.partitions import partition_name
+from schema.statistics import load_counts, load_kept
+
+
+def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Built:
+    """Find or make the token shards of a corpus.
+
+    Args:
+        ledger: of this run.
+        name: name of the shards.
+        corpus: the texts; those that are on every machine, if it names none.
+        tokenizer: where it is; an installed one, if None.
+
+    Raises:
+        CorpusError: the corpus cannot be read, or holds no text.
+        TokenizerError: the tokenizer cannot be loaded.
+        BuildError: another run is at work on the same.
+    """
+    home = data_home()
+    corpus = resolve_corpus(corpus, home)
+    loaded = resolve_tokenizer(tokenizer, home)
+    path = store_path(
+        home, TOKENS, name,
+        inputs=inputs_of(corpus), tokenizer=loaded.fingerprint, template=loaded.template_fingerprint,
+    )  # fmt: skip
+
+    def make(_build_id: int, logs: StepLogs) -> None:
+        build_tokens(corpus, loaded, path, name=name, progress=logs.rest())
+
+    parameters = corpus.model_dump(mode="json")
+    return ledger.build(Request(TOKENS, name, path, parameters), make)
+
+
+def make_rest(
+    ledger: Ledger,
+    name: str,
+    corpus: Corpus,
+    tokenizer: str | None,
+    segment_tokens: int,
+    workers: int | None,
+) -> Built:
+    """Find or build the REST store of a corpus.
+
+    Args:
+        ledger: of this run.
+        name: name of the store.
+        corpus: the texts; those that are on every machine, if it names none.
+        tokenizer: where it is; an installed one, if None.
+        segment_tokens: most tokens of a segment.
+        workers: most processes that sort; all cores, if None.
+
+    Raises:
+        CorpusError: the corpus cannot be read, or holds no text.
+        TokenizerError: the tokenizer cannot be loaded.
+        BuildError: another run is at work on the same, or there is too little space or memory.
+    """
+    home = data_home()
+    corpus = resolve_corpus(corpus, home)
+    loaded = resolve_tokenizer(tokenizer, home)
+    options = RestOptions(
+        corpus=tuple(corpus.paths),
+        name=name,
+        column=corpus.column,
+        glob=corpus.patterns,
+        strict=corpus.strict,
+        segment_tokens=segment_tokens,
+    )
+    path = store_path(
+        home, REST, name,
+        inputs=options.inputs(), tokenizer=loaded.fingerprint, template=loaded.template_fingerprint,
+        segment_tokens=segment_tokens,
+    )  # fmt: skip
+
+    def make(_build_id: int, logs: StepLogs) -> None:
+        build_rest(options, loaded, path, workers=workers, progress=logs.rest())
+
+    parameters = {**corpus.model_dump(mode="json"), "segment_tokens": segment_tokens}
+    return ledger.build(Request(REST, name, path, parameters), make)
+
+
+def use_rest(ledger: Ledger, path: Path) -> Built:
+    """Register a finished REST store, unless it is registered.
+
+    Raises:
+        StoreError: there is none.
+    """
+    path = path.resolve()
+    manifest = load_manifest(path, REST)
+    request = Request(REST, manifest.name, path, manifest.parameters)
+    return ledger.build(request, lambda _build_id, _logs: None)
+
+
+def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -> Built:
+    """Find or make the n-gram counts of a REST store, in files and in the database.
+
+    Args:
+        ledger: of this run.
+        name: name of the counts.
+        rest: the store.
+        max_n: most tokens of an n-gram.
+        head: rows in the database for each n, the most common ones.
+
+    Raises:
+        BuildError: another run is at work on the same, or there is too little space.
+        DatabaseError: the database cannot be used.
+    """
+    source = manifest_digest(rest.path)
+    path = store_path(data_home(), NGRAMS, name, source=source, max_n=max_n, head=head)
+
+    def make(build_id: int, logs: StepLogs) -> None:
+        build_counts(rest.path, path, name=name, max_n=max_n, progress=logs.step("counting", "tokens").amount)
+        report = logs.step("loading", "n-grams").amount
+        with connect() as connection, database_errors():
+            load_counts(connection, build_id, path, head=head, progress=report)
+
+    request = Request(NGRAMS, name, path, {"max_n": max_n, "head": head}, rest.build_id)
+    return ledger.build(request, make)
+
+
+def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int | None) -> Built:
+    """Find or build a CREST store, with the n-grams that it keeps in the database.
+
+    Args:
+        ledger: of this run.
+        options: what is built.
+        rest: the store that trees are cut from.
+        workers: most threads that cut trees; all cores, if None.
+
+    Raises:
+        BuildError: another run is at work on the same, or options that cannot be built.
+        DatabaseError: the database cannot be used.
+    """
+    options.check()
+    parameters = {key: value for key, value in dataclasses.asdict(options).items() if key != "name"}
+    path = store_path(data_home(), CREST, options.name, source=manifest_digest(rest.path), **parameters)
+
+    def make(build_id: int, logs: StepLogs) -> None:
+        progress = CrestProgress(
+            counted=logs.step("ranking", "tokens").amount,
+            packed=logs.step("packing", "n-grams" if options.max_bytes is None else "bytes").amount,
+            loaded=logs.step("loading", "rows").amount,
+        )
+        build = partial(build_crest, options, rest.path, path, workers=workers, progress=progress)
+        build()
+        if POSTGRES not in options.backends:
+            _load_kept(build_id, path, logs.step("loading", "n-grams").amount)
+        elif not _has_trees(build_id):
+            # It was published by a run that was killed before it could say so, and its trees went with that run's row.
+            build(overwrite=True)
+
+    request = Request(CREST, options.name, path, parameters, rest.build_id, options.backends)
+    return ledger.build(request, make)
+
+
+def _load_kept(build_id: int, path: Path, progress: Callable[[int, int], None]) -> None:
+    """Load the n-grams that a store of files keeps into the database."""
+    manifest = load_manifest(path, CREST)
+    entries = LmdbEntries(path / LMDB_FILE)
+    try:
+        tree_of = tree_reader(path, manifest, entries)
+        with connect() as connection, database_errors():
+            load_kept(connection, build_id, path, tree_of=tree_of, progress=progress)
+    finally:
+        entries.close()
+
+
+def _has_trees(build_id: int) -> bool:
+    """Tell whether the trees of a build are in the database."""
+    with connect() as connection, database_errors():
+        row = connection.execute("SELECT to_regclass(%s)", (partition_name("trees", build_id),)).fetchone()
+    return row is not None and row[0] is not None
+
+
+def publish(ledger: Ledger, release: str, built: Built) -> None:
+    """Have a release point at a build that verifies; in one transaction, and only if it does not yet.
+
+    Raises:
+        CatalogueError: the store does not verify.
+        DatabaseError: the database cannot be used.
+    """
+    with ledger.session() as session:
+        catalogue.publish(session, release, built.build_id)
+    ledger.logger.info("the release %s points at build %d", release, built.build_id)

@@ -1,0 +1,337 @@
+"""Builds and corpora in the catalogue. Functions work in the caller's transaction, and the caller commits it."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.files import hash_file
+from draftstore.manifest import MANIFEST_NAME, Manifest, load_manifest
+from schema import holds
+from schema.models import PARTITIONED, Build, Corpus, Release, Replay
+from schema.partitions import drop_partition
+
+CUT_OFF = "its process ended without saying why: run it again, finished steps are kept"
+DROP_LOCK_TIMEOUT = "10s"
+
+
+class CatalogueError(DraftstoreError):
+    """The catalogue refuses: no such build or release, a build that is not finished, does not verify or is live."""
+
+
+def store_digest(directory: Path) -> str:
+    """Return the SHA-256 of a store's manifest, by which the catalogue knows the store wherever it lies."""
+    try:
+        return hash_file(directory / MANIFEST_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(f"{directory} is not a store: it has no {MANIFEST_NAME}") from None
+
+
+def record_corpus(session: Session, manifest: Manifest) -> Corpus | None:
+    """Return the corpus of a store, recorded now if it is new; None where the manifest names none."""
+    fingerprint = manifest.corpus.get("fingerprint")
+    if fingerprint is None:
+        return None
+    identity = {"fingerprint": fingerprint, "tokenizer_fingerprint": manifest.tokenizer.fingerprint}
+    new = insert(Corpus).values(
+        **identity,
+        name=_storable(manifest.name),
+        sources=_storable(manifest.corpus.get("sources", [])),
+        tokenizer=_storable(manifest.tokenizer.name),
+        documents=manifest.counts["documents"],
+        tokens=manifest.counts["tokens"],
+        characters=manifest.corpus.get("characters"),
+    )
+    session.execute(new.on_conflict_do_nothing())
+    return session.scalars(select(Corpus).filter_by(**identity)).one()
+
+
+def start_build(
+    session: Session,
+    kind: str,
+    name: str,
+    path: Path,
+    *,
+    parameters: dict[str, Any] | None = None,
+    source_id: int | None = None,
+    backends: Sequence[str] = (),
+) -> Build:
+    """Record that this process begins to make a store.
+
+    Until the build is finished or failed, or the process ends, `fail_cut_off` knows that somebody is at work.
+
+    Args:
+        session: where.
+        kind: `tokens`, `ngrams`, `rest`, `crest`, `dresd` or `recycling`.
+        name: for people.
+        path: the directory that the store will have.
+        parameters: of the build, JSON values.
+        source_id: the build that it is made from.
+        backends: of a CREST store.
+    """
+    build = Build(
+        kind=kind,
+        name=_storable(name),
+        path=_stored_path(path),
+        parameters=_storable(parameters or {}),
+        source_id=source_id,
+        backends=list(backends),
+    )
+    session.add(build)
+    _written(session, build)
+    holds.hold(session.get_bind().engine, build.id)  # before others can see the row
+    return build
+
+
+def finish_build(session: Session, build_id: int, *, timings: dict[str, float] | None = None) -> Build:
+    """Record that a build's store is there, with all that its manifest says.
+
+    Args:
+        session: where.
+        build_id: a build that is running, or that was taken for cut off.
+        timings: seconds of each step.
+
+    Raises:
+        CatalogueError: no such build, it is finished already, or its store is another finished build.
+        StoreError: there is no whole store at its path.
+    """
+    build = get_build(session, build_id, lock=True)
+    if build.state == "finished":
+        raise CatalogueError(f"build {build.id} is finished already: start another one")
+    _describe(session, build, Path(build.path))
+    build.timings = timings or {}
+    _written(session, build)
+    holds.let_go(session.get_bind().engine, build.id)
+    return build
+
+
+def fail_build(
+    session: Session, build_id: int, error: str, *, timings: dict[str, float] | None = None
+) -> Build:
+    """Record why a build failed, in one sentence.
+
+    Raises:
+        CatalogueError: no such build, or it is finished.
+    """
+    build = get_build(session, build_id, lock=True)
+    if build.state == "finished":
+        raise CatalogueError(f"build {build.id} is finished: it cannot fail any more")
+    build.state, build.error, build.finished_at = "failed", _storable(error), func.now()
+    build.timings = timings or build.timings
+    _written(session, build)
+    holds.let_go(session.get_bind().engine, build.id)
+    return build
+
+
+def fail_cut_off(session: Session) -> list[int]:
+    """Mark builds as failed that are running though the process that made them is gone; return their ids."""
+    gone = (
+        update(Build)
+        .where(Build.state == "running", text(holds.NOT_HELD))
+        .values(state="failed", error=CUT_OFF, finished_at=func.now())
+        .returning(Build.id)
+        .execution_options(synchronize_session=False)
+    )
+    ids = sorted(session.scalars(gone))
+    session.expire_all()
+    return ids
+
+
+def add_build(session: Session, path: Path) -> Build:
+    """Return the build of a finished store, registered now if the catalogue does not know it at this place.
+
+    Raises:
+        StoreError: no whole store is there.
+    """
+    manifest = load_manifest(path)
+    known = _registered(session, path)
+    if known is not None:
+        return known
+    build = Build(kind=manifest.kind, name=_storable(manifest.name), path=_stored_path(path), timings={})
+    build.started_at = func.now()
+    _describe(session, build, path)
+    session.add(build)
+    _written(session, build)
+    return build
+
+
+def _registered(session: Session, path: Path) -> Build | None:
+    known = select(Build).filter_by(path=_stored_path(path), digest=store_digest(path))
+    return session.scalars(known).one_or_none()
+
+
+def _describe(session: Session, build: Build, path: Path) -> None:
+    """Fill in what a finished store says of itself.
+
+    Raises:
+        CatalogueError: the store is another build.
+        StoreError: no whole store is there.
+    """
+    manifest = load_manifest(path, build.kind)
+    other = _registered(session, path)
+    if other is not None and other is not build:
+        raise CatalogueError(f"the store in {path} is build {other.id} already")
+    corpus = record_corpus(session, manifest)
+    build.corpus_id = corpus.id if corpus else None
+    build.digest = store_digest(path)
+    build.backends = list(manifest.parameters.get("backends", build.backends or []))
+    build.parameters = {**_storable(manifest.parameters), **(build.parameters or {})}
+    build.manifest = _storable(dataclasses.asdict(manifest))
+    build.size_bytes = manifest.size
+    build.source_id = build.source_id or _source(session, manifest)
+    build.state, build.finished_at, build.error = "finished", func.now(), None
+
+
+def _source(session: Session, manifest: Manifest) -> int | None:
+    """Return the build that a store says it was made from, if the catalogue knows it."""
+    plan = manifest.parameters.get("plan")
+    digest = plan.get("source") if isinstance(plan, dict) else None
+    return _by_digest(session, digest) if isinstance(digest, str) else None
+
+
+def _by_digest(session: Session, digest: str) -> int | None:
+    newest = select(Build.id).filter_by(digest=digest, state="finished").order_by(Build.id.desc()).limit(1)
+    return session.scalars(newest).one_or_none()
+
+
+def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
+    """Return a build by its id.
+
+    Args:
+        session: where.
+        build_id: its id.
+        lock: others wait with changes until the end of the transaction, and its columns are read anew.
+
+    Raises:
+        CatalogueError: no such build.
+    """
+    query = select(Build).filter_by(id=build_id)
+    if lock:
+        query = query.with_for_update(key_share=True).execution_options(populate_existing=True)
+    build = session.scalars(query).one_or_none()
+    if build is None:
+        raise CatalogueError(
+            f"the catalogue has no build {build_id}: `draftstore builds list` shows those it has"
+        )
+    return build
+
+
+def find_build(session: Session, reference: str | int | Path) -> Build:
+    """Return a build by its id, or by the directory of its store, wherever that was when it was registered.
+
+    Raises:
+        CatalogueError: no such build.
+        StoreError: the directory is no store.
+    """
+    if str(reference).isdecimal():
+        return get_build(session, int(str(reference)))
+    path = Path(str(reference))
+    build = _registered(session, path)
+    build_id = build.id if build else _by_digest(session, store_digest(path))
+    if build_id is None:
+        raise CatalogueError(
+            f"the catalogue does not know the store {path}: `draftstore builds add {path}` adds it"
+        )
+    return get_build(session, build_id)
+
+
+def list_builds(
+    session: Session, *, kind: str | None = None, state: str | None = None, limit: int | None = None
+) -> list[Build]:
+    """Return builds, newest first."""
+    query = select(Build).order_by(Build.id.desc()).limit(limit)
+    if kind:
+        query = query.filter_by(kind=kind)
+    if state:
+        query = query.filter_by(state=state)
+    return list(session.scalars(query))
+
+
+def drop_build(session: Session, build_id: int) -> None:
+    """Remove a build with its statistics, trees and replays; its directory is left alone.
+
+    Raises:
+        CatalogueError: no such build, a release points at it, or a process is making it.
+    """
+    session.execute(text(f"SET LOCAL lock_timeout = '{DROP_LOCK_TIMEOUT}'"))
+    fail_cut_off(session)
+    build = get_build(session, build_id, lock=True)
+    live = session.scalars(select(Release.name).filter_by(build_id=build_id).order_by(Release.name)).all()
+    if live:
+        raise CatalogueError(
+            f"build {build_id} is live: the release {', '.join(live)} points at it; publish another build first"
+        )
+    if build.state == "running":
+        raise CatalogueError(
+            f"build {build_id} is being made: wait until it has finished, or end its process"
+        )
+    for table in PARTITIONED:
+        session.execute(text(drop_partition(table, build_id)))
+    session.execute(delete(Build).filter_by(id=build_id))
+
+
+def record_replay(
+    session: Session,
+    build_id: int,
+    summary: dict[str, Any],
+    *,
+    recordings: str,
+    strategy: str,
+    budget: int,
+    model: str | None = None,
+) -> Replay:
+    """Record what a build saved on recorded outputs.
+
+    Args:
+        session: where.
+        build_id: the build that was asked.
+        summary: `ReplayResult.summary()`.
+        recordings: file of recorded outputs.
+        strategy: how drafts were made.
+        budget: most nodes of a draft.
+        model: only its outputs were replayed; None: all.
+    """
+    same = ("rows", "tokens", "passes", "accepted_length", "nodes_mean", "miss_rate")
+    replay = Replay(
+        build_id=build_id,
+        recordings=_storable(recordings),
+        strategy=strategy,
+        budget=budget,
+        model=model,
+        lookup_p50_us=summary["lookup_us"]["p50"],
+        lookup_p99_us=summary["lookup_us"]["p99"],
+        **{key: summary[key] for key in same},
+    )
+    session.add(replay)
+    _written(session, replay)
+    return replay
+
+
+def _written(session: Session, row: Build | Replay) -> None:
+    """Write a row, and read what the server filled in, so that it is there after the session too."""
+    session.flush()
+    session.refresh(row)
+
+
+def _stored_path(path: Path) -> str:
+    return str(_storable(str(path.resolve())))
+
+
+def _storable(value: Any) -> Any:
+    """Return a JSON value that PostgreSQL takes: bytes of a path that are no UTF-8, and NUL, stay escaped."""
+    match value:
+        case str():
+            return value.replace("\0", r"\x00").encode(errors="backslashreplace").decode()
+        case dict():
+            return {_storable(key): _storable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_storable(item) for item in value]
+        case Path():
+            return _storable(str(value))
+        case _:
+            return value

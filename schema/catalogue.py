@@ -1,0 +1,55 @@
+"""The catalogue: corpora, builds, releases and replays, as functions over a session.
+
+    with Session(make_engine()) as session, session.begin():
+        build = catalogue.add_build(session, Path("stores/chat"))
+        catalogue.publish(session, "chat-vicuna", build.id)
+
+All of them work in the caller's transaction, which the caller commits: either everything in the block happens, or
+nothing. What is asked more freely is SQL: see `schema.views`.
+"""
+
+from schema.builds import (
+    CatalogueError,
+    add_build,
+    drop_build,
+    fail_build,
+    fail_cut_off,
+    find_build,
+    finish_build,
+    get_build,
+    list_builds,
+    record_corpus,
+    record_replay,
+    start_build,
+    store_digest,
+)
+from schema.releases import (
+    get_release,
+    list_releases,
+    publish,
+    release_history,
+    rollback,
+    verify_build,
+)
+
+__all__ = [
+    "CatalogueError",
+    "add_build",
+    "drop_build",
+    "fail_build",
+    "fail_cut_off",
+    "find_build",
+    "finish_build",
+    "get_build",
+    "get_release",
+    "list_builds",
+    "list_releases",
+    "publish",
+    "record_corpus",
+    "record_replay",
+    "release_history",
+    "rollback",
+    "start_build",
+    "store_digest",
+    "verify_build",
+]

@@ -1,0 +1,261 @@
+"""`draftstore sql`: a question to the catalogue in SQL, read-only unless said otherwise."""
+
+import csv
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from datetime import date, time
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import psycopg
+from psycopg import errors
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+from rich.table import Table
+
+from draftstore.cli.common import json_option, print_json, stdout_console
+from draftstore.errors import DraftstoreError, counted
+from schema.database import connect, database_errors
+
+ROWS_SHOWN = 1000
+NUMBERS = int | float | Decimal
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+SEVERAL = "cannot insert multiple commands into a prepared statement"
+SERVER_STATES = ("08", "53", "57")
+"""Classes of errors that say nothing about the question."""
+
+Row = Sequence[Any]
+
+
+class QueryError(DraftstoreError):
+    """PostgreSQL refuses a question; the message shows where."""
+
+
+class Answer(NamedTuple):
+    """What a statement yields.
+
+    Attributes:
+        names: of the columns; none if it is a command.
+        rows: the rows.
+        done: what a command did.
+    """
+
+    names: list[str]
+    rows: Iterable[Row]
+    done: str
+
+
+@click.command()
+@click.argument("query", metavar="QUERY|FILE.sql|-")
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header instead of a table.")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=0),
+    default=ROWS_SHOWN,
+    show_default=True,
+    help="Maximum number of rows in a table; 0 for all. JSON and CSV have all.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Maximum duration in seconds; 0 for none.",
+)
+@click.option("--write", is_flag=True, help="Allow changes, and commit them at the end.")
+def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, write: bool) -> None:
+    """Ask the catalogue in SQL; `draftstore db psql -c '\\dv+'` lists the views.
+
+    \b
+    Examples:
+      draftstore sql "SELECT * FROM live_releases"
+      draftstore sql "SELECT text, count FROM top_ngrams WHERE build_id = 3 AND n = 2 ORDER BY rank LIMIT 20"
+      draftstore sql --csv question.sql > answer.csv
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other")
+    text = _read(query)
+    if not text.strip():
+        raise QueryError("the question is empty: pass SQL, a file, or - for stdin")
+    connection = connect(autocommit=True)
+    with closing(connection), database_errors():
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",))
+        read_only = "off" if write else "on"
+        connection.execute("SELECT set_config('default_transaction_read_only', %s, false)", (read_only,))
+        try:
+            for result in _answers(connection, text):
+                _print_answer(result, as_json, as_csv, rows)
+        except psycopg.Error as error:
+            raise _explained(error, text, timeout) or error from None
+
+
+def _read(query: str) -> str:
+    """Return the SQL that is meant: the argument itself, a file, or standard input.
+
+    Raises:
+        QueryError: the file is absent or no text.
+    """
+    if query == "-":
+        return sys.stdin.read()
+    if not query.endswith(".sql"):
+        return query
+    try:
+        return Path(query).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise QueryError(f"{query} does not exist: pass a question in SQL, a file, or - for stdin") from None
+    except UnicodeDecodeError as error:
+        raise QueryError(f"{query} is not UTF-8 text: {error}") from None
+
+
+def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[Answer]:
+    """Run SQL and yield the answer of each statement.
+
+    Raises:
+        psycopg.Error: PostgreSQL refuses, or goes away.
+    """
+    with connection.cursor() as cursor:
+        names = _column_names(connection, text)
+        if names:  # row by row: a large answer need not fit into memory
+            yield Answer(names, cursor.stream(text), "")
+            return
+        cursor.execute(text.encode())
+        for result in cursor.results():
+            found = [column.name for column in result.description or ()]
+            yield Answer(found, iter(result) if found else (), result.statusmessage or "")
+
+
+def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
+    """Return the names of the columns that one statement yields; none for a command, or for several statements.
+
+    Raises:
+        psycopg.Error: it is no SQL, or there are no such tables or columns.
+    """
+    encoding = connection.info.encoding
+    for result in (
+        connection.pgconn.prepare(b"", text.encode(encoding)),
+        connection.pgconn.describe_prepared(b""),
+    ):
+        if result.status != ExecStatus.COMMAND_OK:
+            error = error_from_result(result, encoding)
+            if SEVERAL in str(error):
+                return []
+            raise error
+    return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]
+
+
+def _print_answer(answer: Answer, as_json: bool, as_csv: bool, shown: int) -> None:
+    if not answer.names:
+        click.echo(answer.done, err=as_json or as_csv)
+    elif as_json:
+        _require_unique(answer.names)
+        print_json([dict(zip(answer.names, map(_json_value, row), strict=True)) for row in answer.rows])
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(answer.names)
+        writer.writerows(map(_csv_value, row) for row in answer.rows)
+    else:
+        _print_table(answer, shown)
+
+
+def _print_table(answer: Answer, shown: int) -> None:
+    """Print at most so many rows (0: all), numbers to the right."""
+    rows = iter(answer.rows)
+    head = list(islice(rows, shown)) if shown else list(rows)
+    table = Table()
+    for position, name in enumerate(answer.names):
+        numbers = all(isinstance(row[position], NUMBERS | None) for row in head)
+        table.add_column(name, justify="right" if numbers and head else "left", overflow="fold")
+    for row in head:
+        table.add_row(*map(_cell, row))
+    stdout_console().print(table)
+    more = bool(shown) and next(rows, None) is not None
+    note = (
+        f"the first {counted(len(head), 'row')}; --rows 0 prints all" if more else counted(len(head), "row")
+    )
+    click.echo(note, err=True)
+
+
+def _cell(value: object) -> str:
+    """Return a value as text without anything that a terminal would act on."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    if isinstance(value, dict | list):
+        return json.dumps(_json_value(value), ensure_ascii=False)
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(value))
+
+
+def _csv_value(value: object) -> object:
+    return _cell(value) if isinstance(value, bytes | dict | list) else value
+
+
+def _json_value(value: object) -> object:
+    """Return a value as JSON has it: whole decimals as integers, times in ISO 8601, bytes in hexadecimal digits."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case Decimal():
+            if not value.is_finite():
+                return str(value)
+            return int(value) if value == value.to_integral_value() else float(value)
+        case bytes():
+            return value.hex()
+        case dict():
+            return {str(key): _json_value(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_json_value(item) for item in value]
+        case date() | time():
+            return value.isoformat()
+        case _:
+            return str(value)
+
+
+def _require_unique(names: list[str]) -> None:
+    """Refuse what JSON cannot say.
+
+    Raises:
+        QueryError: two columns have one name.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise QueryError(
+                f"two columns are called {name!r}: name them apart with AS, or ask without --json"
+            )
+
+
+def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | None:
+    """Return what is wrong with the question; None if the server is to blame."""
+    if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
+        return QueryError(f"no answer within {timeout:g} seconds: allow more with --timeout")
+    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+        return QueryError(f"{error}: `draftstore db psql` can do it")  # COPY
+    if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
+        return None
+    sentence = error.diag.message_primary or str(error)
+    if isinstance(error, errors.ReadOnlySqlTransaction):
+        return QueryError(f"{sentence}: --write allows changes")
+    hint = f"\nhint: {error.diag.message_hint}" if error.diag.message_hint else ""
+    return QueryError(f"{sentence}{_place(error, text)}{hint}")
+
+
+def _place(error: psycopg.Error, text: str) -> str:
+    """Return where the error is: line and column, the line, and an arrow below the place."""
+    if not error.diag.statement_position:
+        return ""
+    before = text[: int(error.diag.statement_position) - 1]
+    number, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1)
+    line = text.split("\n")[number - 1]
+    return f" (line {number}, column {column + 1})\n  {line}\n  {' ' * column}^"

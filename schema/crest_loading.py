@@ -1,0 +1,136 @@
+"""A CREST store into the database: its trees, what it kept, and its row in the catalogue, in one transaction."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from draftstore.crest import DICTIONARY_FILE
+from draftstore.entries import Entries, entries_digest, key_dtype
+from draftstore.envelope import Envelope
+from draftstore.errors import StoreError
+from draftstore.manifest import Manifest
+from draftstore.tree import DraftTree
+from schema.builds import add_build, fail_cut_off, store_digest
+from schema.copying import copy_statement
+from schema.database import database_errors, make_engine
+from schema.loading import filling, loading
+from schema.models import Build
+from schema.statistics import fill_kept, store_tokenizer
+
+COLUMNS = ("build_id", "key", "value")
+TYPES = ("int8", "bytea", "bytea")
+PROGRESS_ROWS = 1 << 14
+
+Entry = tuple[bytes, bytes]
+
+
+def load(
+    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Callable[[int, int], None]
+) -> None:
+    """Do the work of `schema.trees.load_store`."""
+    entries = manifest.counts["entries"]
+    tokenizer = store_tokenizer(path, manifest)
+    tree_of = tree_reader(path, manifest, source)
+    engine = make_engine()
+    try:
+        with database_errors(), Session(engine) as session, session.begin():
+            build_id = _build_to_fill(session, path, out)
+            connection = session.connection().connection.driver_connection
+            assert isinstance(connection, psycopg.Connection)
+            with loading(connection, build_id):
+                fill_trees(
+                    connection,
+                    build_id,
+                    source.items(),
+                    manifest.parameters["entries_sha256"],
+                    lambda done: progress(done, 2 * entries),
+                )
+                fill_kept(
+                    connection,
+                    build_id,
+                    path,
+                    tokenizer,
+                    tree_of=tree_of,
+                    progress=lambda done, _: progress(entries + done, 2 * entries),
+                )
+    finally:
+        engine.dispose()
+
+
+def _build_to_fill(session: Session, path: Path, out: Path) -> int:
+    """Return the build that a store's trees belong to, registered now if nobody has."""
+    place = str(out.parent.resolve() / out.name)
+    fail_cut_off(session)
+    same_place = select(Build).filter_by(kind="crest", path=place).order_by(Build.id.desc()).limit(1)
+    build = (
+        session.scalars(same_place.filter_by(state="running")).first()
+        or session.scalars(same_place.filter_by(state="finished", digest=store_digest(path))).first()
+    )
+    if build is None:
+        build = add_build(session, path)
+        build.path = place
+        session.flush()
+    return build.id
+
+
+def tree_reader(
+    path: Path, manifest: Manifest, source: Entries
+) -> Callable[[tuple[int, ...]], DraftTree | None]:
+    """Return a function that gives the tree of an n-gram of a store, None for one that it does not hold."""
+    envelope = Envelope((path / DICTIONARY_FILE).read_bytes())
+    dtype = key_dtype(manifest.vocab_size)
+
+    def read(ngram: tuple[int, ...]) -> DraftTree | None:
+        (value,) = source.get([np.array(ngram, dtype).tobytes()])
+        return None if value is None else envelope.open(value).tree
+
+    return read
+
+
+def fill_trees(
+    connection: psycopg.Connection[Any],
+    build_id: int,
+    entries: Iterable[Entry],
+    expected: str,
+    progress: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Load entries inside `loading`, in place of what was there of this build.
+
+    They come one by one, and psycopg's own writer of rows takes them so faster than arrays made of them would go.
+
+    Args:
+        connection: where.
+        build_id: a row of `builds`.
+        entries: in key order.
+        expected: `entries_sha256` of the store.
+        progress: called with the entries done, now and then.
+
+    Raises:
+        StoreError: other entries than the store was finished with.
+    """
+    done = 0
+
+    def sent(copy: psycopg.Copy) -> Iterator[Entry]:
+        nonlocal done
+        copy.set_types(TYPES)
+        for done, (key, value) in enumerate(entries, start=1):
+            copy.write_row((build_id, key, value))
+            yield key, value
+            if done % PROGRESS_ROWS == 0:
+                progress(done)
+
+    with filling(connection, "trees", build_id) as table:
+        statement = copy_statement(table, COLUMNS, freeze=True)
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            found = entries_digest(sent(copy))
+        if found != expected:
+            raise StoreError(
+                f"the {done:,} entries have SHA-256 {found}, the manifest says {expected}: the store is damaged, "
+                "build it again"
+            )
+    progress(done)

@@ -1,0 +1,267 @@
+"""The database that everything uses: a server that `DRAFTSTORE_DATABASE_URL` names, else the embedded one.
+
+    with connect() as connection:                  # psycopg: bulk loads and lookups
+        connection.execute("SELECT ...")
+    with Session(make_engine()) as session:        # SQLAlchemy: the catalogue
+        ...
+
+Both have the embedded server running for the rest of the process, and refuse tables of another version: the embedded
+server is brought up to date by itself, a named one only by `draftstore db migrate`.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from schema.embedded import Lease, acquire
+from schema.errors import DatabaseError, DatabaseUrlError, SchemaError
+from schema.failures import database_errors, describe, translate
+from schema.home import data_home
+from schema.revisions import MIGRATIONS, SchemaState, expected_revision, schema_state
+
+if TYPE_CHECKING:
+    import alembic.config
+    import sqlalchemy
+
+__all__ = [
+    "DatabaseError",
+    "alembic_config",
+    "close",
+    "connect",
+    "data_home",
+    "database_errors",
+    "database_url",
+    "is_embedded",
+    "make_engine",
+    "migrate",
+    "require_schema",
+]
+
+URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
+SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
+CONNECT_TIMEOUT = 10
+"""Seconds."""
+RESTART_PAUSES = (0.1, 0.5)
+"""Seconds before another attempt to reach an embedded server."""
+Connected = TypeVar("Connected")
+
+_guard = threading.RLock()
+_leases: dict[Path, Lease] = {}
+_current: set[str] = set()
+"""URLs whose tables have been looked at in this process, and found right."""
+
+
+def _after_fork() -> None:
+    """Give a forked process a guard that no other thread of its parent holds."""
+    global _guard
+    _guard = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_embedded() -> bool:
+    """Tell whether the embedded server is used, because no other one is named."""
+    return not os.environ.get(URL_VARIABLE)
+
+
+def database_url() -> str:
+    """Return the URL of the database, as psycopg, libpq and SQLAlchemy 2.1 take it; it may hold a password.
+
+    The embedded server is started, or joined, and stays up for the rest of the process.
+
+    Raises:
+        DatabaseUrlError: the variable holds no URL of a PostgreSQL database.
+        EmbeddedServerError: the embedded server cannot be started.
+    """
+    if named := os.environ.get(URL_VARIABLE):
+        return _checked_url(named)
+    home = data_home()
+    with _guard:
+        lease = _leases.get(home)
+        if lease is None:
+            lease = _leases[home] = acquire(home)
+            return lease.url
+        return lease.ensure()
+
+
+def _checked_url(named: str) -> str:
+    """Return a named URL without SQLAlchemy's name of the driver; nothing of it is quoted, it may hold a password."""
+    scheme, separator, rest = named.partition("://")
+    url = f"postgresql://{rest}"
+    if scheme in SCHEMES and separator:
+        with suppress(ValueError, psycopg.Error):
+            for port in str(conninfo_to_dict(url).get("port") or "").split(","):  # one for each host
+                int(port or 0)
+            return url
+    raise DatabaseUrlError(
+        f"{URL_VARIABLE} is no URL of a PostgreSQL database: expected "
+        "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with characters other than letters and digits "
+        "percent-encoded; unset it to use the embedded server"
+    )
+
+
+def connect(*, check: bool = True, **options: Any) -> psycopg.Connection:
+    """Connect with psycopg.
+
+    Args:
+        check: Whether to make sure, once a process, that the tables are those that we need.
+        options: More for `psycopg.connect`, such as `autocommit`.
+
+    Raises:
+        DatabaseError: the server is away or refuses, or the tables are not those that we need.
+    """
+    url = database_url()
+    if check:
+        require_schema(url)
+    return _connect(url, **options)
+
+
+def _connect(url: str, **options: Any) -> psycopg.Connection:
+    options = {**_defaults(url), **options}
+    with database_errors():
+        return _with_patience(lambda: psycopg.connect(database_url() if is_embedded() else url, **options))
+
+
+def _with_patience(attempt: Callable[[], Connected]) -> Connected:
+    """Connect; an embedded server may have been killed just now and be starting again, so try that once more."""
+    for pause in RESTART_PAUSES if is_embedded() else ():
+        with suppress(psycopg.OperationalError):
+            return attempt()
+        time.sleep(pause)
+    return attempt()
+
+
+def _defaults(url: str) -> dict[str, Any]:
+    """Return what a connection gets where the URL does not say otherwise."""
+    defaults = {"application_name": "draftstore", "connect_timeout": CONNECT_TIMEOUT}
+    return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
+
+
+def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
+    """Return a SQLAlchemy engine; what a user can do something about is raised as `DatabaseError`.
+
+    Connections that the pool holds are tried before they are used, and the embedded server is started again if
+    somebody has stopped it.
+
+    Args:
+        check: Whether to make sure, once a process, that the tables are those that we need.
+        options: More for `sqlalchemy.create_engine`.
+
+    Raises:
+        DatabaseError: the server is away or refuses, or the tables are not those that we need.
+    """
+    import sqlalchemy
+
+    url = database_url()
+    if check:
+        require_schema(url)
+    engine = sqlalchemy.create_engine(
+        sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"),
+        **{"pool_pre_ping": True, "connect_args": _defaults(url), **options},
+    )
+    if is_embedded():
+        sqlalchemy.event.listen(engine, "do_connect", _follow_server)
+    sqlalchemy.event.listen(engine, "handle_error", _raise_ours)
+    return engine
+
+
+def _follow_server(dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
+    """Connect for a pool, with the embedded server running, wherever its socket is now."""
+
+    def attempt() -> Any:
+        parameters["host"] = conninfo_to_dict(database_url())["host"]
+        return dialect.connect(*arguments, **parameters)
+
+    return _with_patience(attempt)
+
+
+def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:
+    """Put our error in the place of SQLAlchemy's; the pool looks after failures of its own trials."""
+    return None if context.is_pre_ping else translate(context.original_exception)
+
+
+def require_schema(url: str | None = None) -> None:
+    """Make sure that the tables are those that we need; the embedded server is brought up to date by itself.
+
+    Args:
+        url: The database; None for the one that everything uses.
+
+    Raises:
+        SchemaError: the tables of a named server are behind, or those of any server are ahead.
+    """
+    url = url or database_url()
+    if url in _current or expected_revision() is None:
+        return
+    with _connect(url, autocommit=True) as connection:
+        state, found = schema_state(connection)
+    if state in (SchemaState.EMPTY, SchemaState.BEHIND) and is_embedded():
+        migrate()
+    elif state is not SchemaState.CURRENT:
+        raise _schema_error(state, found, url)
+    _current.add(url)
+
+
+def _schema_error(state: SchemaState, found: str | None, url: str) -> SchemaError:
+    where = describe(url)
+    needed = expected_revision()
+    if state is SchemaState.EMPTY:
+        return SchemaError(f"{where} holds no tables of draftstore: make them with `draftstore db migrate`")
+    if state is SchemaState.BEHIND:
+        return SchemaError(
+            f"the tables in {where} are at revision {found}, and this version of draftstore needs {needed}: stop what "
+            "uses them and run `draftstore db migrate`"
+        )
+    return SchemaError(
+        f"the tables in {where} are at revision {found}, which this version of draftstore does not know (its newest "
+        f"is {needed}): update draftstore, a newer version has migrated them"
+    )
+
+
+def migrate() -> str | None:
+    """Bring the tables to the newest revision, and return it; two processes at once do it one after the other.
+
+    Raises:
+        DatabaseError: the server is away or refuses, a lock is not to be had, or the tables are ahead of us.
+    """
+    import alembic.command
+
+    url = database_url()
+    with _connect(url, autocommit=True) as connection:
+        state, found = schema_state(connection)
+    if state is SchemaState.AHEAD:
+        raise _schema_error(state, found, url)
+    with database_errors():
+        alembic.command.upgrade(alembic_config(url), "head")
+    return expected_revision()
+
+
+def alembic_config(url: str | None = None) -> "alembic.config.Config":
+    """Return the configuration of Alembic for the migrations of this checkout.
+
+    Args:
+        url: The database; None for the one that everything uses.
+    """
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["url"] = url or database_url()
+    return config
+
+
+def close() -> None:
+    """Let go of the embedded server before the process ends."""
+    with _guard:
+        for lease in _leases.values():
+            lease.release()
+        _leases.clear()
+        _current.clear()

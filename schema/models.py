@@ -1,0 +1,293 @@
+r"""The tables of the catalogue: typed models, and the comments that people read in `\d+`.
+
+What is built, from what, and which build a release points at: `corpora`, `builds`, `releases`, `release_moves`,
+`replays`. What is inside: `ngrams` (the most common), `ngram_spectrum` (all of them, by count), `kept_ngrams` and
+`trees` (CREST). The large ones are partitioned by build, so that dropping a build is instant; `schema.partitions` says
+how a partition is made. The questions that people ask are views: `schema.views`.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    func,
+)
+from sqlalchemy import text as sql
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+KINDS = ("tokens", "ngrams", "rest", "crest", "dresd", "recycling")
+STATES = ("running", "finished", "failed")
+ACTIONS = ("publish", "rollback")
+PARTITIONED = ("ngrams", "kept_ngrams", "trees")
+RELEASE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+Id = Annotated[int, mapped_column(BigInteger, Identity(always=True), primary_key=True)]
+Bigint = Annotated[int, mapped_column(BigInteger)]
+Smallint = Annotated[int, mapped_column(SmallInteger)]
+Tokens = Annotated[list[int], mapped_column(ARRAY(Integer))]
+BytesText = Annotated[str, mapped_column(Text(collation="C"))]  # order by bytes: prefix searches use an index
+
+
+class Base(DeclarativeBase):
+    """Base of all models: how Python types and constraint names become PostgreSQL's."""
+
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads a plain class attribute
+        str: Text,
+        float: Double,
+        bytes: LargeBinary,
+        datetime: DateTime(timezone=True),
+        list[str]: ARRAY(Text),
+        dict[str, Any]: JSONB,
+    }
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+class Corpus(Base):
+    """A corpus as token ids: what stores are built from."""
+
+    __tablename__ = "corpora"
+
+    id: Mapped[Id]
+    name: Mapped[str] = mapped_column(comment="for people: the name of the first store built from it")
+    sources: Mapped[list[str]] = mapped_column(
+        server_default=sql("'{}'"), comment="paths or package names that the documents came from"
+    )
+    fingerprint: Mapped[str] = mapped_column(comment="SHA-256 over the token shards")
+    tokenizer: Mapped[str] = mapped_column(comment="name of the tokenizer")
+    tokenizer_fingerprint: Mapped[str] = mapped_column(comment="SHA-256 of its vocabulary and merges")
+    documents: Mapped[Bigint] = mapped_column(comment="number of documents")
+    tokens: Mapped[Bigint] = mapped_column(comment="number of tokens")
+    characters: Mapped[Bigint | None] = mapped_column(comment="number of characters of text, where known")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="first seen")
+
+    __table_args__ = (
+        UniqueConstraint("fingerprint", "tokenizer_fingerprint"),
+        {"comment": "corpora as token ids: what stores are built from"},
+    )
+
+
+class Build(Base):
+    """One making of a store, finished or not."""
+
+    __tablename__ = "builds"
+
+    id: Mapped[Id]
+    kind: Mapped[str] = mapped_column(comment="what is made: " + ", ".join(KINDS))
+    name: Mapped[str] = mapped_column(comment="for people; several builds may share it")
+    state: Mapped[str] = mapped_column(
+        server_default="running", comment="running; finished: all columns hold; failed: error says why"
+    )
+    corpus_id: Mapped[int | None] = mapped_column(
+        ForeignKey("corpora.id"), index=True, comment="the corpus that it holds"
+    )
+    source_id: Mapped[int | None] = mapped_column(
+        ForeignKey("builds.id", ondelete="SET NULL"),
+        index=True,
+        comment="the build that it was made from (the REST store of n-gram counts and of CREST)",
+    )
+    path: Mapped[str] = mapped_column(comment="directory of the store")
+    digest: Mapped[str | None] = mapped_column(
+        index=True, comment="SHA-256 of manifest.json; NULL until finished"
+    )
+    backends: Mapped[list[str]] = mapped_column(
+        server_default=sql("'{}'"), comment="where the entries of a CREST store lie: lmdb, postgres"
+    )
+    parameters: Mapped[dict[str, Any]] = mapped_column(
+        server_default=sql("'{}'"), comment="parameters of the build"
+    )
+    manifest: Mapped[dict[str, Any] | None] = mapped_column(comment="manifest.json; NULL until finished")
+    size_bytes: Mapped[Bigint | None] = mapped_column(comment="bytes of all files; NULL until finished")
+    timings: Mapped[dict[str, Any]] = mapped_column(
+        server_default=sql("'{}'"), comment="seconds that each step took, by step"
+    )
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    finished_at: Mapped[datetime | None] = mapped_column(comment="when it finished or failed")
+    error: Mapped[str | None] = mapped_column(comment="why it failed, in one sentence")
+
+    corpus: Mapped[Corpus | None] = relationship()
+    source: Mapped["Build | None"] = relationship(remote_side="Build.id", passive_deletes=True)
+
+    __table_args__ = (
+        _one_of("kind", KINDS),
+        _one_of("state", STATES),
+        CheckConstraint(
+            "state <> 'finished' OR (digest IS NOT NULL AND manifest IS NOT NULL "
+            "AND size_bytes IS NOT NULL AND finished_at IS NOT NULL)",
+            name="finished",
+        ),
+        CheckConstraint(
+            "state <> 'failed' OR (error IS NOT NULL AND finished_at IS NOT NULL)", name="failed"
+        ),
+        UniqueConstraint("path", "digest"),
+        {"comment": "every making of a store, finished or not"},
+    )
+
+
+class Release(Base):
+    """A name that users ask for, and the build that it points at."""
+
+    __tablename__ = "releases"
+
+    name: Mapped[str] = mapped_column(primary_key=True, comment="what users ask for: chat-vicuna")
+    build_id: Mapped[int] = mapped_column(
+        ForeignKey("builds.id"), index=True, comment="the live build: it cannot be dropped"
+    )
+    moved_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="time of the last move")
+
+    build: Mapped[Build] = relationship()
+
+    __table_args__ = (
+        CheckConstraint(f"name ~ '{RELEASE_NAME}'", name="name"),
+        {"comment": "names that users ask for, and the build that each points at"},
+    )
+
+
+class ReleaseMove(Base):
+    """One publishing or rollback. Builds are plain numbers: the history outlives dropped builds."""
+
+    __tablename__ = "release_moves"
+
+    id: Mapped[Id]
+    release: Mapped[str] = mapped_column(ForeignKey("releases.name"), comment="which release moved")
+    from_build: Mapped[Bigint | None] = mapped_column(comment="id of the build before; NULL for the first")
+    to_build: Mapped[Bigint] = mapped_column(comment="id of the build after (it may have been dropped since)")
+    action: Mapped[str] = mapped_column(comment="publish, or rollback")
+    moved_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    __table_args__ = (
+        _one_of("action", ACTIONS),
+        Index(None, "release", "id"),
+        {"comment": "every move of a release, in the order of id"},
+    )
+
+
+class Replay(Base):
+    """What a build saved on recorded outputs."""
+
+    __tablename__ = "replays"
+
+    id: Mapped[Id]
+    build_id: Mapped[int] = mapped_column(ForeignKey("builds.id", ondelete="CASCADE"), index=True)
+    recordings: Mapped[str] = mapped_column(comment="file of recorded outputs")
+    model: Mapped[str | None] = mapped_column(comment="only the outputs of this model; NULL: of all")
+    strategy: Mapped[str] = mapped_column(comment="how drafts were made: backoff, longest")
+    budget: Mapped[int] = mapped_column(comment="most nodes of a draft")
+    rows: Mapped[Bigint] = mapped_column(comment="outputs replayed")
+    tokens: Mapped[Bigint] = mapped_column(comment="tokens that verification passes yielded")
+    passes: Mapped[Bigint] = mapped_column(comment="verification passes")
+    accepted_length: Mapped[float] = mapped_column(comment="M = tokens / passes; plain decoding is 1.0")
+    nodes_mean: Mapped[float] = mapped_column(comment="mean nodes of a draft")
+    miss_rate: Mapped[float] = mapped_column(comment="share of passes without a draft")
+    lookup_p50_us: Mapped[float] = mapped_column(comment="median duration of a lookup, microseconds")
+    lookup_p99_us: Mapped[float] = mapped_column(comment="99th percentile of the same")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    build: Mapped[Build] = relationship()
+
+    __table_args__ = ({"comment": "accepted lengths of builds on recorded outputs"},)
+
+
+class Ngram(Base):
+    """One of the most common n-grams of a corpus."""
+
+    __tablename__ = "ngrams"
+
+    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="the build of kind ngrams")
+    n: Mapped[Smallint] = mapped_column(primary_key=True, comment="number of tokens")
+    rank: Mapped[int] = mapped_column(primary_key=True, comment="1 is the most common of this n")
+    tokens: Mapped[Tokens] = mapped_column(comment="token ids")
+    text: Mapped[BytesText] = mapped_column(comment="the tokens as text; different n-grams may share it")
+    count: Mapped[Bigint] = mapped_column(comment="occurrences in the corpus, exact")
+
+    __table_args__ = (
+        Index(None, "count"),
+        Index(None, "text"),
+        {
+            "comment": "the most common n-grams of a corpus, with text; all of them are in ngram_spectrum by count",
+            "postgresql_partition_by": "LIST (build_id)",
+        },
+    )
+
+
+class NgramSpectrum(Base):
+    """How many distinct n-grams have one count."""
+
+    __tablename__ = "ngram_spectrum"
+
+    build_id: Mapped[int] = mapped_column(
+        ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True, comment="the build of kind ngrams"
+    )
+    n: Mapped[Smallint] = mapped_column(primary_key=True, comment="number of tokens")
+    count: Mapped[Bigint] = mapped_column(primary_key=True, comment="occurrences in the corpus")
+    ngrams: Mapped[Bigint] = mapped_column(comment="how many distinct n-grams occur so often")
+
+    __table_args__ = ({"comment": "frequency spectrum: of how many n-grams the count is so high; complete"},)
+
+
+class KeptNgram(Base):
+    """One entry of a CREST store: an n-gram and the measures of its draft tree."""
+
+    __tablename__ = "kept_ngrams"
+
+    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="the build of kind crest")
+    rank: Mapped[int] = mapped_column(primary_key=True, comment="1 was selected first, over all n")
+    n: Mapped[Smallint] = mapped_column(comment="number of tokens")
+    tokens: Mapped[Tokens] = mapped_column(comment="token ids")
+    text: Mapped[BytesText] = mapped_column(comment="the tokens as text; different n-grams may share it")
+    count: Mapped[Bigint] = mapped_column(comment="occurrences in the corpus, exact")
+    nodes: Mapped[Smallint] = mapped_column(comment="nodes of its draft tree")
+    raw_bytes: Mapped[int] = mapped_column(comment="bytes of the tree before compression")
+    bytes: Mapped[int] = mapped_column(comment="bytes of the tree as stored")
+    tree: Mapped[str | None] = mapped_column(comment="the tree as text; only of the first selected")
+
+    __table_args__ = (
+        Index(None, "text"),
+        {
+            "comment": "the entries of a CREST store: which n-grams it kept, and the size of their trees",
+            "postgresql_partition_by": "LIST (build_id)",
+        },
+    )
+
+
+class Tree(Base):
+    """One entry of a CREST store as bytes: the PostgreSQL backend."""
+
+    __tablename__ = "trees"
+
+    build_id: Mapped[Bigint] = mapped_column(primary_key=True, comment="the build of kind crest")
+    key: Mapped[bytes] = mapped_column(primary_key=True, comment="token ids, big-endian, 2 or 4 bytes each")
+    value: Mapped[bytes] = mapped_column(comment="the draft tree, compressed: the same bytes as in LMDB")
+
+    __table_args__ = (
+        {
+            "comment": "draft trees of CREST stores that lie in PostgreSQL, to look up by key",
+            "postgresql_partition_by": "LIST (build_id)",
+        },
+    )

@@ -1,0 +1,153 @@
+"""One PostgreSQL cluster on disk: making it, its socket, and the command line of its server."""
+
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from schema.postgres.plan import DATA, MAJOR, NAME, PORT, SOCKET_BYTES, SOCKET_FILE, ClusterError, Plan
+from schema.postgres.programs import run
+
+SETTINGS = {
+    "cluster_name": NAME,
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "max_connections": "100",
+    "shared_buffers": "256MB",
+    "maintenance_work_mem": "256MB",
+    "max_wal_size": "4GB",
+    # nobody replicates an embedded server; a table made and filled in one transaction then needs no log
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "logging_collector": "off",
+    "log_destination": "stderr",
+    "log_checkpoints": "off",
+    "log_line_prefix": "%m [%p] ",
+    "log_timezone": "UTC",
+    "timezone": "UTC",
+}
+PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")
+
+
+def ensure_cluster(plan: Plan, binaries: Path, keep: int) -> None:
+    """Make the cluster unless it is there: under another name first, so that a half-made one is never taken for one.
+
+    Raises:
+        ClusterError: another version of PostgreSQL made the cluster, or it cannot be made.
+    """
+    data = Path(plan.base) / DATA
+    if data.is_dir():
+        version = (data / "PG_VERSION").read_text().strip() if (data / "PG_VERSION").exists() else "none"
+        if version != MAJOR:
+            raise ClusterError(
+                f"{data} was made by PostgreSQL {version}, and this is PostgreSQL {MAJOR}: export it with the "
+                "version of draftstore that made it, or move the folder away to begin anew"
+            )
+        return
+    unfinished = data.with_name(f"{DATA}.unfinished")
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    unfinished.mkdir(mode=0o700)
+    if plan.switches_user:
+        os.chown(unfinished, plan.uid, plan.gid)
+    initdb = [str(binaries / "bin" / "initdb"), "-D", str(unfinished), "-U", NAME]
+    initdb += ["--auth=peer", "--encoding=UTF8", "--locale=C"]
+    initdb += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+    _must(plan, initdb, keep)
+    single = [str(binaries / "bin" / "postgres"), "--single", "-j", "-D", str(unfinished), "template1"]
+    _must(plan, single, keep, f"CREATE DATABASE {NAME};\n\n".encode())
+    unfinished.rename(data)
+    fsync_folder(data.parent)
+
+
+def _must(plan: Plan, arguments: list[str], keep: int, given: bytes = b"") -> None:
+    status, printed = run(plan, arguments, keep, given)
+    if status or "ERROR:" in printed or "FATAL:" in printed:
+        raise ClusterError(f"{arguments[0]} ended with status {status}: {printed[-2_000:]}")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def socket_folder(plan: Plan, previous: str | None) -> Path:
+    """Return a folder of the server's account alone whose path is short enough for a socket, making it if need be.
+
+    It lies beside the cluster, or under /tmp where that path is too long or holds characters that mean something in a
+    URL or a list of hosts; `previous` is the one used before.
+    """
+    beside = Path(plan.base) / "run"
+    if len(os.fsencode(beside / SOCKET_FILE)) <= SOCKET_BYTES and PLAIN_PATH.fullmatch(str(beside)):
+        with suppress(FileExistsError):
+            beside.mkdir(mode=0o700)
+            if plan.switches_user:
+                os.chown(beside, plan.uid, plan.gid)
+        return beside
+    if previous and _is_private(Path(previous), plan.uid):
+        return Path(previous)
+    short = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir="/tmp"))
+    if plan.switches_user:
+        os.chown(short, plan.uid, plan.gid)
+    return short
+
+
+def _is_private(folder: Path, uid: int) -> bool:
+    """Tell whether a path is a folder, no link, that belongs to the account and is closed to others."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return found.st_mode == 0o040700 and found.st_uid == uid
+
+
+def remove_stale(plan: Plan, sockets: Path) -> None:
+    """Remove what a killed server has left: to be called when no process of it is left.
+
+    These files name its process id, which may belong to another process by now, as it often does in containers, or
+    to a dead one that nobody has reaped; the server would then refuse to start.
+    """
+    for left in (
+        Path(plan.base) / DATA / "postmaster.pid",
+        sockets / SOCKET_FILE,
+        sockets / f"{SOCKET_FILE}.lock",
+    ):
+        left.unlink(missing_ok=True)
+
+
+def server_command(plan: Plan, binaries: Path, sockets: Path) -> list[str]:
+    """Return the command line of the server, after writing the files that say who may connect."""
+    base = Path(plan.base)
+    rules = {
+        "pg_hba.conf": f"local all {NAME} peer map={NAME}\n",
+        "pg_ident.conf": f'{NAME} "{plan.user}" {NAME}\n',
+    }
+    for name, text in rules.items():
+        (base / name).write_text(text)
+        (base / name).chmod(0o644)
+    settings = {
+        **SETTINGS,
+        "unix_socket_directories": str(sockets),
+        "hba_file": str(base / "pg_hba.conf"),
+        "ident_file": str(base / "pg_ident.conf"),
+    }
+    command = [str(binaries / "bin" / "postgres"), "-D", str(base / DATA), "-p", str(PORT)]
+    return [*command, *(part for name, value in settings.items() for part in ("-c", f"{name}={value}"))]
+
+
+def is_ready(plan: Plan, pid: int) -> bool:
+    """Tell whether the server with this process id takes connections, as it says in its own file."""
+    try:
+        lines = (Path(plan.base) / DATA / "postmaster.pid").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return len(lines) >= 8 and lines[0].strip() == str(pid) and lines[7].strip() == "ready"

@@ -1,0 +1,247 @@
+"""The process that keeps one embedded PostgreSQL server up for as long as anybody uses it.
+
+Every client holds a shared lock on a file, and the kernel lets go of it however the client ends. The supervisor is
+started by the first client, outlives it, and stops the server once it gets that lock exclusively: while it stops, new
+clients wait at the lock. Only one supervisor runs (`SUPERVISOR_LOCK`). The server ends with its supervisor, by the
+kernel's hand if that is killed; every process of the server has inherited `SERVER_LOCK`, so whoever gets that lock
+knows that none is left.
+
+It runs by itself, in a bare interpreter: `python -I -S -c ... PLAN`, see `schema.embedded`. Once the server takes
+connections it closes its standard output; what it writes there before is the reason why it cannot.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from schema.postgres import cluster, programs
+from schema.postgres.plan import (
+    CLIENTS_LOCK,
+    LOG,
+    SERVER_LOCK,
+    SUPERVISOR_LOCK,
+    ClusterError,
+    Plan,
+    say,
+)
+from schema.postgres.state import Announcer, last_words, try_lock
+
+TICK = 0.1
+"""Seconds between two looks at the clients."""
+LOG_BYTES = 4 << 20
+LOG_CHECK = 10.0
+"""Seconds between two looks at the size of the log."""
+RESTARTS = 5
+RESTART_WINDOW = 60.0
+"""So many times within so many seconds is a server that ended by itself started again."""
+ENDING_PATIENCE = 30.0
+"""Seconds that the remains of an earlier server have to end."""
+STOP_PATIENCE = ((signal.SIGINT, 60.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
+"""Fast shutdown, immediate shutdown, kill: each with the seconds that it has."""
+WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
+
+
+class Supervisor:
+    """The loop around one server."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.base = Path(plan.base)
+        self.clients = os.open(self.base / CLIENTS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.announcer = Announcer(self.base)
+        self.sockets: Path | None = None
+        self.server: subprocess.Popen[bytes] | None = None
+        self.server_lock: int | None = None
+        self.status = "starting"
+        self.kept = False
+        self.stopping = False
+        self.starts: list[float] = []
+
+    def run(self) -> None:
+        """Start the server, keep it up, stop it.
+
+        Raises:
+            ClusterError: it cannot be started, or does not stay up.
+        """
+        try:
+            self.start()
+            _close_output()
+            self.watch()
+        finally:
+            self.stop()
+
+    def start(self) -> None:
+        """Start the server, and return when it takes connections."""
+        before = last_words(self.base)
+        self.publish("starting")
+        self.bound_log()
+        self.server_lock = self.wait_for_remains()
+        binaries = programs.usable_binaries(self.plan, self.server_lock)
+        cluster.ensure_cluster(self.plan, binaries, self.server_lock)
+        self.sockets = cluster.socket_folder(self.plan, before.get("sockets"))
+        cluster.remove_stale(self.plan, self.sockets)
+        command = cluster.server_command(self.plan, binaries, self.sockets)
+        self.starts.append(time.monotonic())
+        log = os.open(self.base / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self.server = programs.launch(self.plan, command, self.server_lock, stdout=log, stderr=log)
+        finally:
+            os.close(log)
+        while not cluster.is_ready(self.plan, self.server.pid):
+            if self.server.poll() is not None:
+                raise ClusterError(f"PostgreSQL ended when it started: {self.log_end()}")
+            self.receive(0.01)
+            if self.stopping:
+                return
+        self.publish("ready")
+
+    def wait_for_remains(self) -> int:
+        """Return the server's lock, once no process of an earlier server holds it any more."""
+        if self.server_lock is not None:
+            os.close(self.server_lock)  # ours; the processes of the server that ended have it still
+        deadline = time.monotonic() + ENDING_PATIENCE
+        while (lock := try_lock(self.base / SERVER_LOCK, fcntl.LOCK_EX)) is None:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"processes of an earlier server in {self.base} have not ended: find them with "
+                    f"`fuser {self.base / SERVER_LOCK}`, end them, and try again"
+                )
+            time.sleep(0.01)
+        return lock
+
+    def watch(self) -> None:
+        """Return when nobody uses the server any more, or when somebody asked for its end."""
+        assert self.server is not None
+        last_seen = last_look = time.monotonic()
+        while not self.stopping:
+            self.receive(TICK)
+            now = time.monotonic()
+            if os.fstat(self.clients).st_nlink == 0:
+                return  # somebody has removed the whole folder
+            if self.kept or not self.alone():
+                last_seen = now
+            elif now - last_seen >= self.plan.linger or self.server.poll() is not None:
+                return  # still holding the clients' lock
+            else:
+                fcntl.flock(self.clients, fcntl.LOCK_UN)
+            if self.server.poll() is not None:
+                self.restart()
+            if now - last_look > LOG_CHECK:
+                self.bound_log()
+                last_look = now
+
+    def alone(self) -> bool:
+        """Tell whether no client is left; if so, the clients' lock is held on return."""
+        try:
+            fcntl.flock(self.clients, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def restart(self) -> None:
+        """Start a server again that ended by itself, but not for ever."""
+        assert self.server is not None
+        say(f"the server ended with status {self.server.returncode}: starting it again")
+        self.starts = [start for start in self.starts if time.monotonic() - start < RESTART_WINDOW]
+        if len(self.starts) > RESTARTS:
+            raise ClusterError(f"the server ended {len(self.starts)} times in {RESTART_WINDOW:.0f} s")
+        self.start()
+
+    def receive(self, seconds: float) -> None:
+        """Wait for a signal for so long: SIGUSR1 keeps the server up without clients, SIGTERM stops it."""
+        received = signal.sigtimedwait(WATCHED, seconds)
+        if received is None:
+            return
+        if received.si_signo in (signal.SIGTERM, signal.SIGINT):
+            self.stopping = True
+        elif received.si_signo == signal.SIGUSR1:
+            self.kept = True
+            self.publish(self.status)
+
+    def stop(self) -> None:
+        """Stop the server, whatever state it is in."""
+        if self.server and self.server.poll() is None:
+            for how, patience in STOP_PATIENCE:
+                self.server.send_signal(how)
+                with suppress(subprocess.TimeoutExpired):
+                    self.server.wait(patience)
+                    break
+        if self.sockets and self.sockets.parent != self.base:
+            shutil.rmtree(self.sockets, ignore_errors=True)
+        with suppress(OSError):
+            self.publish("stopped")
+
+    def publish(self, status: str) -> None:
+        """Tell clients the state of the server."""
+        self.status = status
+        ready = status == "ready"
+        self.announcer.tell(
+            status=status,
+            supervisor=os.getpid(),
+            server=self.server.pid if self.server and ready else None,
+            sockets=str(self.sockets) if self.sockets and ready else None,
+            kept=self.kept,
+        )
+
+    def bound_log(self) -> None:
+        """Begin the log anew when it is long, keeping one old one; the server goes on writing to the same file."""
+        log = self.base / LOG
+        if log.stat().st_size > LOG_BYTES:
+            shutil.copyfile(log, log.with_suffix(".log.old"))
+            os.truncate(log, 0)
+
+    def log_end(self) -> str:
+        """Return the last lines of the log that say why the server ended."""
+        lines = (self.base / LOG).read_text(errors="replace").splitlines()[-20:]
+        reasons = [line for line in lines if "FATAL:" in line or "PANIC:" in line or "HINT:" in line]
+        return " ".join(reasons or lines[-3:])
+
+
+def _close_output() -> None:
+    """Let the client that waits at our standard output go on."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _open_log(base: Path) -> None:
+    """Send what is written to standard error to the end of the log."""
+    log = os.open(base / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def main() -> None:
+    """Become the supervisor of the plan in the last argument, unless there is one already."""
+    plan = Plan(**json.loads(sys.argv[-1]))
+    if os.fork():
+        os._exit(0)  # so that the client is left no child to reap
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a client may ignore it, and we inherit that
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    base = Path(plan.base)
+    lock = try_lock(base / SUPERVISOR_LOCK, fcntl.LOCK_EX)
+    if lock is None:
+        return
+    _open_log(base)
+    try:
+        Supervisor(plan).run()
+    except ClusterError as error:
+        say(str(error))
+        _report(str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client that waits must be told
+        say(traceback.format_exc())
+        _report(f"{type(error).__name__}: {error}")
+
+
+def _report(reason: str) -> None:
+    """Tell the client that waits at our standard output, if there is one still, why there is no server."""
+    with suppress(OSError):
+        os.write(1, reason.encode(errors="backslashreplace"))

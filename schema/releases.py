@@ -1,0 +1,196 @@
+"""Releases: names that point at builds, moved by publishing and rollback.
+
+A move is one transaction of the caller with a lock on the release; what takes long, reading every byte of the store,
+comes before the lock. Readers see the build before or the build after.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session, joinedload
+
+from draftstore.errors import DraftstoreError, StoreError, counted
+from draftstore.manifest import Manifest, load_manifest, verify_files
+from schema.builds import CatalogueError, get_build, store_digest
+from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
+
+Verify = Callable[[Build], list[str]]
+
+
+def verify_build(build: Build, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
+    """Read every byte of a build's store, in files and in the database, and compare it with what was registered.
+
+    Args:
+        build: a finished build.
+        on_bytes: called with the size of each file once it has been read, for progress bars.
+
+    Returns:
+        One sentence for each problem found; empty when all is well.
+
+    Raises:
+        DatabaseError: entries lie in the database, and it cannot be asked.
+    """
+    path = Path(build.path)
+    try:
+        manifest = load_manifest(path, build.kind)
+        found = store_digest(path)
+    except (DraftstoreError, OSError) as error:
+        return [str(error)]
+    if found != build.digest:
+        return [
+            f"{path} holds another store by now (manifest {found[:12]}, expected {str(build.digest)[:12]})"
+        ]
+    return verify_files(path, manifest, on_bytes) or _entry_problems(path, manifest)
+
+
+def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
+    """Return what is wrong with the entries of a store that lie outside its directory, in PostgreSQL."""
+    if not manifest.parameters.get("backends"):
+        return []
+    from draftstore.stores import verify_entries  # with the kernels of all kinds of stores
+
+    try:
+        return verify_entries(path, manifest)
+    except StoreError as error:
+        return [str(error)]
+
+
+def publish(session: Session, name: str, build_id: int, *, verify: Verify = verify_build) -> Release:
+    """Point a release at a build; to publish the live build again changes nothing.
+
+    Args:
+        session: where.
+        name: of the release, which is made if it is new.
+        build_id: a finished build.
+        verify: returns what is wrong with a build.
+
+    Raises:
+        CatalogueError: no such build, it is not finished or does not verify, or the name cannot be one.
+    """
+    if not re.fullmatch(RELEASE_NAME, name):
+        raise CatalogueError(
+            f"{name!r} cannot be the name of a release: expected letters, digits, '.', '_' and '-', with a letter or "
+            "digit first"
+        )
+    build = get_build(session, build_id)
+    _require_finished(build)
+    _require_whole(build, verify)
+    _require_finished(get_build(session, build_id, lock=True))  # nobody drops it from here on
+    made = (
+        insert(Release).values(name=name, build_id=build_id).on_conflict_do_nothing().returning(Release.name)
+    )
+    if session.scalars(made).one_or_none():
+        session.add(ReleaseMove(release=name, from_build=None, to_build=build_id, action="publish"))
+        session.flush()
+        return get_release(session, name)
+    release = get_release(session, name, lock=True)
+    if release.build_id != build_id:
+        _move(session, release, build_id, "publish")
+    return release
+
+
+def rollback(session: Session, name: str, *, verify: Verify = verify_build) -> Release:
+    """Point a release at the build before; repeated, it goes back through all that were published.
+
+    A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
+    back to 1. Builds that were dropped since are passed over.
+
+    Raises:
+        CatalogueError: no such release, nothing to go back to, the build before does not verify, or another process
+            moved the release meanwhile.
+    """
+    release = get_release(session, name)
+    before = _build_before(session, release)
+    _require_whole(get_build(session, before), verify)
+    _require_finished(get_build(session, before, lock=True))
+    release = get_release(session, name, lock=True)
+    if _build_before(session, release) != before:
+        raise CatalogueError(
+            f"the release {name} has just been moved by another process: look at it and try again"
+        )
+    _move(session, release, before, "rollback")
+    return release
+
+
+def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
+    """Return a release.
+
+    Args:
+        session: where.
+        name: its name.
+        lock: others wait with moves until the end of the transaction.
+
+    Raises:
+        CatalogueError: no such release.
+    """
+    query = select(Release).filter_by(name=name).execution_options(populate_existing=True)
+    release = session.scalars(query.with_for_update() if lock else query).one_or_none()
+    if release is None:
+        raise CatalogueError(f"no release {name!r}: `draftstore releases list` shows those there are")
+    return release
+
+
+def list_releases(session: Session) -> list[Release]:
+    """Return all releases by name, with their builds and corpora."""
+    loaded = joinedload(Release.build).joinedload(Build.corpus)
+    return list(session.scalars(select(Release).options(loaded).order_by(Release.name)))
+
+
+def release_history(session: Session, name: str) -> list[ReleaseMove]:
+    """Return every move of a release, oldest first.
+
+    Raises:
+        CatalogueError: no such release.
+    """
+    get_release(session, name)
+    return list(session.scalars(select(ReleaseMove).filter_by(release=name).order_by(ReleaseMove.id)))
+
+
+def _build_before(session: Session, release: Release) -> int:
+    """Return the build that was live before the last publishing that was not undone.
+
+    Raises:
+        CatalogueError: there is none.
+    """
+    published: list[int] = []
+    for move in release_history(session, release.name):
+        if move.action == "publish":
+            published.append(move.to_build)
+        else:  # undo publishings down to the one that this move went back to
+            while published and published[-1] != move.to_build:
+                published.pop()
+    known = set(session.scalars(select(Build.id).where(Build.id.in_(published))))
+    for build_id in reversed(published[:-1]):
+        if build_id in known and build_id != release.build_id:
+            return build_id
+    raise CatalogueError(
+        f"the release {release.name} has no build before build {release.build_id}: nothing to roll back to"
+    )
+
+
+def _move(session: Session, release: Release, build_id: int, action: str) -> None:
+    """Point a locked release at a build and write that down."""
+    move = ReleaseMove(release=release.name, from_build=release.build_id, to_build=build_id, action=action)
+    session.add(move)
+    release.build_id = build_id
+    release.moved_at = func.now()
+    session.flush()
+    session.refresh(release)
+
+
+def _require_finished(build: Build) -> None:
+    if build.state != "finished":
+        reason = f": {build.error}" if build.error else ""
+        raise CatalogueError(
+            f"build {build.id} is {build.state}{reason}; only finished builds can be published"
+        )
+
+
+def _require_whole(build: Build, verify: Verify) -> None:
+    problems = verify(build)
+    if problems:
+        more = f" (and {counted(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
+        raise CatalogueError(f"build {build.id} does not verify: {problems[0]}{more}")

@@ -1,0 +1,264 @@
+"""n-gram statistics for people who ask in SQL: Parquet files of a store into the tables of the catalogue.
+
+Of counts (kind `ngrams`), the most common n-grams of each n go in with their text, and the whole spectrum: how many
+n-grams have each count. Of a CREST store, all n-grams that it kept, and the trees of the most common ones as text.
+Files are streamed: memory holds a million n-grams, not all of them.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import psycopg
+import pyarrow.parquet as parquet
+from numpy.typing import NDArray
+
+from draftstore.crest import KEPT_FILE
+from draftstore.manifest import Manifest, load_manifest
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.tree import DraftTree
+from schema.copying import Blobs, IntegerLists, Integers, RowCopy, blobs, copying, offsets_of
+from schema.drawing import TreeText
+from schema.loading import filling, loading
+from schema.texts import NgramTexts
+
+HEAD = 1_000_000
+DRAWN = 1_000
+BATCH_ROWS = 1 << 16
+
+NGRAM_COLUMNS = ("build_id", "n", "rank", "tokens", "text", "count")
+SPECTRUM_COLUMNS = ("build_id", "n", "count", "ngrams")
+KEPT_NUMBERS = ("n", "rank", "count", "nodes", "raw_bytes", "bytes")
+KEPT_COLUMNS = ("build_id", "tokens", "text", "tree", *KEPT_NUMBERS)
+
+Progress = Callable[[int, int], None]
+TreeOf = Callable[[tuple[int, ...]], DraftTree | None]
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Report nothing."""
+
+
+def load_counts(
+    connection: psycopg.Connection[Any],
+    build_id: int,
+    counts: Path,
+    *,
+    head: int = HEAD,
+    progress: Progress = _silent,
+) -> None:
+    """Load n-gram counts, in place of what was there of this build, all or nothing.
+
+    Args:
+        connection: no transaction is under way on it.
+        build_id: a row of `builds`.
+        counts: a directory of kind `ngrams`.
+        head: how many n-grams of each n get a row of their own, the most common ones; of equally common ones
+            those with the lower tokens.
+        progress: called with the n-grams done and their number.
+
+    Raises:
+        StoreError: `counts` is no such directory, or damaged.
+        BuildError: no such build, or another process loads it.
+    """
+    manifest = load_manifest(counts, "ngrams")
+    renderer = NgramTexts(store_tokenizer(counts, manifest))
+    files = count_files(counts, manifest)
+    spectra = {n: spectrum(path) for n, path in files.items()}
+    total = sum(min(head, int(found["ngrams"].sum())) for found in spectra.values())
+    done = 0
+    progress(done, total)
+    with loading(connection, build_id):
+        _load_spectra(connection, build_id, spectra)
+        with (
+            filling(connection, "ngrams", build_id) as table,
+            copying(connection, table, NGRAM_COLUMNS, freeze=True) as copy,
+        ):
+            for n, path in files.items():
+                for rows in _batches(most_common(path, spectra[n], head)):
+                    _copy_ngrams(copy, build_id, n, rows, renderer)
+                    done += len(rows)
+                    progress(done, total)
+
+
+def count_files(counts: Path, manifest: Manifest) -> dict[int, Path]:
+    """Return the Parquet file of each n, shortest n-grams first."""
+    found = {int(match[1]): counts / match[0] for match in map(_is_counts, manifest.files) if match}
+    return dict(sorted(found.items()))
+
+
+def _is_counts(name: str) -> re.Match[str] | None:
+    return re.fullmatch(r"n([0-9]+)\.parquet", name)
+
+
+def spectrum(path: Path) -> pl.DataFrame:
+    """Return how many n-grams of a file have each count: columns `count` (ascending) and `ngrams`, int64."""
+    rows = pl.scan_parquet(path).group_by("count").agg(pl.len().cast(pl.Int64).alias("ngrams"))
+    return rows.sort("count").collect(engine="streaming")
+
+
+def most_common(path: Path, found: pl.DataFrame, head: int) -> pl.DataFrame:
+    """Return the most common n-grams of a file, with their rank from 1.
+
+    The spectrum says from which count on all are among them, and how many of the next count, so that nothing
+    needs to be sorted but what is returned.
+
+    Args:
+        path: Parquet file, n-grams in ascending order.
+        found: its spectrum.
+        head: most rows to return.
+
+    Returns:
+        The columns of the file and `rank`; higher counts first, then lower tokens.
+    """
+    above = found.sort("count", descending=True).with_columns(pl.col("ngrams").cum_sum().alias("top"))
+    whole = above.filter(pl.col("top") <= head)
+    next_count = above["count"][len(whole)] if len(whole) < len(above) else 0
+    ties = head - (int(whole["top"][-1]) if len(whole) else 0)
+    scan = pl.scan_parquet(path)
+    # Both keep the order of the file, which is that of the tokens.
+    rows = scan.filter(pl.col("count") > next_count).collect(engine="streaming")
+    rest = scan.filter(pl.col("count") == next_count).head(ties).collect(engine="streaming")
+    return pl.concat([rows.sort("count", descending=True, maintain_order=True), rest]).with_row_index(
+        "rank", 1
+    )
+
+
+def _load_spectra(
+    connection: psycopg.Connection[Any], build_id: int, spectra: Mapping[int, pl.DataFrame]
+) -> None:
+    connection.execute("DELETE FROM ngram_spectrum WHERE build_id = %s", (build_id,))
+    with copying(connection, "ngram_spectrum", SPECTRUM_COLUMNS) as copy:
+        for n, rows in spectra.items():
+            numbers = [rows[name].to_numpy() for name in ("count", "ngrams")]
+            copy.write(
+                [Integers(np.full(len(rows), value)) for value in (build_id, n)]
+                + list(map(Integers, numbers))
+            )
+
+
+def _copy_ngrams(copy: RowCopy, build_id: int, n: int, rows: pl.DataFrame, renderer: NgramTexts) -> None:
+    """Send n-grams of one length with their text."""
+    tokens = np.column_stack([rows[f"t{i + 1}"].to_numpy() for i in range(n)]).astype(np.int64).ravel()
+    offsets = np.arange(len(rows) + 1) * n
+    copy.write(
+        [
+            *(Integers(np.full(len(rows), value)) for value in (build_id, n)),
+            Integers(rows["rank"].to_numpy()),
+            IntegerLists(tokens, offsets),
+            renderer.render(tokens, offsets),
+            Integers(rows["count"].to_numpy()),
+        ]
+    )
+
+
+def load_kept(
+    connection: psycopg.Connection[Any],
+    build_id: int,
+    store: Path,
+    *,
+    tree_of: TreeOf,
+    drawn: int = DRAWN,
+    progress: Progress = _silent,
+) -> None:
+    """Load the n-grams that a CREST store kept, in place of what was there of this build, all or nothing.
+
+    Args:
+        connection: no transaction is under way on it.
+        build_id: a row of `builds`.
+        store: a directory of kind `crest`.
+        tree_of: returns the draft tree of an n-gram that the store holds.
+        drawn: of how many n-grams of each n the tree is stored as text: of the most common ones.
+        progress: called with the n-grams done and their number.
+
+    Raises:
+        StoreError: `store` is no such directory, or damaged.
+        BuildError: no such build, or another process loads it.
+    """
+    manifest = load_manifest(store, "crest")
+    tokenizer = store_tokenizer(store, manifest)
+    with loading(connection, build_id):
+        fill_kept(connection, build_id, store, tokenizer, tree_of=tree_of, drawn=drawn, progress=progress)
+
+
+def fill_kept(
+    connection: psycopg.Connection[Any],
+    build_id: int,
+    store: Path,
+    tokenizer: TextTokenizer,
+    *,
+    tree_of: TreeOf,
+    drawn: int = DRAWN,
+    progress: Progress = _silent,
+) -> None:
+    """Do the work of `load_kept` inside `loading`; `store` need not be finished, `tokenizer` is its own."""
+    renderer, drawing = NgramTexts(tokenizer), TreeText(tokenizer)
+    to_draw = _most_common_of_each_n(store / KEPT_FILE, drawn)
+    done = 0
+    with (
+        parquet.ParquetFile(store / KEPT_FILE) as file,
+        filling(connection, "kept_ngrams", build_id) as table,
+        copying(connection, table, KEPT_COLUMNS, freeze=True) as copy,
+    ):
+        total = file.metadata.num_rows
+        for rows in file.iter_batches(BATCH_ROWS):
+            chosen = to_draw[slice(*np.searchsorted(to_draw, (done, done + len(rows))))] - done
+            ngrams = rows.column("tokens").take(chosen).to_pylist()
+            trees = ((row, tree_of(tuple(ngram))) for row, ngram in zip(chosen.tolist(), ngrams, strict=True))
+            drawings = {row: drawing.draw(tree) for row, tree in trees if tree is not None}
+            _copy_kept(copy, build_id, rows, drawings, renderer)
+            done += len(rows)
+            progress(done, total)
+
+
+def _most_common_of_each_n(path: Path, limit: int) -> NDArray[np.int64]:
+    """Return the rows of a file with the highest counts of their n, ascending; of equal ones the first."""
+    n, counts = (
+        column.to_numpy() for column in pl.read_parquet(path, columns=["n", "count"])[["n", "count"]]
+    )
+    order = np.lexsort((-counts, n))
+    of_this_n = np.arange(len(order)) - np.searchsorted(n[order], n[order])
+    best: NDArray[np.int64] = np.sort(order[of_this_n < limit])
+    return best
+
+
+def _copy_kept(
+    copy: RowCopy, build_id: int, rows: Any, drawings: Mapping[int, str], renderer: NgramTexts
+) -> None:
+    """Send rows of kept.parquet with their text, and the trees of some."""
+    tokens = rows.column("tokens").flatten().to_numpy().astype(np.int64)
+    offsets = offsets_of(rows.column("tokens").value_lengths().to_numpy())
+    copy.write(
+        [
+            Integers(np.full(len(rows), build_id)),
+            IntegerLists(tokens, offsets),
+            renderer.render(tokens, offsets),
+            _sparse_texts(drawings, len(rows)),
+            *(Integers(rows.column(name).to_numpy()) for name in KEPT_NUMBERS),
+        ]
+    )
+
+
+def _sparse_texts(values: Mapping[int, str], rows: int) -> Blobs:
+    """Return a column of texts most of which are NULL."""
+    present = np.zeros(rows, np.bool_)
+    present[list(values)] = True
+    encoded = blobs([values[row].encode() for row in sorted(values)])
+    lengths = np.zeros(rows, np.int64)
+    lengths[present] = np.diff(encoded.offsets)
+    return Blobs(encoded.data, offsets_of(lengths), present)
+
+
+def _batches(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the rows of a table in batches that fit the caches."""
+    return (rows.slice(begin, BATCH_ROWS) for begin in range(0, len(rows), BATCH_ROWS))
+
+
+def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:
+    """Return the tokenizer that a store carries."""
+    tokenizer = load_tokenizer(directory / "tokenizer", name=manifest.tokenizer.name)
+    manifest.require_tokenizer(tokenizer.identity, directory)
+    return tokenizer

@@ -1,0 +1,295 @@
+r"""The questions that people ask in SQL, as views and functions, with comments that `\d+` and `\df+` show.
+
+Whatever needs all n-grams comes from the spectrum, which is complete and small, and not from the head of the most
+common ones. Migrations drop the views before they change tables and make them again at the newest revision
+(`migrations/env.py`), so this file always holds the definitions in force. A change here needs a revision, even an
+empty one, that names the new `fingerprint()`; a test says so.
+"""
+
+import dataclasses
+import hashlib
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A view: its name, what it answers, its columns with comments, and the query behind it."""
+
+    name: str
+    comment: str
+    columns: dict[str, str]
+    query: str
+
+    def create(self) -> list[str]:
+        """Return the statements that make the view and its comments."""
+        return [
+            f"CREATE VIEW {self.name} ({', '.join(self.columns)}) AS\n{self.query.strip()}",
+            f"COMMENT ON VIEW {self.name} IS {_quoted(self.comment)}",
+            *(
+                f"COMMENT ON COLUMN {self.name}.{column} IS {_quoted(comment)}"
+                for column, comment in self.columns.items()
+                if comment
+            ),
+        ]
+
+    def drop(self) -> str:
+        """Return the statement that drops the view."""
+        return f"DROP VIEW IF EXISTS {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function of one query: its name, arguments and result in SQL, what it answers, and the query."""
+
+    name: str
+    arguments: str
+    returns: str
+    comment: str
+    query: str
+
+    def create(self) -> list[str]:
+        """Return the statements that make the function and its comment."""
+        return [
+            f"CREATE FUNCTION {self.name}({self.arguments}) RETURNS {self.returns}\n"
+            f"LANGUAGE sql STABLE PARALLEL SAFE\nBEGIN ATOMIC\n{self.query.strip()};\nEND",
+            f"COMMENT ON FUNCTION {self.name} IS {_quoted(self.comment)}",
+        ]
+
+    def drop(self) -> str:
+        """Return the statement that drops the function."""
+        return f"DROP FUNCTION IF EXISTS {self.name}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+BUILD = "id of the build"
+N = "number of tokens"
+
+VIEWS: tuple[View | Function, ...] = (
+    View(
+        "live_releases",
+        "which build each release points at",
+        {
+            "release": "",
+            "build_id": BUILD,
+            "kind": "",
+            "build": "name of the build",
+            "corpus": "name of its corpus",
+            "documents": "documents of its corpus",
+            "tokens": "tokens of its corpus",
+            "bytes": "bytes of its files",
+            "moved_at": "when the release was last published or rolled back",
+            "path": "directory of the store",
+        },
+        """
+SELECT releases.name, builds.id, builds.kind, builds.name, corpora.name, corpora.documents, corpora.tokens,
+       builds.size_bytes, releases.moved_at, builds.path
+FROM releases JOIN builds ON builds.id = releases.build_id LEFT JOIN corpora ON corpora.id = builds.corpus_id
+""",
+    ),
+    Function(
+        "live_build",
+        "release text",
+        "bigint",
+        "the build that a release points at: ... WHERE build_id = live_build('chat-vicuna')",
+        "SELECT releases.build_id FROM releases WHERE releases.name = live_build.release",
+    ),
+    View(
+        "ngram_totals",
+        "how many n-grams a corpus has, by n: distinct and in all (Table 1 of CREST)",
+        {
+            "build_id": BUILD,
+            "n": N,
+            "distinct_ngrams": "different n-grams",
+            "total": "n-grams in all, repeated ones too",
+            "once": "n-grams that occur only once",
+            "highest_count": "occurrences of the most common one",
+            "mean_count": "mean occurrences of an n-gram",
+        },
+        """
+SELECT build_id, n, sum(ngrams)::bigint, sum(count * ngrams)::bigint,
+       coalesce(sum(ngrams) FILTER (WHERE count = 1), 0)::bigint, max(count),
+       round(sum(count * ngrams) / sum(ngrams), 2)
+FROM ngram_spectrum GROUP BY build_id, n
+""",
+    ),
+    View(
+        "top_ngrams",
+        "the most common n-grams with their text: ... WHERE build_id = 3 AND n = 2 ORDER BY rank LIMIT 20",
+        {
+            "build_id": BUILD,
+            "n": N,
+            "rank": "1 is the most common of this n",
+            "text": "the tokens as text",
+            "count": "occurrences in the corpus",
+            "share": "part of all occurrences of n-grams of this n, 0 to 1",
+            "tokens": "token ids",
+        },
+        """
+SELECT ngrams.build_id, ngrams.n, ngrams.rank, ngrams.text, ngrams.count,
+       ngrams.count::double precision / ngram_totals.total, ngrams.tokens
+FROM ngrams JOIN ngram_totals ON ngram_totals.build_id = ngrams.build_id AND ngram_totals.n = ngrams.n
+""",
+    ),
+    View(
+        "ngram_curve",
+        "which share of all occurrences the most common n-grams cover (Fig. 4 of CREST): one row for every "
+        "count that occurs, exact; ngram_share() answers between the rows",
+        {
+            "build_id": BUILD,
+            "n": N,
+            "top": "so many of the most common n-grams",
+            "least_count": "the rarest of them occurs so often",
+            "occurrences": "occurrences of all of them together",
+            "share": "part of all occurrences of n-grams of this n, 0 to 1",
+        },
+        """
+SELECT build_id, n, (sum(ngrams) OVER common)::bigint, count, (sum(count * ngrams) OVER common)::bigint,
+       (sum(count * ngrams) OVER common)::double precision / sum(count * ngrams) OVER (PARTITION BY build_id, n)
+FROM ngram_spectrum
+WINDOW common AS (PARTITION BY build_id, n ORDER BY count DESC ROWS UNBOUNDED PRECEDING)
+""",
+    ),
+    Function(
+        "ngram_share",
+        "build bigint, n integer, top bigint",
+        "double precision",
+        "which share of all occurrences the top most common n-grams of a build cover, exact: "
+        "ngram_share(3, 2, 10000)",
+        """
+SELECT (curve.occurrences - (curve.top - least(ngram_share.top, totals.distinct_ngrams)) * curve.least_count)
+       / totals.total::double precision
+FROM ngram_curve curve JOIN ngram_totals totals ON totals.build_id = curve.build_id AND totals.n = curve.n
+WHERE curve.build_id = ngram_share.build AND curve.n = ngram_share.n
+  AND curve.top >= least(ngram_share.top, totals.distinct_ngrams)
+ORDER BY curve.top LIMIT 1
+""",
+    ),
+    View(
+        "tree_sizes",
+        "how many n-grams a CREST build kept, and how large their draft trees are, by n (Table 2 of CREST)",
+        {
+            "build_id": BUILD,
+            "n": N,
+            "entries": "n-grams kept",
+            "mean_nodes": "mean nodes of a tree",
+            "least_nodes": "nodes of the smallest",
+            "most_nodes": "nodes of the largest",
+            "nodes": "nodes of all trees",
+        },
+        """
+SELECT build_id, n, count(*), round(avg(nodes), 2), min(nodes), max(nodes), sum(nodes)
+FROM kept_ngrams GROUP BY build_id, n
+""",
+    ),
+    View(
+        "bytes_by_n",
+        "what the draft trees of a CREST build take, by n, before and after compression",
+        {
+            "build_id": BUILD,
+            "n": N,
+            "entries": "n-grams kept",
+            "raw_bytes": "bytes of their trees before compression",
+            "bytes": "bytes of their trees as stored, without keys and pages",
+            "raw_bytes_per_entry": "",
+            "bytes_per_entry": "",
+            "ratio": "raw_bytes / bytes",
+        },
+        """
+SELECT build_id, n, count(*), sum(raw_bytes), sum(bytes), round(avg(raw_bytes), 1), round(avg(bytes), 1),
+       round(sum(raw_bytes)::numeric / nullif(sum(bytes), 0), 2)
+FROM kept_ngrams GROUP BY build_id, n
+""",
+    ),
+    View(
+        "tree_texts",
+        "draft trees as text, of the n-grams that a CREST build selected first",
+        {
+            "build_id": BUILD,
+            "rank": "1 was selected first, over all n",
+            "n": N,
+            "text": "the n-gram",
+            "count": "occurrences in the corpus",
+            "nodes": "nodes of the tree",
+            "tree": "",
+        },
+        "SELECT build_id, rank, n, text, count, nodes, tree FROM kept_ngrams WHERE tree IS NOT NULL",
+    ),
+    View(
+        "kept_coverage",
+        "which share of all n-grams, and of their occurrences, a CREST build kept, by n; needs the n-gram counts of "
+        "the same corpus, of which it takes the newest",
+        {
+            "build_id": BUILD,
+            "n": N,
+            "kept": "n-grams kept",
+            "distinct_ngrams": "n-grams of the corpus",
+            "occurrences": "occurrences of the kept ones",
+            "total": "occurrences of all",
+            "share": "occurrences / total, 0 to 1",
+        },
+        """
+SELECT kept.build_id, kept.n, kept.entries, totals.distinct_ngrams, kept.occurrences, totals.total,
+       kept.occurrences::double precision / totals.total
+FROM (
+    SELECT build_id, n, count(*) AS entries, sum(count)::bigint AS occurrences
+    FROM kept_ngrams GROUP BY build_id, n
+) kept
+JOIN builds ON builds.id = kept.build_id
+JOIN LATERAL (
+    SELECT counted.id FROM builds counted
+    WHERE counted.corpus_id = builds.corpus_id AND counted.kind = 'ngrams' AND counted.state = 'finished'
+      AND EXISTS (SELECT FROM ngram_spectrum WHERE ngram_spectrum.build_id = counted.id)
+    ORDER BY counted.id DESC LIMIT 1
+) counts ON true
+JOIN ngram_totals totals ON totals.build_id = counts.id AND totals.n = kept.n
+""",
+    ),
+    Function(
+        "compare_builds",
+        "a bigint, b bigint",
+        "TABLE (n smallint, kept_by_both bigint, only_a bigint, only_b bigint, bytes_a bigint, bytes_b bigint, "
+        "mean_nodes_a numeric, mean_nodes_b numeric)",
+        "two CREST builds of one tokenizer: the n-grams that both kept or only one, the bytes and mean nodes of "
+        "their trees, by n; n is NULL in the row of sums",
+        """
+SELECT coalesce(one.n, other.n), count(*) FILTER (WHERE one.n IS NOT NULL AND other.n IS NOT NULL),
+       count(*) FILTER (WHERE other.n IS NULL), count(*) FILTER (WHERE one.n IS NULL),
+       coalesce(sum(one.bytes), 0), coalesce(sum(other.bytes), 0),
+       round(avg(one.nodes), 2), round(avg(other.nodes), 2)
+FROM (SELECT * FROM kept_ngrams WHERE build_id = compare_builds.a) one
+FULL JOIN (SELECT * FROM kept_ngrams WHERE build_id = compare_builds.b) other ON other.tokens = one.tokens
+GROUP BY GROUPING SETS ((coalesce(one.n, other.n)), ())
+ORDER BY 1
+""",
+    ),
+    Function(
+        "kept_only_by",
+        "a bigint, b bigint",
+        "SETOF kept_ngrams",
+        "the n-grams that CREST build a kept and b did not: ... FROM kept_only_by(7, 5) ORDER BY rank LIMIT 20",
+        """
+SELECT kept.* FROM kept_ngrams kept
+WHERE kept.build_id = kept_only_by.a
+  AND NOT EXISTS (
+    SELECT FROM kept_ngrams other WHERE other.build_id = kept_only_by.b AND other.tokens = kept.tokens
+  )
+""",
+    ),
+)
+
+
+def create_statements() -> list[str]:
+    """Return the statements that make all views and functions."""
+    return [statement for view in VIEWS for statement in view.create()]
+
+
+def drop_statements() -> list[str]:
+    """Return the statements that drop all views and functions, those that use others first."""
+    return [view.drop() for view in reversed(VIEWS)]
+
+
+def fingerprint() -> str:
+    """Return a hash of all definitions, which the newest revision names."""
+    return hashlib.sha256("\n".join(create_statements()).encode()).hexdigest()[:16]

@@ -1,0 +1,124 @@
+"""Real servers for tests: PostgreSQL with a password on a port of its own, and free ports."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+
+from schema.postgres import programs
+from schema.postgres.placement import make_place
+
+SECONDS = 60.0
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def reachable_folder() -> Iterator[Path]:
+    """Make a folder that the account of PostgreSQL can reach also where the tests run as root."""
+    folder = Path(tempfile.mkdtemp(prefix="draftstore-test-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class PostgresServer:
+    """A PostgreSQL server that is reached by address and password, as a server of one's own is.
+
+    The programs are those of the wheel; what the official image does at its first start is done here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        user: str = "draftstore",
+        password: str = "draftstore",
+        database: str = "draftstore",
+        arguments: Sequence[str] = ("postgres",),
+    ) -> None:
+        self.port = free_port()
+        self.url = f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
+        self._arguments = list(arguments)
+        self._log = (folder / "postgres.log").open("ab")
+        self._keep = os.open(os.devnull, os.O_RDONLY)
+        self._plan = make_place(folder).plan(0)
+        self.binaries = programs.usable_binaries(self._plan, self._keep)
+        self._data = Path(self._plan.base) / "data"
+        self._data.mkdir(mode=0o700)
+        secret = Path(self._plan.base) / "password"
+        secret.write_text(password)
+        for path in (self._data, secret):
+            os.chown(path, self._plan.uid, self._plan.gid)
+        access = ("-U", user, "--auth=scram-sha-256", f"--pwfile={secret}")
+        self._run("initdb", "-D", str(self._data), "--encoding=UTF8", "--locale=C", *access)
+        given = f"CREATE DATABASE {database};\n\n".encode()
+        self._run("postgres", "--single", "-j", "-D", str(self._data), "template1", given=given)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def _run(self, program: str, *arguments: str, given: bytes = b"") -> None:
+        status, printed = programs.run(
+            self._plan, [str(self.binaries / "bin" / program), *arguments], self._keep, given
+        )
+        assert status == 0, printed
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections."""
+        program, *arguments = self._arguments
+        self.process = programs.launch(
+            self._plan,
+            [
+                str(self.binaries / "bin" / program), "-D", str(self._data), "-p", str(self.port),
+                "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", *arguments,
+            ],
+            self._keep, stdout=self._log, stderr=self._log,
+        )  # fmt: skip
+        end = time.monotonic() + SECONDS
+        while True:
+            with suppress(psycopg.OperationalError):
+                psycopg.connect(self.url, connect_timeout=5).close()
+                return
+            assert self.process.poll() is None, Path(self._log.name).read_text()
+            assert time.monotonic() < end, "the server does not start"
+            time.sleep(0.05)
+
+    def stop(self, number: int = signal.SIGQUIT) -> None:
+        """Stop it at once, as a crash would (SIGQUIT), or after telling its clients (SIGINT)."""
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(number)
+            self.process.wait(SECONDS)
+
+    def close(self) -> None:
+        """Stop it, and let go of its files."""
+        self.stop()
+        self._log.close()
+        os.close(self._keep)
+
+
+@contextmanager
+def postgres_server(
+    *, password: str = "draftstore", arguments: Sequence[str] = ("postgres",)
+) -> Iterator[PostgresServer]:
+    """Run a server with an empty database."""
+    with reachable_folder() as folder:
+        server = PostgresServer(folder, password=password, arguments=arguments)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()

@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test lint format bench lock clean
+.PHONY: help quickstart setup test lint format prefect bench lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ lint: .venv/.dev  ## Style, types and the one-way imports
 format: .venv/.dev  ## Put the code in its standard format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+prefect: .venv/.dev  ## Start a Prefect server and worker with all flows, until Ctrl-C (ARGS='--port 4300')
+	$(BIN)/python -m pipelines.local up $(ARGS)
 
 bench: .venv/.dev  ## Run the benchmarks (minutes; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m benchmarks.rest $(ARGS)

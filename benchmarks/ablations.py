@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from benchmarks.common import SEED, STRATEGY_NAMES, RecordingSet, Source, Workspace, evenly
+from benchmarks.common import SEED, STRATEGY_NAMES, RecordingSet, Source, Workspace, evenly, first_documents
 from benchmarks.measure import progress
 from benchmarks.report import save_bars, save_lines, show_table
 from draftstore.drafter import ContextSession, Draft, Drafter
-from draftstore.jit import read_only
 from draftstore.replay import Recording, replay
 from draftstore.rest import BUDGET, MAX_MATCH, STRATEGIES, RestDrafter, RestStore
-from draftstore.suffix import SuffixIndex, find_rows, index_segment, key_layout, segment_table
+from draftstore.suffix import find_rows
 from draftstore.tokens import sentinel
 from draftstore.tree import DraftTree
 
@@ -107,12 +106,9 @@ Setting = tuple[float, dict[str, RestDrafter], int]
 
 def _sizes(store: RestStore) -> list[Setting]:
     """Sort the first documents, more and more of them."""
-    tokens = np.asarray(store.index.tokens)
-    ends = np.flatnonzero(tokens == sentinel(tokens.dtype)) + 1
     settings: list[Setting] = []
     for share in SHARES:
-        end = int(ends[max(1, round(share * len(ends))) - 1])
-        index = index_tokens(tokens[:end], store.index.vocab_size)
+        index = first_documents(store, share)
         drafters = {name: RestDrafter(index, STRATEGIES[name]) for name in STRATEGY_NAMES}
         settings.append((100 * share, drafters, BUDGET))
     return settings
@@ -126,22 +122,6 @@ def _matches(store: RestStore) -> list[Setting]:
 def _budgets(store: RestStore) -> list[Setting]:
     """Draft larger and larger trees."""
     return [(budget, {name: store.drafter(name) for name in STRATEGY_NAMES}, budget) for budget in BUDGETS]
-
-
-def index_tokens(tokens: NDArray[Any], vocab_size: int) -> SuffixIndex:
-    """Sort tokens in memory, as the one segment of a store without files."""
-    tokens = np.ascontiguousarray(tokens)
-    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
-    segments = segment_table(np.array([len(tokens)]))[:-1]
-    return SuffixIndex(
-        read_only(tokens),
-        read_only(suffixes),
-        read_only(keys),
-        read_only(first_rows[None]),
-        read_only(segments),
-        vocab_size,
-        *key_layout(vocab_size),
-    )
 
 
 def accepted_length(drafter: Drafter, recordings: Sequence[Recording], budget: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,13 @@ from benchmarks.measure import progress
 from draftstore.build import RestOptions, build_rest
 from draftstore.corpus import ReadReport, read_corpus
 from draftstore.errors import DraftstoreError
+from draftstore.jit import read_only
 from draftstore.records import Document
 from draftstore.replay import Recording, read_recordings
 from draftstore.rest import RestStore
+from draftstore.suffix import SuffixIndex, index_segment, key_layout, segment_table
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.tokens import sentinel
 
 DATA_VARIABLE = "DRAFTSTORE_TEST_DATA"
 RESULTS = Path("benchmarks/results")
@@ -174,6 +178,30 @@ def draw_contexts(recordings: Sequence[Recording], count: int, size: int) -> NDA
         tail = np.concatenate([recording.prompt, recording.output[:place]])[-size:]
         contexts[i, size - len(tail) :] = tail
     return contexts
+
+
+def first_documents(store: RestStore, share: float) -> SuffixIndex:
+    """Return the first documents of a store, such a share of them and at least one, sorted anew in memory."""
+    tokens = np.asarray(store.index.tokens)
+    ends = np.flatnonzero(tokens == sentinel(tokens.dtype)) + 1
+    end = int(ends[max(1, round(share * len(ends))) - 1])
+    return index_tokens(tokens[:end], store.index.vocab_size)
+
+
+def index_tokens(tokens: NDArray[Any], vocab_size: int) -> SuffixIndex:
+    """Sort tokens in memory, as the one segment of a store without files."""
+    tokens = np.ascontiguousarray(tokens)
+    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
+    segments = segment_table(np.array([len(tokens)]))[:-1]
+    return SuffixIndex(
+        read_only(tokens),
+        read_only(suffixes),
+        read_only(keys),
+        read_only(first_rows[None]),
+        read_only(segments),
+        vocab_size,
+        *key_layout(vocab_size),
+    )
 
 
 def _within(documents: Iterator[Document], tokenizer: TextTokenizer, tokens: int) -> Iterator[Document]:

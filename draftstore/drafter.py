@@ -69,12 +69,6 @@ class ContextDrafter(Protocol):
     context_size: int
     vocab_size: int
 
-    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
-        """Start the drafts of one text; see `Drafter.session`."""
-
-    def warm_up(self) -> None:
-        """Have everything compiled or loaded before the first draft is waited for."""
-
     def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
         """Draft for a batch of contexts.
 
@@ -83,6 +77,16 @@ class ContextDrafter(Protocol):
             budget: most nodes of a tree.
             min_prob: least probability of a node.
         """
+
+
+class StoreDrafter(ContextDrafter, Protocol):
+    """The drafter of a static store."""
+
+    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
+        """Start the drafts of one text; see `Drafter.session`."""
+
+    def warm_up(self) -> None:
+        """Have everything compiled or loaded before the first draft is waited for."""
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:

@@ -12,7 +12,6 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, StoreError
 from draftstore.manifest import Manifest
+from draftstore.plugins import load_plugin
 
 LMDB = "lmdb"
 LMDB_FILE = "trees.lmdb"
@@ -76,6 +76,7 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
 
     Raises:
         StoreError: the store has no such backend, or it cannot be opened.
+        MissingPluginError: the backend is not installed.
     """
     held = manifest.parameters.get("backends", [])
     chosen = backend or (held[0] if held else LMDB)
@@ -85,7 +86,7 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
         )
     if chosen == LMDB:
         return LmdbEntries(path / LMDB_FILE)
-    opened: Entries = _plugged("draftstore.backends", chosen)(path, manifest)
+    opened: Entries = load_plugin("draftstore.backends", chosen, f"the backend {chosen!r}")(path, manifest)
     return opened
 
 
@@ -93,27 +94,9 @@ def load_entries(backend: str, *arguments: Any) -> None:
     """Have another backend take the entries of a new store in; the arguments are those of its loader.
 
     Raises:
-        StoreError: no such backend is installed.
+        MissingPluginError: no such backend is installed.
     """
-    _plugged("draftstore.loaders", backend)(*arguments)
-
-
-def _plugged(group: str, backend: str) -> Callable[..., Any]:
-    """Load what an entry point names.
-
-    Raises:
-        StoreError: there is none, or its package is absent.
-    """
-    for entry_point in entry_points(group=group, name=backend):
-        try:
-            loaded: Callable[..., Any] = entry_point.load()
-        except ImportError as error:
-            raise StoreError(
-                f"the backend {backend!r} needs what is not installed here ({error}): run draftstore from a checkout, "
-                "with the extra [schema]"
-            ) from None
-        return loaded
-    raise StoreError(f"no backend {backend!r} is installed here: run draftstore from a checkout with schema/")
+    load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")(*arguments)
 
 
 class _Environment:

@@ -45,6 +45,10 @@ class ReplayError(DraftstoreError):
     """A replay file cannot be used: a bad record, no row left after the filters."""
 
 
+class MissingPluginError(DraftstoreError):
+    """What another package brings is needed, and that package or what it needs is absent."""
+
+
 class MissingExtraError(DraftstoreError):
     """An optional dependency is needed and absent; the message says which extra brings it."""
 

@@ -8,12 +8,12 @@
 The gain of an n-gram g is what a drafter loses without g, where the longest suffix s that ranks before g answers in
 its place:
 
-    count(g) * trust(g) * (sum of P(v | g) over the nodes v of g's tree - the same over the nodes of s's tree)
+    c * trust(g) * (sum of P(v | g) over the nodes v of g's tree - the same over the nodes of s's tree)
 
-The sum of the nodes' chances is the expected number of accepted tokens. The difference is seen on the very text that
-the trees were cut from, so it is trusted as far as the drafting rule trusts g: c / (c + beta * d + alpha), with c
-occurrences and d distinct continuations (see `draftstore.expand`). An n-gram without such a suffix answers where
-nothing else would, and is trusted fully.
+The sum of the nodes' chances is the expected number of accepted tokens. c counts the documents that g occurs in: text
+that one document repeats says little about others. The difference is seen on the very text that the trees were cut
+from, so it is trusted as far as the drafting rule trusts g: c / (c + beta * d + alpha), with d distinct continuations
+(see `draftstore.expand`). An n-gram without such a suffix answers where nothing else would, and is trusted fully.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.cutting import Trees, cut_trees
+from draftstore.documents import count_documents, document_table
 from draftstore.errors import DraftstoreError
 from draftstore.jit import kernel
 from draftstore.ngrams import NgramTable, count_ngrams
@@ -164,12 +165,14 @@ def _gains(
     alpha, beta = trust
     gains: list[NDArray[np.float64]] = []
     trees: list[Trees] = []
+    documents = document_table(index)
     for n, table in enumerate(tables, 1):
         own = cut_trees(index, np.ascontiguousarray(table.tokens, np.int32), GAIN_NODES, depth)
         trees.append(own)
         sums = node_sums(own.levels, own.sizes)
-        gain = table.counts * sums
-        trusted = table.counts * (table.counts / (table.counts + beta * own.distinct + alpha))
+        counts = count_documents(index, documents, np.ascontiguousarray(table.tokens, np.int64))
+        gain = counts * sums
+        trusted = counts * (counts / (counts + beta * own.distinct + alpha))
         waiting = np.ones(len(gain), np.bool_)
         for shorter in range(n - 1, 0, -1):
             suffixes = find_ngrams(

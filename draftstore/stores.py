@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from draftstore.crest import KIND as CREST
 from draftstore.crest import CrestStore
-from draftstore.drafter import ContextDrafter
+from draftstore.drafter import StoreDrafter
 from draftstore.entries import LMDB, entries_digest, open_entries
 from draftstore.errors import StoreError
 from draftstore.manifest import Manifest, load_manifest, verify_files
@@ -19,7 +19,7 @@ class Store(Protocol):
     path: Path
     manifest: Manifest
 
-    def drafter(self, strategy: str = ..., **changes: Any) -> ContextDrafter:
+    def drafter(self, strategy: str = ..., **changes: Any) -> StoreDrafter:
         """Return a drafter that follows a strategy."""
 
     def close(self) -> None:

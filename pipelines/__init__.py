@@ -1,1 +1,17 @@
-"""Flows that build stores on schedule: thin shells over library functions. Never imports `services`."""
+"""Flows that build stores on schedule: thin shells over library functions. Never imports `services`.
+
+Prefect reads its settings when it is imported, which comes after this: whoever runs a flow, nobody is told of it,
+unless the environment says otherwise.
+"""
+
+import os
+
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+}
+"""Settings under which no program of Prefect asks or tells the outside anything."""
+
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)

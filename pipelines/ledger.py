@@ -119,12 +119,21 @@ class Ledger:
         with row.logs.working():
             make(row.build_id, row.logs)
         timings = row.logs.timings()
-        with self.session() as session:
-            finish_build(session, row.build_id, timings=timings)
+        try:
+            with self.session() as session:
+                finish_build(session, row.build_id, timings=timings)
+        except CatalogueError:
+            found = self._finished(request.path)  # another run was faster to say so
+            if found is None:
+                raise
+            return found
         del self._open[request.path]
         manifest = load_manifest(request.path, request.kind)
         self.logger.info(
-            "build %d finished: %s bytes in %.1f s", row.build_id, f"{manifest.size:,}", sum(timings.values())
+            "build %d finished: %s bytes in %.1f s",
+            row.build_id,
+            f"{manifest.size:,}",
+            sum(timings.values()),
         )
         return Built(row.build_id, request.path, manifest, reused=False, timings=timings)
 
@@ -147,7 +156,11 @@ class Ledger:
         return row
 
     def _finished(self, path: Path) -> Built | None:
-        """Return the store at a path if it is whole and registered with all that belongs to it."""
+        """Return the store at a path if it is whole and registered with all that belongs to it.
+
+        A row of this run for it is settled: it is the registered one, if an attempt was not told that it had succeeded,
+        or another run came first.
+        """
         try:
             manifest = load_manifest(path)
             with self.session() as session:
@@ -155,10 +168,16 @@ class Ledger:
                 if build.state != "finished" or Path(build.path) != path.resolve():
                     return None
                 build_id, timings = build.id, dict(build.timings)
+                own = self._open.get(path)
+                if own and own.build_id != build_id:
+                    fail_build(
+                        session, own.build_id, f"another run registered this store as build {build_id}"
+                    )
         except (StoreError, CatalogueError):
             return None
-        own = self._open.pop(path, None)  # finished by an attempt that was not told so
-        return Built(build_id, path, manifest, reused=own is None, timings=timings if own else {})
+        self._open.pop(path, None)
+        mine = own is not None and own.build_id == build_id
+        return Built(build_id, path, manifest, reused=not mine, timings=timings if mine else {})
 
 
 def _sentence(error: BaseException | None) -> str:

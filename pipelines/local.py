@@ -25,15 +25,10 @@ from types import FrameType
 import click
 
 from draftstore.errors import DraftstoreError
+from pipelines import QUIET
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 POOL = "draftstore"
-QUIET = {
-    "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-}
-"""Settings under which no program of Prefect asks or tells the outside anything."""
 START_SECONDS = 90.0
 GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.2

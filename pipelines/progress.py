@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from draftstore.build import Progress
@@ -18,9 +19,15 @@ class StepLog:
     """Writes how far a step is, at most once in `seconds`; the end of a step of known size always."""
 
     def __init__(
-        self, logger: Logger, step: str, unit: str, *, seconds: float = SECONDS,
+        self,
+        logger: Logger,
+        step: str,
+        unit: str,
+        *,
+        seconds: float = SECONDS,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        on_report: Callable[[], None] = lambda: None,
+    ) -> None:
         """Write nothing yet.
 
         Args:
@@ -29,12 +36,12 @@ class StepLog:
             unit: of the amounts, such as `tokens`.
             seconds: between two lines.
             clock: seconds of a steady clock.
+            on_report: called at every report.
         """
         self._logger, self._step, self._unit = logger, step, unit
-        self._seconds, self._clock = seconds, clock
+        self._seconds, self._clock, self._on_report = seconds, clock, on_report
         self._begin: tuple[float, int] | None = None
         self._last = clock()
-        self.elapsed = 0.0
 
     def amount(self, done: int, total: int) -> None:
         """Report a step of known size."""
@@ -46,37 +53,43 @@ class StepLog:
         self._report(tokens, f"{self._step}: {counted(documents, 'document')}, {tokens:,} tokens", last=False)
 
     def _report(self, done: int, text: str, *, last: bool) -> None:
+        self._on_report()
         now = self._clock()
         if self._begin is None:
             self._begin = now, done
-        self.elapsed = now - self._begin[0]
         if last or now - self._last >= self._seconds:
-            more = done - self._begin[1]
-            speed = f", {more / self.elapsed:,.0f} {self._unit}/s" if more and self.elapsed else ""
+            elapsed, more = now - self._begin[0], done - self._begin[1]
+            speed = f", {more / elapsed:,.0f} {self._unit}/s" if more and elapsed else ""
             self._logger.info("%s%s", text, speed)
             self._last = now
 
 
 class StepLogs:
-    """The steps of one build: each writes lines to a log, and together they know how long each took."""
+    """The steps of one build: each writes lines to a log, and together they know how long each took.
+
+    The time up to a report goes to the step that reports.
+    """
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
         self._steps: dict[str, StepLog] = {}
-        self._seconds = 0.0
+        self._seconds: dict[str, float] = {}
+        self._last = time.monotonic()
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Measure how long the work takes in all; several times, where it is tried again."""
-        begin = time.monotonic()
+        """Measure the work in the block; several times, where it is tried again."""
+        self._last = time.monotonic()
         try:
             yield
         finally:
-            self._seconds += time.monotonic() - begin
+            self._spend("other")
 
     def step(self, name: str, unit: str) -> StepLog:
-        """Return a step's log, the same one for the same name."""
-        return self._steps.setdefault(name, StepLog(self._logger, name, unit))
+        """Return the log of a step, the same one for the same name."""
+        if name not in self._steps:
+            self._steps[name] = StepLog(self._logger, name, unit, on_report=partial(self._spend, name))
+        return self._steps[name]
 
     def rest(self) -> Progress:
         """Return what a REST build reports to."""
@@ -87,7 +100,10 @@ class StepLogs:
         )
 
     def timings(self) -> dict[str, float]:
-        """Return seconds: of each step that reported, from its first report to its last, and of all the rest."""
-        steps = {name: step.elapsed for name, step in self._steps.items() if step.elapsed}
-        rest = max(self._seconds - sum(steps.values()), 0.0)
-        return {name: round(seconds, 3) for name, seconds in {**steps, "other": rest}.items()}
+        """Return the seconds that each step took, and under `other` those after the last report."""
+        return {name: round(seconds, 3) for name, seconds in self._seconds.items()}
+
+    def _spend(self, name: str) -> None:
+        now = time.monotonic()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        self._last = now

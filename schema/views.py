@@ -204,7 +204,7 @@ FROM kept_ngrams GROUP BY build_id, n
     ),
     View(
         "tree_texts",
-        "draft trees as text, of the n-grams that a CREST build selected first",
+        "draft trees as text, of the most common n-grams that a CREST build kept",
         {
             "build_id": BUILD,
             "rank": "1 was selected first, over all n",

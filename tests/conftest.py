@@ -9,6 +9,8 @@ import pytest
 
 import draftstore
 from draftstore.build import RestOptions, build_rest
+from draftstore.crest_build import CrestOptions, build_crest
+from draftstore.streams import read_lines
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 pytest_plugins = ["tests.databases"]
@@ -102,3 +104,50 @@ def small_store(
     options = RestOptions((small_corpus,), "small", segment_tokens=1_000)
     build_rest(options, small_tokenizer, out, workers=1)
     return out
+
+
+@pytest.fixture(scope="session")
+def small_crest(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a CREST store of the small store's 400 most useful n-grams; tests that change it copy it."""
+    out = tmp_path_factory.mktemp("crest") / "small-crest"
+    build_crest(CrestOptions("small-crest", max_n=4, ngrams=400), small_store, out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def wide_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    """Return a tokenizer of 70,000 words `w0` to `w69999`, so that ids need 32 bits."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("wide") / "wide-words"
+    folder.mkdir()
+    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def wide_store(wide_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store with ids around 65,535 and at the end of a vocabulary of 70,000, in several segments."""
+    folder = tmp_path_factory.mktemp("wide-store")
+    salad = random.Random(3)
+    ids = [5, 65_533, 65_534, 65_535, 65_536, 65_537, 69_998, 69_999]
+    texts = (" ".join(f"w{i}" for i in salad.choices(ids, k=salad.randint(1, 30))) for _ in range(40))
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = RestOptions((folder / "c.jsonl",), "wide", segment_tokens=200)
+    build_rest(options, wide_tokenizer, folder / "store", workers=1)
+    return folder / "store"
+
+
+@pytest.fixture(scope="session")
+def real_store(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store of some 300,000 Llama-2 tokens of real chats, in several segments."""
+    folder = tmp_path_factory.mktemp("real")
+    lines = read_lines(data / "corpora" / "chat_sharegpt.jsonl.zst")
+    with (folder / "chats.jsonl").open("wb") as file:
+        size = 0
+        while size < 1_200_000 and (line := next(lines)):
+            size += file.write(line + b"\n")
+    options = RestOptions((folder / "chats.jsonl",), "real", segment_tokens=100_000)
+    return build_rest(options, load_tokenizer(data / "tokenizers" / "llama2"), folder / "store", workers=2).path

@@ -219,3 +219,184 @@ def backoff_tree(
 def nodes_of(tree: DraftTree) -> Nodes:
     """Return a tree in the form of the oracles."""
     return list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.levels.tolist(), strict=True))
+
+
+# -- n-grams -------------------------------------------------------------------------------------------------
+
+Ngram = tuple[int, ...]
+
+
+def ngrams_of(document: Sequence[int], n: int) -> list[Ngram]:
+    """Return every run of n tokens of a document."""
+    return [tuple(document[start : start + n]) for start in range(len(document) - n + 1)]
+
+
+def ngram_counts(documents: Documents, n: int) -> "Counter[Ngram]":
+    """Count the n-grams of one length; none spans two documents."""
+    return Counter(ngram for document in documents for ngram in ngrams_of(document, n))
+
+
+def document_counts(documents: Documents, n: int) -> "Counter[Ngram]":
+    """Count the documents that every n-gram of one length occurs in."""
+    return Counter(ngram for document in documents for ngram in set(ngrams_of(document, n)))
+
+
+def followers(documents: Documents, ngram: Sequence[int]) -> int:
+    """Return how many different tokens follow an n-gram, the end of a document being one."""
+    return len({rest[0] if rest else None for rest in continuations(documents, ngram)})
+
+
+def ngram_tree(documents: Documents, ngram: Sequence[int], nodes: int, depth: int) -> Nodes:
+    """Cut the tree of an n-gram that occurs: the heaviest nodes of the trie of all its continuations."""
+    rule = Rule(len(ngram), len(ngram), depth, rows=1, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0)
+    return longest_tree(documents, rule, ngram, nodes, 255)
+
+
+def paths_of(nodes: Nodes) -> dict[Ngram, int]:
+    """Return the level of every path of a tree."""
+    paths: list[Ngram] = []
+    for token, parent, _ in nodes:
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return dict(zip(paths, (level_ for _, _, level_ in nodes), strict=True))
+
+
+def level_prob(level_: int) -> float:
+    """Return the probability of a level, as trees hold it."""
+    return float(np.float32(2.0 ** (-level_ / 16)))
+
+
+# -- selections ----------------------------------------------------------------------------------------------
+
+
+def all_ngrams(documents: Documents, max_n: int) -> "Counter[Ngram]":
+    """Count the n-grams of all lengths up to `max_n`."""
+    return Counter({ngram: c for n in range(1, max_n + 1) for ngram, c in ngram_counts(documents, n).items()})
+
+
+def most_common(documents: Documents, n: int, most: int) -> list[Ngram]:
+    """Return the most common n-grams of one length; of equally common ones the first in token order."""
+    counts = ngram_counts(documents, n)
+    return sorted(counts, key=lambda ngram: (-counts[ngram], ngram))[:most]
+
+
+def select_single(documents: Documents, max_n: int, most: int) -> list[Ngram]:
+    """Take the most common n-grams of one length."""
+    return most_common(documents, max_n, most)
+
+
+def select_combined(documents: Documents, max_n: int, most: int) -> list[Ngram]:
+    """Take the most common n-gram of every length, then the second of every length, and so on."""
+    waiting = [most_common(documents, n, most) for n in range(1, max_n + 1)]
+    turns = (column[turn] for turn in range(most) for column in waiting if turn < len(column))
+    return list(turns)[:most]
+
+
+def select_global(documents: Documents, max_n: int, most: int) -> list[Ngram]:
+    """Take the most common n-grams of all lengths, of equally common ones the shorter, then the first one."""
+    counts = all_ngrams(documents, max_n)
+    return sorted(counts, key=lambda ngram: (-counts[ngram], len(ngram), ngram))[:most]
+
+
+def gain_candidates(documents: Documents, max_n: int, most: int) -> set[Ngram]:
+    """Return the n-grams whose gain is computed: the most common ones, and all tokens seen more than once."""
+    counts = all_ngrams(documents, max_n)
+    pool = {ngram for n in range(1, max_n + 1) for ngram in most_common(documents, n, most)}
+    least = sorted(counts[ngram] for ngram in pool)[-most] if most < len(pool) else 0
+    return {ngram for ngram in pool if counts[ngram] >= (min(least, 2) if len(ngram) == 1 else least)}
+
+
+def ngram_gains(
+    documents: Documents, candidates: set[Ngram], nodes: int, depth: int, alpha: float, beta: float
+) -> dict[Ngram, float]:
+    """Return what a drafter loses without each n-gram, as `draftstore.selection` describes it.
+
+    Raises:
+        UnclearError: whether an n-gram or its suffix ranks first hangs on the last bits.
+    """
+    trees = {ngram: paths_of(ngram_tree(documents, ngram, nodes, depth)) for ngram in candidates}
+    gains: dict[Ngram, float] = {}
+    for ngram in sorted(candidates, key=len):
+        weight = document_counts(documents, len(ngram))[ngram]
+        trust = weight / (weight + beta * (followers(documents, ngram) if trees[ngram] else 0) + alpha)
+        chances = {path: level_prob(level_) for path, level_ in trees[ngram].items()}
+        gains[ngram] = weight * sum(chances.values())
+        for suffix in (ngram[start:] for start in range(1, len(ngram))):
+            if suffix not in candidates:
+                continue
+            lost = weight * trust * sum(chances[path] for path in chances.keys() - trees[suffix].keys())
+            if math.isclose(lost, gains[suffix], rel_tol=1e-9) and lost > 1e-9:
+                raise UnclearError
+            if lost <= gains[suffix]:
+                gains[ngram] = lost
+                break
+    return gains
+
+
+# -- CREST ---------------------------------------------------------------------------------------------------
+
+
+def heaviest(chances: dict[Ngram, float], budget: int, max_depth: int, max_level: int) -> Nodes:
+    """Return the likeliest paths as a tree: always the best of those whose parents are in it.
+
+    Raises:
+        UnclearError: a chance lies on the boundary of two levels.
+    """
+    levels = {path: level(chance) for path, chance in chances.items() if chance > 0.0}
+    waiting = {path for path in levels if levels[path] <= max_level and len(path) <= max_depth}
+    placed: dict[Ngram, int] = {(): -1}
+    nodes: Nodes = []
+    while waiting and len(nodes) < budget:
+        ready = [path for path in waiting if path[:-1] in placed]
+        best = min(ready, key=lambda path: (levels[path], len(path), path[-1], placed[path[:-1]]))
+        waiting.remove(best)
+        placed[best] = len(nodes)
+        nodes.append((best[-1], placed[best[:-1]], levels[best]))
+    return nodes
+
+
+def blend_trees(
+    trees: Sequence[Nodes], weights: Sequence[float], budget: int, max_depth: int = 63, max_level: int = 255
+) -> Nodes:
+    """Add up the weighted chances of equal paths; keep the likeliest paths."""
+    chances: dict[Ngram, float] = {}
+    for nodes, weight in zip(trees, weights, strict=True):
+        for path, level_ in paths_of(nodes).items():
+            chances[path] = chances.get(path, 0.0) + weight * level_prob(level_)
+    return heaviest(chances, budget, max_depth, max_level)
+
+
+class Stored(NamedTuple):
+    """What a CREST store knows of an n-gram: its tree, its occurrences, the different tokens that follow."""
+
+    tree: Nodes
+    count: int
+    distinct: int
+
+
+def crest_draft(
+    store: dict[Ngram, Stored],
+    max_n: int,
+    context: Sequence[int],
+    trust: tuple[float, float],
+    budget: int,
+    max_level: int,
+) -> tuple[Nodes, int, int]:
+    """Draft from stored n-grams: the tree, the length of the longest one that is stored, its occurrences.
+
+    With a trust of (0, 0) the longest takes all; else each takes c / (c + beta * d + alpha) of what is left.
+    """
+    alpha, beta = trust
+    suffixes = [tuple(context[len(context) - n :]) for n in range(min(max_n, len(context)), 0, -1)]
+    found = [suffix for suffix in suffixes if suffix in store]
+    if not found:
+        return [], 0, 0
+    first = store[found[0]]
+    if len(found) == 1 or alpha + beta == 0.0:
+        kept = [node for node in first.tree[:budget] if node[2] <= max_level]
+        return kept, len(found[0]), first.count
+    left, weights = 1.0, []
+    for _, count, distinct in (store[suffix] for suffix in found):
+        weights.append(left * count / (count + beta * distinct + alpha))
+        left -= weights[-1]
+    trees = [store[suffix].tree for suffix in found]
+    return blend_trees(trees, weights, budget, max_level=max_level), len(found[0]), first.count

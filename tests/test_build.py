@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 
 from draftstore import build as build_module
 from draftstore import segments as segments_module
-from draftstore.build import BuildResult, Progress, RestOptions, build_rest
+from draftstore.build import Progress, RestOptions, build_rest
 from draftstore.encoding import tokenize_corpus
 from draftstore.errors import BuildError, CorpusError, StoreError
 from draftstore.files import locked_directory
 from draftstore.manifest import load_manifest, verify_files
 from draftstore.rest import RestStore
 from draftstore.segments import read_segments
+from draftstore.staging import BuildResult
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftstore.drafter import ContextDrafter
+from draftstore.drafter import StoreDrafter
 from draftstore.entries import BACKENDS
 from draftstore.frontier import MAX_BUDGET
 from draftstore.manifest import Manifest
@@ -173,7 +173,7 @@ def open_store(path: Path, tokenizer: str | None, backend: str | None) -> tuple[
     return store, loaded
 
 
-def warm(drafter: ContextDrafter) -> ContextDrafter:
+def warm(drafter: StoreDrafter) -> StoreDrafter:
     """Have the kernels compiled, which takes seconds once after an install."""
     with status("compiling kernels (once after an install)"):
         drafter.warm_up()

@@ -19,7 +19,7 @@ from draftstore.cli.common import (
     stdout_console,
     warm,
 )
-from draftstore.drafter import ContextDrafter, Draft
+from draftstore.drafter import StoreDrafter, Draft
 from draftstore.errors import counted
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree
@@ -84,7 +84,7 @@ def _why_none(draft: Draft, context: NDArray[np.int32], budget: int, min_prob: f
 
 
 def timed_draft(
-    drafter: ContextDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
+    drafter: StoreDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
 ) -> tuple[Draft, float]:
     """Draft for one context; return the draft and how many microseconds it took.
 

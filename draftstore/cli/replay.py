@@ -18,6 +18,7 @@ from draftstore.cli.common import (
     warm,
 )
 from draftstore.manifest import load_manifest
+from draftstore.plugins import load_plugin
 from draftstore.replay import ReplayResult, read_recordings
 from draftstore.replay import replay as replay_recordings
 
@@ -29,6 +30,7 @@ from draftstore.replay import replay as replay_recordings
 )
 @click.option("--model", help="Only the outputs of this model.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of outputs.")
+@click.option("--record", is_flag=True, help="Keep the result in the catalogue, with the store's build.")
 @drafting_options
 @json_option
 def replay(
@@ -36,6 +38,7 @@ def replay(
     replays: Path,
     model: str | None,
     limit: int | None,
+    record: bool,
     budget: int,
     min_prob: float,
     strategy: str,
@@ -71,6 +74,9 @@ def replay(
                 drafter, recordings, budget=budget, min_prob=min_prob, on_progress=show
             )
         figures = result.summary()
+        if record:
+            report = load_plugin("draftstore.recorders", "catalogue", "the catalogue")
+            report(directory, figures, recordings=replays, model=model, strategy=strategy, budget=budget)
         if as_json:
             print_json({"store": str(directory), "strategy": strategy, "budget": budget, **figures})
         else:

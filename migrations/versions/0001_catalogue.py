@@ -16,7 +16,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-VIEWS = "15934ae933794cb4"
+VIEWS = "a8a96d4d0bf74590"
 
 
 def upgrade() -> None:

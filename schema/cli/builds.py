@@ -8,10 +8,11 @@ from rich.table import Table
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.cli.common import STORE, json_option, print_json, printable, stdout_console
+from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
 from draftstore.errors import StoreError
 from draftstore.files import remove
 from schema import catalogue
+from schema.adding import has_statistics, load_statistics
 from schema.cli.common import (
     build_fields,
     catalogue_session,
@@ -21,6 +22,7 @@ from schema.cli.common import (
     time_text,
 )
 from schema.models import KINDS, STATES, Build, Release, Replay
+from schema.statistics import HEAD
 
 
 @click.group()
@@ -119,16 +121,33 @@ def show(build: str, as_json: bool) -> None:
 
 @builds.command()
 @click.argument("directory", type=STORE)
+@click.option(
+    "--head",
+    type=click.IntRange(min=0),
+    default=HEAD,
+    show_default=True,
+    help="Of n-gram counts: how many of each n get a row with their text, the most common ones.",
+)
 @json_option
-def add(directory: Path, as_json: bool) -> None:
-    """Register a finished store, whatever built it; a second time changes nothing.
+def add(directory: Path, head: int, as_json: bool) -> None:
+    """Register a finished store, whatever built it, and load what SQL asks of it; a second time changes nothing.
 
     \b
-    Example:
-      draftstore builds add stores/chat
+    Examples:
+      draftstore builds add stores/chat-crest
+      draftstore builds add stores/chat-ngrams --head 100000
     """
     with catalogue_session() as session:
         build = catalogue.add_build(session, directory)
+    if not has_statistics(build.id, build.kind):
+        with count_progress("rows") as bars:
+            task = bars.add_task("loading statistics", total=None, detail="")
+            load_statistics(
+                build.id,
+                directory,
+                head=head,
+                progress=lambda done, total: bars.update(task, completed=done, total=total),
+            )
     if as_json:
         print_json(build_fields(build))
     else:

@@ -1,0 +1,32 @@
+"""What packages beside draftstore add to it, found by entry points and imported when it is used."""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from draftstore.errors import MissingPluginError
+
+
+def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
+    """Return what an entry point names.
+
+    Args:
+        group: of the entry point, such as `draftstore.backends`.
+        name: of the entry point.
+        what: what it is for, for the error.
+
+    Raises:
+        MissingPluginError: there is none, or its package is absent.
+    """
+    for entry_point in entry_points(group=group, name=name):
+        try:
+            loaded: Callable[..., Any] = entry_point.load()
+        except ImportError as error:
+            raise MissingPluginError(
+                f"{what} needs what is not installed here ({error}): run draftstore from a checkout, with the extra "
+                "[schema]"
+            ) from None
+        return loaded
+    raise MissingPluginError(
+        f"{what} is not installed here: run draftstore from a checkout, with the extra [schema]"
+    )

@@ -1,0 +1,57 @@
+"""The statistics of a store that something else built: what its kind has, into the tables that SQL asks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from draftstore.counts import KIND as NGRAMS
+from draftstore.crest import KIND as CREST
+from draftstore.entries import open_entries
+from draftstore.manifest import load_manifest
+from schema.crest_loading import tree_reader
+from schema.database import connect, database_errors
+from schema.partitions import partition_name
+from schema.statistics import HEAD, load_counts, load_kept
+
+Progress = Callable[[int, int], None]
+TABLES = {NGRAMS: "ngrams", CREST: "kept_ngrams"}
+
+
+def has_statistics(build_id: int, kind: str) -> bool:
+    """Tell whether the tables of a build are there, or its kind has none."""
+    if kind not in TABLES:
+        return True
+    return has_partition(TABLES[kind], build_id)
+
+
+def has_partition(table: str, build_id: int) -> bool:
+    """Tell whether a build has rows in a partitioned table."""
+    with connect() as connection, database_errors():
+        row = connection.execute("SELECT to_regclass(%s)", (partition_name(table, build_id),)).fetchone()
+    return row is not None and row[0] is not None
+
+
+def load_statistics(build_id: int, path: Path, *, head: int = HEAD, progress: Progress) -> None:
+    """Load what SQL asks of a store: the n-gram counts, or the n-grams that a CREST store kept.
+
+    Args:
+        build_id: its row in the catalogue.
+        path: its directory.
+        head: of each n, the most common n-grams that get a row.
+        progress: told the rows loaded and those in all.
+
+    Raises:
+        StoreError: the store is damaged.
+        DatabaseError: the database is away or refuses.
+    """
+    manifest = load_manifest(path)
+    if manifest.kind == NGRAMS:
+        with connect() as connection, database_errors():
+            load_counts(connection, build_id, path, head=head, progress=progress)
+    elif manifest.kind == CREST:
+        entries = open_entries(path, manifest)
+        try:
+            tree_of = tree_reader(path, manifest, entries)
+            with connect() as connection, database_errors():
+                load_kept(connection, build_id, path, tree_of=tree_of, progress=progress)
+        finally:
+            entries.close()

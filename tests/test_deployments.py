@@ -1,0 +1,202 @@
+"""A real Prefect server, pool and worker, as `make prefect` starts them, and the deployments of prefect.yaml."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from click.testing import CliRunner
+
+from draftstore.crest import CrestStore
+from draftstore.manifest import load_manifest, verify_files
+from draftstore.tokenizer import load_tokenizer
+from pipelines import QUIET
+from pipelines.local import main, prefect_command, prefect_environment
+from schema.database import connect
+from schema.home import HOME_VARIABLE
+from tests.conftest import small_tokenizer_folder, write_texts
+from tests.servers import free_port
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 120.0
+
+
+class Local:
+    """`python -m pipelines.local up` in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/api"
+        self.state = folder / "prefect"
+        self.log = folder / "up.log"
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "pipelines.local", "up",
+                    "--port", str(self.port), "--state", str(self.state),
+                ],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_until_up(self) -> None:
+        """Wait until it says what to do next."""
+        end = time.monotonic() + SECONDS
+        while "Ctrl-C stops everything" not in self.output():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < end, self.output()
+            time.sleep(0.2)
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def prefect(self, *arguments: str) -> str:
+        """Run `prefect` against the server; return what it printed."""
+        ran = subprocess.run(
+            prefect_command(*arguments),
+            cwd=ROOT,
+            env=prefect_environment(self.state, self.url),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}{self.output()}"
+        return ran.stdout
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """Ask the server's API."""
+        request = urllib.request.Request(
+            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Press Ctrl-C; return the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+    def left_behind(self) -> list[str]:
+        """Return the command lines of processes that still work for this server."""
+        mark = f"PREFECT_API_URL={self.url}".encode()
+        found = []
+        for process in Path("/proc").iterdir():
+            if process.name.isdecimal():
+                try:
+                    if mark in (process / "environ").read_bytes().split(b"\0"):
+                        found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Iterator[Local]:
+    """Start everything, with a data folder and a database of the test's own."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    found = Local(tmp_path)
+    try:
+        found.wait_until_up()
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.stop(signal.SIGTERM)
+
+
+def crest_parameters(folder: Path) -> dict[str, Any]:
+    """Return parameters that make build-crest quick."""
+    return {
+        "corpus": {"paths": [str(write_texts(folder / "texts.jsonl", 60))]},
+        "tokenizer": str(small_tokenizer_folder(folder / "tokenizer")),
+        "ngrams": 300,
+    }
+
+
+@pytest.mark.slow
+def test_deployments_build_publish_and_stop_without_a_trace(local: Local, tmp_path: Path) -> None:
+    deployments = local.ask("deployments/filter")
+    assert len(deployments) == 4
+    for deployment in deployments:
+        assert deployment["name"] == "default"
+        assert [schedule["active"] for schedule in deployment["schedules"]] == [True]
+        assert deployment["description"]
+        assert "properties" in deployment["parameter_openapi_schema"]
+
+    parameters = json.dumps(crest_parameters(tmp_path))
+    local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
+    with connect() as connection:
+        query = (
+            "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = 'default'"
+        )
+        ((path,),) = connection.execute(query).fetchall()
+    manifest = load_manifest(Path(path), "crest")
+    assert verify_files(Path(path), manifest) == []
+    store = CrestStore.open(Path(path))
+    (context,) = load_tokenizer(tmp_path / "tokenizer").encode_documents(["for item in items:"])
+    assert len(store.drafter().session(context).propose(16)) > 0
+    store.close()
+    assert len(local.ask("artifacts/filter")) == 2
+    logs = local.ask("logs/filter", limit=200)
+    assert any("finished" in line["message"] for line in logs)
+
+    # A run at work when Ctrl-C comes: it ends too, and the catalogue knows.
+    slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
+    slow["tokenizer"] = str(tmp_path / "tokenizer")
+    local.prefect("deployment", "run", "build-rest/default", "--params", json.dumps(slow))
+    end = time.monotonic() + SECONDS
+    while "stores/slow/rest" not in local.output():
+        assert time.monotonic() < end, local.output()
+        time.sleep(0.05)
+    assert local.stop() == 0, local.output()
+    assert local.left_behind() == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", local.port)) != 0
+    with connect() as connection:
+        states = connection.execute("SELECT state FROM builds WHERE name = 'slow'").fetchall()
+    assert states in ([("failed",)], [("finished",)])
+
+
+def test_deployments_name_flows_and_parameters_that_exist() -> None:
+    from prefect.flows import load_flow_from_entrypoint
+
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    flows = {}
+    for deployment in deployments:
+        flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
+        flow.validate_parameters(deployment["parameters"])
+        flows[flow.name] = deployment
+    assert flows.keys() == {"tokenize-corpus", "count-ngrams", "build-rest", "build-crest"}
+    assert flows["build-crest"]["parameters"]["release"] == "default"
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(main, ["up", "--port", str(port), "--state", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.output
+    assert "--port" in result.output
+
+
+def test_programs_of_prefect_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
+    environment = prefect_environment(tmp_path, "http://127.0.0.1:1/api")
+    assert environment.items() >= QUIET.items()
+    code = "import pipelines, prefect.settings as s; print(s.PREFECT_SERVER_ANALYTICS_ENABLED.value())"
+    bare = {key: value for key, value in os.environ.items() if key not in QUIET}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=bare, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "False"

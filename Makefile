@@ -10,7 +10,7 @@ INPUTS := pyproject.toml constraints.txt
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: .venv/.quickstart  ## Install, build a store of the Python source on this machine, measure it, draw a draft
+quickstart: .venv/.quickstart  ## Install, build stores of the Python source on this machine, measure them, draw a draft
 	$(BIN)/draftstore quickstart --out data/quickstart
 
 setup: .venv/.dev  ## Install everything for development
@@ -49,7 +49,7 @@ clean:  ## Remove what was installed and built here
 	$(PYTHON) -m venv .venv
 
 .venv/.quickstart: $(INPUTS) | .venv/bin/python
-	$(INSTALL) '.[build,quickstart]'
+	$(INSTALL) '.[schema,quickstart]'
 	@touch $@
 
 .venv/.dev: $(INPUTS) | .venv/bin/python

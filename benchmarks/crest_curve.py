@@ -14,6 +14,7 @@ Example:
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.claims import show_claims, state_claims
@@ -53,6 +54,7 @@ RANKED = (GAIN, "combined", "global")
 LENGTHS = (1, 2, 3, 4, 5)
 MAX_N = 5
 QUICK_ROWS = 8
+QUICK_MEGABYTES = 0.5
 QUICK_SOURCE = Source("chat_sharegpt_1M", CHAT.files, tokens=1_000_000)
 LENGTH_COLORS = {1: "#7a7a7a", 2: "#1f5f8b", 3: "#3d8f5f", 4: "#c8862a", 5: "#b3541e"}
 SELECTION_COLORS = {GAIN: COLORS["backoff"], "global": "#3d8f5f", "combined": "#8a5a9e"}
@@ -118,7 +120,7 @@ def run_set(workspace: Workspace, curve: CurveSet, notes: Notes, rows: int | Non
     store.close()
     subject = Subject(store.path, manifest_digest(store.path), workspace.data, curve.recorded, rows)
     rest_bytes = AUTHORS_TOKEN_BYTES * manifest.counts["tokens"]
-    points = plan_points(rest_bytes)
+    points = plan_points(rest_bytes, *([(QUICK_MEGABYTES,)] * 2 if rows else [MEGABYTES, FEW_MEGABYTES]))
     figures: dict[Point, dict[str, Any]] = {}
     for point, measured in measure_points(subject, points, notes):
         figures[point] = measured
@@ -143,11 +145,17 @@ def run_set(workspace: Workspace, curve: CurveSet, notes: Notes, rows: int | Non
     return result
 
 
-def plan_points(rest_bytes: int) -> list[Point]:
-    """Return all points, each once, in the order of the tables."""
+def plan_points(rest_bytes: int, megabytes: Sequence[float], few_megabytes: Sequence[float]) -> list[Point]:
+    """Return all points, each once, in the order of the tables.
+
+    Args:
+        rest_bytes: of the REST store; the parts of it that claims are about are among the sizes.
+        megabytes: sizes of the curve of each selection.
+        few_megabytes: sizes of the lines that compare lengths.
+    """
     exact = [int(rest_bytes / part) for part in FRACTIONS.values()]
-    sizes = sorted({*exact, *(int(size * 1e6) for size in MEGABYTES)})
-    few = sorted({exact[-1], *(int(size * 1e6) for size in FEW_MEGABYTES)})
+    sizes = sorted({*exact, *(int(size * 1e6) for size in megabytes)})
+    few = sorted({exact[-1], *(int(size * 1e6) for size in few_megabytes)})
     points: list[Point] = [RestPoint(share) for share in SHARES]
     points += [CrestPoint(selection, MAX_N, size) for selection in RANKED for size in sizes]
     points += [CrestPoint("single", n, size) for n in LENGTHS for size in few]
@@ -188,8 +196,12 @@ def _draw(workspace: Workspace, result: dict[str, Any]) -> None:
     """Save the three pictures of a set."""
     crest = DEFAULT_STRATEGY
 
+    compared = {point["max_bytes"] for point in result["crest"] if point["selection"] == "single"}
+
     def line(name: str, color: str, selection: str, max_n: int, dashed: bool = False) -> Curve:
         chosen = [p for p in result["crest"] if p["selection"] == selection and p["max_n"] == max_n]
+        if color == LENGTH_COLORS[max_n]:  # one of several lengths, at the sizes that all have
+            chosen = [p for p in chosen if p["max_bytes"] in compared]
         points = sorted((p["bytes"], p[crest]["accepted_length"]) for p in chosen)
         return Curve(name, points, color, dashed)
 
@@ -201,7 +213,6 @@ def _draw(workspace: Workspace, result: dict[str, Any]) -> None:
     single = [line(f"n = {n}", LENGTH_COLORS[n], "single", n) for n in LENGTHS]
     combined = [line(f"combined, n ≤ {n}", LENGTH_COLORS[n], "combined", n, True) for n in LENGTHS[1:]]
     gain = [line(f"gain, n ≤ {n}", LENGTH_COLORS[n], GAIN, n) for n in LENGTHS[1:]]
-    level = ("REST longest, all", rest[0].points[-1][1])
     marks = {f"{name} of REST": result["rest_bytes"] / part for name, part in FRACTIONS.items()}
     marks["REST"] = result["rest_bytes"]
     subject = f"{result['set']}: {result['rows']} outputs of {result['recordings']['model']}"
@@ -211,7 +222,7 @@ def _draw(workspace: Workspace, result: dict[str, Any]) -> None:
         ("lengths", f"CREST up to a length ({crest}), {subject}", [*combined, *gain]),
     ):
         own = marks if name == "curve" else {key: value for key, value in marks.items() if key != "REST"}
-        save_curves(workspace.out / f"crest_{name}_{result['set']}.png", title, curves, level, own)
+        save_curves(workspace.out / f"crest_{name}_{result['set']}.png", title, curves, rest[0], own)
     progress(f"  pictures in {workspace.out}, REST has {in_units(result['rest_bytes'])}")
 
 

@@ -38,7 +38,7 @@ class Curve:
 
 
 def save_curves(
-    path: Path, title: str, curves: Sequence[Curve], level: tuple[str, float], marks: dict[str, float]
+    path: Path, title: str, curves: Sequence[Curve], level: Curve, marks: dict[str, float]
 ) -> None:
     """Draw curves.
 
@@ -46,7 +46,7 @@ def save_curves(
         path: the picture.
         title: over it.
         curves: what is drawn.
-        level: name and M of a horizontal line to compare with.
+        level: its last M is drawn as a horizontal line to compare with; named unless it is one of the curves.
         marks: bytes of vertical lines, by name.
     """
     figure, axes = new_axes(title, X_LABEL, Y_LABEL)
@@ -59,7 +59,8 @@ def save_curves(
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0), numticks=20))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: in_units(size)))
-    axes.axhline(level[1], color=FAINT, linewidth=0.9, linestyle=":")
+    base = level.points[-1][1]
+    axes.axhline(base, color=FAINT, linewidth=0.9, linestyle=":")
     for name, size in marks.items():
         axes.axvline(size, color=FAINT, linewidth=0.9, linestyle=":")
         axes.annotate(
@@ -67,7 +68,10 @@ def save_curves(
             textcoords="offset points", ha="center", fontsize=7, color="#666666",
         )  # fmt: skip
     axes.set_title(title, fontsize="medium", pad=14)
-    _name_in_margin(axes, [*curves, Curve(level[0], [(axes.get_xlim()[1], level[1])], "#666666")])
+    named = [*curves]
+    if level not in curves:
+        named.append(Curve(f"{level.name}, all", [(axes.get_xlim()[1], base)], "#666666"))
+    _name_in_margin(axes, named)
     figure.savefig(path, dpi=150)
 
 
@@ -84,7 +88,7 @@ def _name_in_margin(axes: Axes, curves: Sequence[Curve]) -> None:
     heights = spread([(y - low) / (high - low) for _, y in ends], LINE_HEIGHT)
     for curve, end, height in zip(curves, ends, heights, strict=True):
         axes.annotate(
-            f"{curve.name} {end[1]:.2f}", end, xytext=(MARGIN, height), textcoords="axes fraction",
+            f"{curve.name}: {end[1]:.2f}", end, xytext=(MARGIN, height), textcoords="axes fraction",
             color=curve.color, fontsize=8, va="center", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": curve.color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3},
         )  # fmt: skip
@@ -97,7 +101,8 @@ def spread(wanted: Sequence[float], distance: float) -> list[float]:
     for place in order:
         groups.append([wanted[place]])
         while len(groups) > 1 and _bottom(groups[-1], distance) < _top(groups[-2], distance) + distance:
-            groups[-2] += groups.pop()
+            last = groups.pop()
+            groups[-1] += last
     placed = [_bottom(group, distance) + i * distance for group in groups for i in range(len(group))]
     heights = np.empty(len(placed))
     heights[order] = placed

@@ -185,12 +185,16 @@ class CrestStore:
         manifest = load_manifest(path, KIND)
         if tokenizer is not None:
             manifest.require_tokenizer(tokenizer, path)
-        if not 1 <= manifest.parameters.get("max_n", 0) <= MAX_DEPTH:
+        max_n = manifest.parameters.get("max_n")
+        if not isinstance(max_n, int) or not 1 <= max_n <= MAX_DEPTH:
             raise StoreError(
                 f"{path} does not say how long its n-grams are: the store is damaged, build it again"
             )
-        envelope = Envelope((path / DICTIONARY_FILE).read_bytes())
-        return cls(path, manifest, open_entries(path, manifest, backend), envelope)
+        try:
+            dictionary = (path / DICTIONARY_FILE).read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path} has no dictionary ({error}): the store is damaged, build it again") from None
+        return cls(path, manifest, open_entries(path, manifest, backend), Envelope(dictionary))
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> CrestDrafter:
         """Return a drafter.

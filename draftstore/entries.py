@@ -7,6 +7,7 @@ A package adds a backend by an entry point in the group `draftstore.backends` (i
 in `draftstore.loaders` (it takes the entries of a new store in).
 """
 
+import errno
 import hashlib
 import os
 import struct
@@ -140,11 +141,20 @@ class LmdbEntries:
         self.path = path
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of every key; see `Entries`."""
+        """Return the value of every key; see `Entries`.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
         assert self._environment is not None, "closed"
-        with self._environment.env.begin() as transaction:
-            get = transaction.get
-            return [get(key) for key in keys]
+        try:
+            with self._environment.env.begin() as transaction:
+                get = transaction.get
+                return [get(key) for key in keys]
+        except lmdb.Error as error:
+            raise StoreError(
+                f"{self.path} cannot be read ({error}): the store is damaged, build it again"
+            ) from None
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all entries in the order of their keys.
@@ -184,6 +194,8 @@ def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
         _fill_lmdb(draft, items, size)
         with lmdb.open(str(draft), subdir=False, readonly=True, lock=False) as environment:
             _copy_compact(environment, path)
+    except lmdb.Error as error:  # a full disk comes as one of several
+        raise OSError(errno.EIO, f"{path} cannot be written, perhaps for want of space ({error})") from None
     finally:
         draft.unlink(missing_ok=True)
     return path.stat().st_size

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import zstandard
 
 from draftstore.errors import DraftTreeError, StoreError
@@ -26,6 +27,7 @@ MAX_ENTRY_BYTES = 1 << 18
 
 _COUNTS = struct.Struct("<II")
 _MOST = (1 << 32) - 1
+_PLACES = np.arange(1 << 16, dtype=np.uint16)
 
 
 class Entry(NamedTuple):
@@ -92,8 +94,14 @@ class Envelope:
         try:
             data = self._decompressor().decompress(value, max_output_size=MAX_ENTRY_BYTES)
             count, distinct = _COUNTS.unpack_from(data)
-            return Entry(DraftTree.from_bytes(memoryview(data)[_COUNTS.size :]), count, distinct)
-        except (zstandard.ZstdError, struct.error, DraftTreeError) as error:
+            tree = DraftTree.from_bytes(memoryview(data)[_COUNTS.size :])
+            if ((tree.parents + 1).view(np.uint16) > _PLACES[: len(tree)]).any():
+                raise DraftTreeError(
+                    "a node stands before its parent"
+                )  # kernels follow parents without looking
+            return Entry(tree, count, distinct)
+        except (zstandard.ZstdError, struct.error, DraftTreeError, MemoryError) as error:
+            # A damaged frame may claim any size, more than there is memory for.
             raise StoreError(
                 f"an entry cannot be read ({error}): the store is damaged, build it again"
             ) from None

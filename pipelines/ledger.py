@@ -27,6 +27,7 @@ from schema.catalogue import (
     start_build,
 )
 from schema.database import make_engine
+from schema.holds import let_go
 
 Make = Callable[[int, StepLogs], object]
 """Builds a store and what belongs to it in the database, given the id of its row."""
@@ -84,6 +85,8 @@ class Ledger:
                     fail_build(session, row.build_id, _sentence(error), timings=row.logs.timings())
             except DraftstoreError as trouble:
                 self.logger.warning("the catalogue does not know yet that %s failed: %s", path, trouble)
+                if self._engine is not None:
+                    let_go(self._engine, row.build_id)  # so that the next run marks it
         self._open.clear()
         if self._engine is not None:
             self._engine.dispose()

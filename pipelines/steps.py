@@ -1,7 +1,6 @@
 """What the flows do, step by step, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from draftstore.counts import KIND as NGRAMS
 from draftstore.counts import build_counts, manifest_digest
 from draftstore.crest import KIND as CREST
 from draftstore.crest_build import CrestOptions, CrestProgress, build_crest
-from draftstore.entries import LMDB_FILE, POSTGRES, LmdbEntries
+from draftstore.entries import POSTGRES
 from draftstore.manifest import load_manifest
 from draftstore.rest import KIND as REST
 from pipelines.corpora import inputs_of, resolve_corpus, resolve_tokenizer
@@ -22,11 +21,8 @@ from pipelines.reports import Built
 from pipelines.shards import KIND as TOKENS
 from pipelines.shards import build_tokens
 from schema import catalogue
-from schema.crest_loading import tree_reader
-from schema.database import connect, database_errors
+from schema.adding import has_partition, load_statistics
 from schema.home import data_home
-from schema.partitions import partition_name
-from schema.statistics import load_counts, load_kept
 
 
 def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Built:
@@ -136,9 +132,7 @@ def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -
 
     def make(build_id: int, logs: StepLogs) -> None:
         build_counts(rest.path, path, name=name, max_n=max_n, progress=logs.step("counting", "tokens").amount)
-        report = logs.step("loading", "n-grams").amount
-        with connect() as connection, database_errors():
-            load_counts(connection, build_id, path, head=head, progress=report)
+        load_statistics(build_id, path, head=head, progress=logs.step("loading", "n-grams").amount)
 
     request = Request(NGRAMS, name, path, {"max_n": max_n, "head": head}, rest.build_id)
     return ledger.build(request, make)
@@ -170,32 +164,13 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
         build = partial(build_crest, options, rest.path, path, workers=workers, progress=progress)
         build()
         if POSTGRES not in options.backends:
-            _load_kept(build_id, path, logs.step("loading", "n-grams").amount)
-        elif not _has_trees(build_id):
+            load_statistics(build_id, path, progress=logs.step("loading", "n-grams").amount)
+        elif not has_partition("trees", build_id):
             # It was published by a run that was killed before it could say so, and its trees went with that run's row.
             build(overwrite=True)
 
     request = Request(CREST, options.name, path, parameters, rest.build_id, options.backends)
     return ledger.build(request, make)
-
-
-def _load_kept(build_id: int, path: Path, progress: Callable[[int, int], None]) -> None:
-    """Load the n-grams that a store of files keeps into the database."""
-    manifest = load_manifest(path, CREST)
-    entries = LmdbEntries(path / LMDB_FILE)
-    try:
-        tree_of = tree_reader(path, manifest, entries)
-        with connect() as connection, database_errors():
-            load_kept(connection, build_id, path, tree_of=tree_of, progress=progress)
-    finally:
-        entries.close()
-
-
-def _has_trees(build_id: int) -> bool:
-    """Tell whether the trees of a build are in the database."""
-    with connect() as connection, database_errors():
-        row = connection.execute("SELECT to_regclass(%s)", (partition_name("trees", build_id),)).fetchone()
-    return row is not None and row[0] is not None
 
 
 def publish(ledger: Ledger, release: str, built: Built) -> None:

@@ -151,3 +151,11 @@ def real_store(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             size += file.write(line + b"\n")
     options = RestOptions((folder / "chats.jsonl",), "real", segment_tokens=100_000)
     return build_rest(options, load_tokenizer(data / "tokenizers" / "llama2"), folder / "store", workers=2).path
+
+
+@pytest.fixture(scope="session")
+def wide_crest(wide_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a CREST store with keys of 32-bit ids; tests that change it copy it."""
+    out = tmp_path_factory.mktemp("crest") / "wide-crest"
+    build_crest(CrestOptions("wide-crest", max_n=3, ngrams=150), wide_store, out)
+    return out

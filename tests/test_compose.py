@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from schema.postgres.placement import find_binaries
 from tests.servers import PostgresServer, free_port, postgres_server, reachable_folder
 
 ROOT = Path(__file__).parent.parent
@@ -191,9 +192,8 @@ class Machine:
             postgres_server(password=environment["POSTGRES_PASSWORD"], arguments=service["command"])
         )
         self._changes |= {"postgres:5432": f"127.0.0.1:{server.port}", "5432": str(server.port)}
-        self._programs.append(str(server.binaries / "bin"))
-        # The wheel's client programs lie beside the server's, unless those were copied for its account.
-        self._programs += [str(path.parent) for path in Path(sys.prefix).rglob("pginstall18/bin/pg_isready")]
+        # Where the server runs from a copy for its account, the client programs are in the wheel alone.
+        self._programs += [str(server.binaries / "bin"), str(find_binaries() / "bin")]
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment of a service: the image's, then its own."""

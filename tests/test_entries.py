@@ -78,9 +78,9 @@ def test_ids_outside_the_vocabulary_are_in_no_key(vocab_size: int) -> None:
     encoded = context_bytes(np.array([right + wrong], np.int32), dtype)
     assert encoded.dtype == dtype
     stored = {np.array(token, dtype).tobytes() for token in range(vocab_size)}
-    for token, found in zip(right + wrong, encoded[0], strict=True):
-        assert (found.tobytes() in stored) == (0 <= token < vocab_size)
-        assert not 0 <= token < vocab_size or int(found) == token
+    for place, token in enumerate(right + wrong):
+        assert (encoded[0, place : place + 1].tobytes() in stored) == (0 <= token < vocab_size)
+        assert not 0 <= token < vocab_size or int(encoded[0, place]) == token
 
 
 # -- digests -------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_the_same_entries_are_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-@pytest.mark.parametrize("first_map", [1 << 16, 1 << 20])
+@pytest.mark.parametrize("first_map", [1 << 16, 1 << 19])
 def test_a_map_that_is_too_small_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_map: int
 ) -> None:
@@ -323,8 +323,6 @@ def test_a_damaged_page_is_an_error(tmp_path: Path) -> None:
     items = some_items(3_000)
     write_lmdb(tmp_path / "e", items)
     data = bytearray((tmp_path / "e").read_bytes())
-    root = int.from_bytes(data[4096 + 16 + 24 + 48 + 40 : 4096 + 16 + 24 + 48 + 48], "little")
-    assert 2 <= root < len(data) // 4096
     for page in range(2, len(data) // 4096):
         data[page * 4096 + 10 : page * 4096 + 12] = b"\0\0"  # flags of the page
     (tmp_path / "bad").write_bytes(data)

@@ -229,7 +229,7 @@ def test_the_command(
     assert found["counts"] == load_manifest(tmp_path / "q" / "store").counts
     assert found["held_out"] > 5
     assert found["counts"]["documents"] + found["held_out"] == len(find_sources([folder]))
-    assert found["replay"].keys() == {"longest", "backoff"}
+    assert found["replay"].keys() == {"longest", "backoff", "crest"}
     for row in found["replay"].values():
         assert row["rows"] == found["held_out"]
         assert row["accepted_length"] > 1

@@ -172,8 +172,8 @@ class TestBuilds:
     def test_for_people(self, tmp_path: Path) -> None:
         assert "no builds" in run("builds", "list").stdout
         assert "no releases" in run("releases", "list").stdout
-        store = write_store(tmp_path / "chat", name="chat [bold]", kind="crest")
-        assert "build 1: chat [bold] (crest)" in run("builds", "add", str(store)).stdout
+        store = write_store(tmp_path / "chat", name="chat [bold]")
+        assert "build 1: chat [bold] (rest)" in run("builds", "add", str(store)).stdout
         run("releases", "publish", "live", "1")
         listed = run("builds", "list").stdout
         assert "chat [bold]" in listed

@@ -117,11 +117,15 @@ def stderr_console() -> Console:
     return Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
-def bytes_text(manifest: Manifest) -> str:
-    """Return the size of a store, and what an entry takes; the copy of the tokenizer is no part of that."""
+def index_bytes(manifest: Manifest) -> int:
+    """Return the bytes that a store takes; its copy of the tokenizer is no part of that."""
     prefix = f"{TOKENIZER_FOLDER}/"
-    index = sum(entry.size for name, entry in manifest.files.items() if not name.startswith(prefix))
-    an_entry = index / max(manifest.counts["entries"], 1)
+    return sum(entry.size for name, entry in manifest.files.items() if not name.startswith(prefix))
+
+
+def bytes_text(manifest: Manifest) -> str:
+    """Return the size of a store, and what an entry takes."""
+    an_entry = index_bytes(manifest) / max(manifest.counts["entries"], 1)
     return f"{manifest.size:,} ({an_entry:.2f} an entry, without the tokenizer)"
 
 

@@ -119,7 +119,7 @@ def crest(
     options.check()
     begin = time.perf_counter()
     source = rest or _build_rest(corpus, tokenizer, out, workers)
-    with _crest_bars() as progress:
+    with crest_bars() as progress:
         result = build_crest(options, source, out, overwrite=overwrite, workers=workers, progress=progress)
     report_build(result, time.perf_counter() - begin, as_json)
 
@@ -135,7 +135,7 @@ def _build_rest(corpus: tuple[Path, ...], tokenizer: str | None, out: Path, work
 
 
 @contextmanager
-def _crest_bars() -> Iterator[CrestProgress]:
+def crest_bars() -> Iterator[CrestProgress]:
     """Show one bar for each step of a build, on stderr."""
     with count_progress("") as bars:
         yield CrestProgress(

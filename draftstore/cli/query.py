@@ -19,7 +19,7 @@ from draftstore.cli.common import (
     stdout_console,
     warm,
 )
-from draftstore.drafter import StoreDrafter, Draft
+from draftstore.drafter import Draft, StoreDrafter
 from draftstore.errors import counted
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree

@@ -15,6 +15,7 @@ from draftstore.cli.build import build_bars
 from draftstore.cli.common import (
     ManyValues,
     count_progress,
+    index_bytes,
     json_option,
     print_json,
     printable,
@@ -23,7 +24,10 @@ from draftstore.cli.common import (
     stdout_console,
     warm,
 )
+from draftstore.cli.crest import crest_bars
 from draftstore.cli.query import describe, draw, timed_draft
+from draftstore.crest import CrestStore
+from draftstore.crest_build import CrestOptions, build_crest
 from draftstore.drafter import propose_batch
 from draftstore.errors import counted
 from draftstore.frontier import MAX_BUDGET
@@ -39,10 +43,13 @@ from draftstore.quickstart import (
 from draftstore.replay import Recording, read_recordings
 from draftstore.replay import replay as replay_recordings
 from draftstore.rest import BUDGET, RestStore
+from draftstore.stores import Store
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 CONTEXT_TOKENS = 24
 DRAWN_NODES = 24
+CREST_NGRAMS = 30_000
+TITLES = {"longest": "REST, longest", "backoff": "REST, backoff", "crest": "CREST, backoff"}
 
 
 @click.command(cls=ManyValues)
@@ -83,7 +90,7 @@ DRAWN_NODES = 24
 def quickstart(
     out: Path, tokenizer: str | None, source: tuple[Path, ...], held_out: int, budget: int, as_json: bool
 ) -> None:
-    """Build a store of the Python source on this machine and replay files that are not in it.
+    """Build stores of the Python source on this machine and replay files that are not in them.
 
     \b
     Example:
@@ -104,14 +111,22 @@ def quickstart(
     options = RestOptions(corpus=(out / "corpus.jsonl",), name="python-source")
     with build_bars() as progress:
         built = build_rest(options, loaded, out / "store", overwrite=True, progress=progress)
+    crest_options = CrestOptions(name="python-source-crest", ngrams=CREST_NGRAMS)
+    with crest_bars() as crest_progress:
+        crest = build_crest(crest_options, built.path, out / "crest", overwrite=True, progress=crest_progress)
     store = RestStore.open(built.path)
     recordings = list(read_recordings(out / "held-out.jsonl", loaded))
     figures = {strategy: _replay(store, strategy, recordings, budget) for strategy in ("longest", "backoff")}
+    small = CrestStore.open(crest.path)
+    figures["crest"] = _replay(small, "backoff", recordings, budget)
+    sizes = dict.fromkeys(figures, index_bytes(store.manifest)) | {"crest": index_bytes(small.manifest)}
     counts = store.manifest.counts
     if as_json:
         print_json(
             {
                 "store": str(built.path),
+                "crest": str(crest.path),
+                "bytes": sizes,
                 "tokenizer": origin,
                 "counts": counts,
                 "held_out": len(held),
@@ -125,10 +140,12 @@ def quickstart(
         f"store: {counted(counts['documents'], 'file')}, {counted(counts['tokens'], 'token')}; replayed: "
         f"{counted(len(held), 'file')} without a copy in it\n"
     )
-    output.print(_table(figures))
+    output.print(_table(figures, sizes))
     _show_tree(output, store, loaded, recordings)
     path, command = shlex.quote(printable(built.path)), command_line()
-    output.print(f"\nThe store is in {printable(built.path)}. Next:", soft_wrap=True)
+    output.print(
+        f"\nThe stores are in {printable(built.path)} and {printable(crest.path)}. Next:", soft_wrap=True
+    )
     output.print(f"  {command} info {path}", soft_wrap=True)
     output.print(f'  {command} query {path} --text "for i in range("', soft_wrap=True)
 
@@ -143,22 +160,24 @@ def command_line() -> str:
     return program.name if named else shlex.quote(sys.argv[0])
 
 
-def _replay(store: RestStore, strategy: str, recordings: list[Recording], budget: int) -> dict[str, Any]:
+def _replay(store: Store, strategy: str, recordings: list[Recording], budget: int) -> dict[str, Any]:
     drafter = warm(store.drafter(strategy))
     with count_progress("files") as bars:
-        task = bars.add_task(f"replaying with {strategy}", total=len(recordings), detail="")
+        title = f"replaying with {store.manifest.kind}, {strategy}"
+        task = bars.add_task(title, total=len(recordings), detail="")
         result = replay_recordings(
             drafter, recordings, budget=budget, on_progress=lambda now: bars.update(task, completed=now.rows)
         )
     return result.summary()
 
 
-def _table(figures: dict[str, dict[str, Any]]) -> Table:
-    table = Table("strategy", "accepted length", "nodes a draft", "lookup p50 µs", "p99 µs")
-    for strategy, row in figures.items():
+def _table(figures: dict[str, dict[str, Any]], sizes: dict[str, int]) -> Table:
+    table = Table("store", "accepted length", "nodes a draft", "lookup p50 µs", "p99 µs", "bytes")
+    for name, row in figures.items():
         times = row["lookup_us"]
         length = f"{row['accepted_length']:.2f} tokens a pass"
-        table.add_row(strategy, length, *map(str, (row["nodes_mean"], times["p50"], times["p99"])))
+        figures_text = map(str, (row["nodes_mean"], times["p50"], times["p99"]))
+        table.add_row(TITLES[name], length, *figures_text, f"{sizes[name]:,}")
     table.caption = "plain decoding: 1.00 tokens a pass"
     return table
 

@@ -85,11 +85,11 @@ def run_build(workspace: Workspace, source: Source, ngrams: int) -> dict[str, An
     show_table(
         f"counting n = 1 .. {MAX_N} of {tokens:,} tokens; polars: `group_by` alone, the better engine for each n, "
         "equal in every row",
-        ["", "seconds", "peak MB"],
+        ["", "seconds", "CPU seconds", "peak MB"],
         [
-            ["suffix array", counting["seconds"], counting["peak_bytes"] / 1e6],
-            ["suffix array, into Parquet", counting["parquet"]["seconds"], counting["parquet"]["peak_bytes"] / 1e6],
-            ["polars", polars["seconds"], polars["peak_bytes"] / 1e6],
+            ["suffix array", counting["seconds"], counting["cpu_seconds"], counting["peak_bytes"] / 1e6],
+            ["suffix array, into Parquet", counting["parquet"]["seconds"], "", counting["parquet"]["peak_bytes"] / 1e6],
+            ["polars", polars["seconds"], polars["cpu_seconds"], polars["peak_bytes"] / 1e6],
         ],
     )  # fmt: skip
     _show_steps(steps)

@@ -87,6 +87,7 @@ def main() -> None:
         results = [run_set(workspace, curve, notes, QUICK_ROWS if args.quick else None) for curve in sets]
     document = {
         "quick": args.quick,
+        "trusted": args.trust,
         "budget": BUDGET,
         "rest_bytes_per_token": AUTHORS_TOKEN_BYTES,
         "sets": results,
@@ -102,7 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sets", default=",".join(names), help="any of %(default)s, joined by commas")
     kinds = (RestPoint.kind, *SELECTIONS)
     parser.add_argument(
-        "--trust", default="",
+        "--trust", default="", metavar="KINDS",
         help=f"take these points from the work folder whatever has changed: any of {','.join(kinds)}",
     )  # fmt: skip
     args = parser.parse_args()

@@ -18,6 +18,8 @@ MARGIN = 1.04
 LINE_HEIGHT = 0.055
 """Least distance of two names, in heights of the axes."""
 FAINT = "#999999"
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
+"""The line from a name to the end of its curve."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +92,12 @@ def _name_in_margin(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.annotate(
             f"{curve.name}: {end[1]:.2f}", end, xytext=(MARGIN, height), textcoords="axes fraction",
             color=curve.color, fontsize=8, va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": curve.color, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3},
+            arrowprops=LEADER | {"color": curve.color},
         )  # fmt: skip
 
 
 def spread(wanted: Sequence[float], distance: float) -> list[float]:
-    """Move heights apart until neighbours have a distance; those that are too near move by the same each."""
+    """Move heights apart until neighbours have a distance, inside 0 .. 1; those that are too near move as one."""
     order = np.argsort(wanted, kind="stable")
     groups: list[list[float]] = []  # ascending: the heights wanted by names that stand at even distances
     for place in order:
@@ -111,8 +113,10 @@ def spread(wanted: Sequence[float], distance: float) -> list[float]:
 
 
 def _bottom(group: Sequence[float], distance: float) -> float:
-    return float(np.mean(group)) - distance * (len(group) - 1) / 2
+    """Return the lowest height of names that stand around the mean of those that they want."""
+    span = distance * (len(group) - 1)
+    return min(max(float(np.mean(group)) - span / 2, 0.0), 1.0 - span)
 
 
 def _top(group: Sequence[float], distance: float) -> float:
-    return float(np.mean(group)) + distance * (len(group) - 1) / 2
+    return _bottom(group, distance) + distance * (len(group) - 1)

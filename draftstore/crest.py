@@ -108,7 +108,7 @@ class CrestDrafter:
                     break
         if not entries:
             return Draft(DraftTree.empty(), 0, 0)
-        if len(entries) == 1:
+        if self._blending.alpha + self._blending.beta == 0.0:
             tree = entries[0].tree
             tree = tree.prefix(min(budget, int(np.searchsorted(tree.levels, level, "right"))))
         else:
@@ -193,7 +193,9 @@ class CrestStore:
         try:
             dictionary = (path / DICTIONARY_FILE).read_bytes()
         except OSError as error:
-            raise StoreError(f"{path} has no dictionary ({error}): the store is damaged, build it again") from None
+            raise StoreError(
+                f"{path} has no dictionary ({error}): the store is damaged, build it again"
+            ) from None
         return cls(path, manifest, open_entries(path, manifest, backend), Envelope(dictionary))
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> CrestDrafter:

@@ -43,8 +43,8 @@ BLOCK = 8192
 """n-grams that are cut and compressed at a time."""
 DICTIONARY_SAMPLES = 10_000
 PAGE = 4096
-LEAST_ENTRY_BYTES = 100
-"""Fewer bytes than most entries take: how many n-grams are ranked for a limit in bytes."""
+USUAL_ENTRY_BYTES = 100
+"""What an entry takes: how many n-grams are ranked at first for a limit in bytes."""
 
 
 @dataclasses.dataclass
@@ -177,9 +177,7 @@ def _make_store(
     progress: CrestProgress,
 ) -> None:
     """Make `partial/store` a whole store, its manifest last."""
-    ranking = _rank(options, source, progress)
-    envelope, dictionary = _train(options, source, ranking)
-    kept = _pack(options, source, ranking, envelope, workers, progress)
+    dictionary, kept = _choose(options, source, workers, progress)
     if not kept:
         raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
     kept = _write_entries(partial / LMDB_FILE, kept, options.max_bytes)
@@ -210,11 +208,25 @@ def _make_store(
     save_manifest(store, manifest)
 
 
-def _rank(options: CrestOptions, source: RestStore, progress: CrestProgress) -> Ranking:
-    """Rank as many n-grams as the store may keep."""
+def _choose(
+    options: CrestOptions, source: RestStore, workers: int | None, progress: CrestProgress
+) -> tuple[bytes, list[_Kept]]:
+    """Return the dictionary and the n-grams of the store, best first; where bytes are the limit, enough of them."""
     most = options.ngrams or DEFAULT_NGRAMS
     if options.max_bytes is not None:
-        most = options.max_bytes // LEAST_ENTRY_BYTES
+        most = options.max_bytes // USUAL_ENTRY_BYTES
+    while True:
+        ranking = _rank(options, source, most, progress)
+        envelope, dictionary = _train(options, source, ranking)
+        kept = _pack(options, source, ranking, envelope, workers, progress)
+        size = sum(_stored_bytes(item.key, item.value) for item in kept)
+        if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
+            return dictionary, kept
+        most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are smaller than usual
+
+
+def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestProgress) -> Ranking:
+    """Rank as many n-grams as the store may keep."""
     total, done = len(source.index.suffixes), 0
 
     def on_rows(rows: int) -> None:

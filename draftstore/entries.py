@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -100,27 +101,41 @@ def load_entries(backend: str, *arguments: Any) -> None:
     load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")(*arguments)
 
 
-class _Environment:
-    """An open LMDB file. A process may open a file once only, so all readers of one file share this."""
+class _Shared:
+    """An open LMDB file. A process may open a file once only, so all readers of one file share this.
 
-    def __init__(self, path: Path) -> None:
+    A child reads on in what its parent had open: nothing is locked, so nothing of it is the parent's alone.
+    """
+
+    def __init__(self, path: Path, identity: tuple[int, int]) -> None:
         self.env = lmdb.open(
             str(path), subdir=False, readonly=True, lock=False, readahead=False, create=False, max_readers=1
         )
-        weakref.finalize(self, self.env.close)
+        self.identity = identity
+        self.readers = 0
 
-    @classmethod
-    def of(cls, path: Path) -> "_Environment":
-        """Return the open environment of a file, opened if it is not yet."""
+
+_SHARED: dict[tuple[int, int], _Shared] = {}
+_SHARING = threading.RLock()  # a reader that is dropped while another one opens leaves in the same thread
+
+
+def _join(path: Path) -> _Shared:
+    """Return the open environment of a file, opened if it is not yet, with one reader more."""
+    with _SHARING:
         status = path.stat()
-        identity = (os.getpid(), status.st_dev, status.st_ino)
-        found = _OPENED.get(identity)
-        if found is None:
-            found = _OPENED[identity] = cls(path)
-        return found
+        identity = (status.st_dev, status.st_ino)
+        shared = _SHARED.get(identity) or _SHARED.setdefault(identity, _Shared(path, identity))
+        shared.readers += 1
+        return shared
 
 
-_OPENED: weakref.WeakValueDictionary[tuple[int, int, int], _Environment] = weakref.WeakValueDictionary()
+def _leave(shared: _Shared) -> None:
+    """Let one reader go, and with the last one the file."""
+    with _SHARING:
+        shared.readers -= 1
+        if shared.readers == 0:
+            del _SHARED[shared.identity]
+            shared.env.close()
 
 
 class LmdbEntries:
@@ -133,12 +148,13 @@ class LmdbEntries:
             StoreError: it is missing or no LMDB file.
         """
         try:
-            self._environment: _Environment | None = _Environment.of(path)
+            self._environment: _Shared | None = _join(path)
         except (OSError, lmdb.Error) as error:
             raise StoreError(
                 f"{path} cannot be opened ({error}): the store is damaged, build it again"
             ) from None
         self.path = path
+        self._leave = weakref.finalize(self, _leave, self._environment)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of every key; see `Entries`.
@@ -174,6 +190,7 @@ class LmdbEntries:
     def close(self) -> None:
         """Let go of the file; its last reader unmaps it."""
         self._environment = None
+        self._leave()
 
 
 def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
@@ -195,7 +212,8 @@ def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
         with lmdb.open(str(draft), subdir=False, readonly=True, lock=False) as environment:
             _copy_compact(environment, path)
     except lmdb.Error as error:  # a full disk comes as one of several
-        raise OSError(errno.EIO, f"{path} cannot be written, perhaps for want of space ({error})") from None
+        kind = errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO
+        raise OSError(kind, f"{path} cannot be written, perhaps for want of space ({error})") from None
     finally:
         draft.unlink(missing_ok=True)
     return path.stat().st_size

@@ -46,9 +46,21 @@ def entry_bytes(entry: Entry) -> bytes:
 def train_dictionary(samples: Sequence[bytes]) -> bytes:
     """Return a dictionary for entries like these; empty if they are too few to train on."""
     try:
-        return zstandard.train_dictionary(DICTIONARY_BYTES, list(samples), level=LEVEL).as_bytes()
+        return zstandard.train_dictionary(DICTIONARY_BYTES, list(samples), k=40, d=6, level=LEVEL).as_bytes()
     except zstandard.ZstdError:
         return b""
+
+
+def _read_tree(data: memoryview) -> DraftTree:
+    """Return a tree whose parents stand before their children: kernels follow them without looking.
+
+    Raises:
+        DraftTreeError: they do not, or these are not the bytes of a tree.
+    """
+    tree = DraftTree.from_bytes(data)
+    if ((tree.parents + 1).view(np.uint16) > _PLACES[: len(tree)]).any():
+        raise DraftTreeError("a node stands before its parent")
+    return tree
 
 
 class Envelope:
@@ -94,12 +106,7 @@ class Envelope:
         try:
             data = self._decompressor().decompress(value, max_output_size=MAX_ENTRY_BYTES)
             count, distinct = _COUNTS.unpack_from(data)
-            tree = DraftTree.from_bytes(memoryview(data)[_COUNTS.size :])
-            if ((tree.parents + 1).view(np.uint16) > _PLACES[: len(tree)]).any():
-                raise DraftTreeError(
-                    "a node stands before its parent"
-                )  # kernels follow parents without looking
-            return Entry(tree, count, distinct)
+            return Entry(_read_tree(memoryview(data)[_COUNTS.size :]), count, distinct)
         except (zstandard.ZstdError, struct.error, DraftTreeError, MemoryError) as error:
             # A damaged frame may claim any size, more than there is memory for.
             raise StoreError(

@@ -150,7 +150,9 @@ def real_store(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         while size < 1_200_000 and (line := next(lines)):
             size += file.write(line + b"\n")
     options = RestOptions((folder / "chats.jsonl",), "real", segment_tokens=100_000)
-    return build_rest(options, load_tokenizer(data / "tokenizers" / "llama2"), folder / "store", workers=2).path
+    return build_rest(
+        options, load_tokenizer(data / "tokenizers" / "llama2"), folder / "store", workers=2
+    ).path
 
 
 @pytest.fixture(scope="session")

@@ -319,11 +319,12 @@ def ngram_gains(
         weight = document_counts(documents, len(ngram))[ngram]
         trust = weight / (weight + beta * (followers(documents, ngram) if trees[ngram] else 0) + alpha)
         chances = {path: level_prob(level_) for path, level_ in trees[ngram].items()}
-        gains[ngram] = weight * sum(chances.values())
+        worth = weight * 0.1 ** (len(ngram) - 1)
+        gains[ngram] = worth * sum(chances.values())
         for suffix in (ngram[start:] for start in range(1, len(ngram))):
             if suffix not in candidates:
                 continue
-            lost = weight * trust * sum(chances[path] for path in chances.keys() - trees[suffix].keys())
+            lost = worth * trust * sum(chances[path] for path in chances.keys() - trees[suffix].keys())
             if math.isclose(lost, gains[suffix], rel_tol=1e-9) and lost > 1e-9:
                 raise UnclearError
             if lost <= gains[suffix]:
@@ -369,7 +370,7 @@ class Stored(NamedTuple):
     """What a CREST store knows of an n-gram: its tree, its occurrences, the different tokens that follow."""
 
     tree: Nodes
-    count: int
+    occurrences: int
     distinct: int
 
 
@@ -391,12 +392,12 @@ def crest_draft(
     if not found:
         return [], 0, 0
     first = store[found[0]]
-    if len(found) == 1 or alpha + beta == 0.0:
+    if alpha + beta == 0.0:
         kept = [node for node in first.tree[:budget] if node[2] <= max_level]
-        return kept, len(found[0]), first.count
+        return kept, len(found[0]), first.occurrences
     left, weights = 1.0, []
     for _, count, distinct in (store[suffix] for suffix in found):
         weights.append(left * count / (count + beta * distinct + alpha))
         left -= weights[-1]
     trees = [store[suffix].tree for suffix in found]
-    return blend_trees(trees, weights, budget, max_level=max_level), len(found[0]), first.count
+    return blend_trees(trees, weights, budget, max_level=max_level), len(found[0]), first.occurrences

@@ -93,7 +93,9 @@ def test_sizes(text: str, size: int) -> None:
     assert ByteSize().convert(size, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "MB", "-1MB", "1TB", "1e6", "10 0", "1,000", "1.", "ten", "1MBB", "1Mi i"])
+@pytest.mark.parametrize(
+    "text", ["", "MB", "-1MB", "1TB", "1e6", "10 0", "1,000", "1.", "ten", "1MBB", "1Mi i"]
+)
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(click.BadParameter, match=f"{text!r} is no size in bytes: write such as 100MB"):
         ByteSize().convert(text, None, None)
@@ -123,7 +125,10 @@ def test_a_corpus_instead_of_a_store(run: Runner, small_corpus: Path, tokenizer:
         (["--rest", "{rest}", "--max-n", "0"], "0 is not in the range 1<=x<=8"),
         (["--rest", "{rest}", "--ngrams", "0"], "0 is not in the range"),
         (["--rest", "{rest}", "--max-bytes", "ten"], "'ten' is no size in bytes"),
-        (["--rest", "{rest}", "--select", "best"], "'best' is not one of 'gain', 'single', 'combined', 'global'"),
+        (
+            ["--rest", "{rest}", "--select", "best"],
+            "'best' is not one of 'gain', 'single', 'combined', 'global'",
+        ),
         (["--rest", "{rest}", "--backend", "stone"], "'stone' is not one of 'lmdb', 'postgres', 'both'"),
         (["--rest", "{rest}", "--workers", "0"], "0 is not in the range"),
     ],
@@ -138,7 +143,10 @@ def test_usage(run: Runner, small_store: Path, out: Path, arguments: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--ngrams", "5", "--max-bytes", "1MB"], "both a number of n-grams and a number of bytes: choose one"),
+        (
+            ["--ngrams", "5", "--max-bytes", "1MB"],
+            "both a number of n-grams and a number of bytes: choose one",
+        ),
         (["--max-bytes", "1kB"], "max_bytes = 1,000: expected 16,384 to"),
         (["--nodes", "0"], "nodes = 0: expected 1 to 256"),
         (["--nodes", "300"], "nodes = 300: expected 1 to 256"),
@@ -188,7 +196,7 @@ def test_info(run: Runner, crest: Path, small_store: Path, out: Path) -> None:
     assert (found["kind"], found["counts"], found["parameters"]) == (
         "crest", manifest.counts, manifest.parameters,
     )  # fmt: skip
-    run("count", small_store, "--out", out, "--max-n", "1").json  # noqa: B018
+    assert run("count", small_store, "--out", out, "--max-n", "1").status == 0
     assert "(ngrams, format version 1)" in run("info", out).out
 
 
@@ -211,7 +219,9 @@ def test_verify(run: Runner, crest: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["longest", "backoff"])
 @pytest.mark.parametrize("backend", [[], ["--backend", "lmdb"]])
-def test_query(run: Runner, crest: Path, small_tokenizer: TextTokenizer, strategy: str, backend: list[str]) -> None:
+def test_query(
+    run: Runner, crest: Path, small_tokenizer: TextTokenizer, strategy: str, backend: list[str]
+) -> None:
     text = "the lazy dog; the dog does"
     arguments = [crest, "--text", text, "--strategy", strategy, "--budget", "7", *backend]
     found = run("query", *arguments, "--json").json()

@@ -2,6 +2,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from draftstore.build import RestOptions, build_rest
 from draftstore.counts import KIND, build_counts, manifest_digest, parquet_name
 from draftstore.errors import BuildError, StoreError
 from draftstore.manifest import load_manifest, verify_files
-from draftstore.ngrams import MAX_N
+from draftstore.ngrams import MAX_N, count_ngrams
 from draftstore.segments import read_segments
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from tests import reference
@@ -95,8 +96,7 @@ def test_many_parts_are_the_same_rows(
     small_store: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_counts(small_store, tmp_path / "whole", max_n=4)
-    whole = counts_module.count_ngrams
-    monkeypatch.setattr(counts_module, "count_ngrams", lambda *a, **k: whole(*a, part_rows=37, workers=3, **k))
+    monkeypatch.setattr(counts_module, "count_ngrams", partial(count_ngrams, part_rows=37, workers=3))
     build_counts(small_store, out, max_n=4)
     require_exact(out, documents_of(small_store), 4)
     assert load_manifest(out).counts == load_manifest(tmp_path / "whole").counts
@@ -104,7 +104,9 @@ def test_many_parts_are_the_same_rows(
 
 def test_one_token_is_a_corpus(small_tokenizer: TextTokenizer, tmp_path: Path, out: Path) -> None:
     (tmp_path / "one.txt").write_text("a")
-    rest = build_rest(RestOptions((tmp_path / "one.txt",), "one"), small_tokenizer, tmp_path / "rest", workers=1)
+    rest = build_rest(
+        RestOptions((tmp_path / "one.txt",), "one"), small_tokenizer, tmp_path / "rest", workers=1
+    )
     assert rest.manifest.counts["tokens"] == 1
     build_counts(rest.path, out)
     require_exact(out, documents_of(rest.path), 5)
@@ -152,7 +154,7 @@ def test_the_same_counts_are_reused_and_others_refused(small_store: Path, out: P
     assert (again.reused, again.manifest) == (True, first.manifest)
     for change in ({"max_n": 3}, {"max_n": 2, "name": "other"}):
         with pytest.raises(BuildError, match="exists and is not this build"):
-            build_counts(small_store, out, **change)  # type: ignore[arg-type]
+            build_counts(small_store, out, **change)
     build_counts(small_store, out, max_n=3, name="other", overwrite=True)
     assert load_manifest(out).name == "other"
     require_exact(out, documents_of(small_store), 3)

@@ -98,7 +98,9 @@ def contexts(draw: st.DrawFn, store: dict[Ngram, Stored], vocab_size: int) -> li
     wrong = [-1, vocab_size, 65_535, 65_536, 70_000, 131_072, 2**31 - 1, -(2**31)]
     ids = st.sampled_from([*range(max(0, vocab_size - 4), vocab_size), *range(3), *wrong])
     before = draw(st.lists(ids, max_size=6))
-    return before + list(draw(st.sampled_from(sorted(store)))) if store and draw(st.booleans()) else before
+    if draw(st.booleans()) and store:
+        before += draw(st.sampled_from(sorted(store)))
+    return before
 
 
 def one(drafter: CrestDrafter, context: Sequence[int], budget: int = 64, min_prob: float = 0.0) -> Draft:
@@ -118,7 +120,9 @@ def known(draft: Draft) -> tuple[Nodes, int, int]:
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0), Blending(12.0, 6.0)], ids=str)
 @settings(deadline=None, max_examples=100)
-@given(data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3]))
+@given(
+    data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3])
+)
 def test_drafts_are_those_of_the_oracle(
     vocab_size: int, trust: Blending, data: st.DataObject, budget: int, min_prob: float
 ) -> None:

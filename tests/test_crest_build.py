@@ -25,7 +25,6 @@ from draftstore.envelope import Entry, Envelope, entry_bytes
 from draftstore.errors import BuildError, StoreError
 from draftstore.files import locked_directory
 from draftstore.manifest import load_manifest
-from draftstore.rest import RestStore
 from draftstore.selection import GAIN_NODES, POOL_FACTOR, SELECTIONS
 from draftstore.staging import BuildResult
 from draftstore.stores import verify_store
@@ -138,7 +137,9 @@ def test_the_default_selection_on_disk(small_store: Path, out: Path) -> None:
     except UnclearError:
         pytest.fail("choose other texts")
     worst = gains[found[-1]]
-    assert_ranked_by({ngram: gain for ngram, gain in gains.items() if ngram in set(found) or gain < worst}, found)
+    assert_ranked_by(
+        {ngram: gain for ngram, gain in gains.items() if ngram in set(found) or gain < worst}, found
+    )
     assert result.manifest.parameters["selection"] == "gain"
 
 
@@ -199,7 +200,9 @@ def test_text_that_nothing_follows(
 ) -> None:
     rest = rest_of(small_tokenizer, tmp_path, "a")
     for limit in ({"ngrams": 5}, {"max_bytes": 1 << 20}):
-        with pytest.raises(BuildError, match="holds no n-gram that another token follows: nothing to build from"):
+        with pytest.raises(
+            BuildError, match="holds no n-gram that another token follows: nothing to build from"
+        ):
             build(rest, out, selection=selection, **limit)
     assert names(out.parent) == []
 
@@ -313,7 +316,7 @@ def test_another_process_makes_the_same_bytes(small_store: Path, tmp_path: Path)
     build(small_store, tmp_path / "here")
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", KILLED, small_store, tmp_path / seed, "150"]
+        command: list[Any] = [sys.executable, "-c", KILLED, small_store, tmp_path / seed, "150"]
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         assert contents(tmp_path / seed) == contents(tmp_path / "here")
 
@@ -387,7 +390,10 @@ def test_what_is_no_store_is_never_replaced(small_store: Path, out: Path) -> Non
 
 
 def test_another_build_at_work(small_store: Path, out: Path) -> None:
-    with locked_directory(out.parent / ".crest.partial"), pytest.raises(BuildError, match="another build is at"):
+    with (
+        locked_directory(out.parent / ".crest.partial"),
+        pytest.raises(BuildError, match="another build is at"),
+    ):
         build(small_store, out)
     build(small_store, out)
     require_whole(out)
@@ -491,7 +497,7 @@ def test_a_file_that_cannot_grow(small_store: Path, out: Path) -> None:
     """No file may be larger than a limit, as on a disk that is full: an error, no store, and a rerun finishes."""
     limited = "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n" + KILLED
-    command = [sys.executable, "-c", limited, small_store, out, "150"]
+    command: list[Any] = [sys.executable, "-c", limited, small_store, out, "150"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("OSError: ")
@@ -580,17 +586,19 @@ def finish(command: list[Any], out: Path, whole: Path) -> None:
 
 
 def test_killed_while_the_entries_are_written(larger_store: Path, larger_crest: Path, out: Path) -> None:
-    command = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
+    command: list[Any] = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
     kill_when(command, (out.parent / ".crest.partial" / f".{LMDB_FILE}.draft").exists)
     finish(command, out, larger_crest)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("marker", [f".{LMDB_FILE}.copy", LMDB_FILE, "store", f"store/{LMDB_FILE}", "store/tokenizer"])
+@pytest.mark.parametrize(
+    "marker", [f".{LMDB_FILE}.copy", LMDB_FILE, "store", f"store/{LMDB_FILE}", "store/tokenizer"]
+)
 def test_killed_when_a_step_is_reached(
     larger_store: Path, larger_crest: Path, out: Path, marker: str
 ) -> None:
-    command = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
+    command: list[Any] = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
     kill_when(command, (out.parent / ".crest.partial" / marker).exists)
     finish(command, out, larger_crest)
 
@@ -598,7 +606,7 @@ def test_killed_when_a_step_is_reached(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_a_random_moment(larger_store: Path, larger_crest: Path, out: Path, seed: int) -> None:
-    command = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
+    command: list[Any] = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
     begin, moment = time.monotonic(), random.Random(seed).uniform(0.0, 2.5)
     killed = kill_when(command, lambda: time.monotonic() - begin > moment)
     assert killed or out.exists()

@@ -1,5 +1,8 @@
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +74,7 @@ def test_every_occurrence_is_read_however_many(cuts: list[int]) -> None:
     np.random.default_rng(6).shuffle(followers)
     documents = [[0, follower, 0] for follower in followers]
     bounds = [0, *cuts, len(documents)]
-    corpus = [documents[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    corpus = [documents[a:b] for a, b in pairwise(bounds)]
     trees = cut_trees(make_index(corpus, 20), matrix([(0,)]), 64, 1)
     counts = Counter(followers)
     expected = sorted((level_of(count / 8_000), token) for token, count in counts.items())
@@ -117,6 +120,32 @@ def test_blocks_and_workers_do_not_show(size: int) -> None:
     assert equal(cut_trees(index, ngrams, 16, 10, workers=7), trees)
     order = rng.permutation(size)
     assert equal(cut_trees(index, ngrams[order], 16, 10), trees, order)
+
+
+DAMAGED = """
+import numpy as np
+from draftstore.cutting import cut_trees
+from draftstore.jit import read_only
+from draftstore.rest import STRATEGIES, RestDrafter
+from tests.reference import make_index
+
+chance = np.random.default_rng(0)
+index = make_index([[chance.integers(0, 5, 2_000).tolist() for _ in range(40)]], 5)
+suffixes = np.array(index.suffixes)
+for first, stop in zip(index.first_rows[0, :-1], index.first_rows[0, 1:]):
+    suffixes[first:stop] = chance.permutation(suffixes[first:stop])
+damaged = index._replace(suffixes=read_only(suffixes))
+for _ in range(20):
+    cut_trees(damaged, np.array([[0], [1]], np.int32), 64, 10, workers=1)
+    for rule in STRATEGIES.values():
+        RestDrafter(damaged, rule).draft(np.array([[0, 1], [2, 3]], np.int32))
+"""
+
+
+def test_rows_out_of_order_do_not_crash() -> None:
+    """What follows the rows of a damaged store comes in as many runs as there are rows."""
+    done = subprocess.run([sys.executable, "-c", DAMAGED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_real_text(real_store: Path) -> None:

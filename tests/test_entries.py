@@ -87,7 +87,7 @@ def test_ids_outside_the_vocabulary_are_in_no_key(vocab_size: int) -> None:
 
 
 def test_the_digest_is_of_lengths_keys_and_values() -> None:
-    data = b"\2\0\0\0ab" b"\1\0\0\0c" b"\0\0\0\0" b"\3\0\0\0xyz"
+    data = b"\2\0\0\0ab\1\0\0\0c\0\0\0\0\3\0\0\0xyz"
     assert entries_digest([(b"ab", b"c"), (b"", b"xyz")]) == hashlib.sha256(data).hexdigest()
     assert entries_digest([]) == hashlib.sha256(b"").hexdigest()
     assert entries_digest([(b"a", b"bc")]) != entries_digest([(b"ab", b"c")])
@@ -393,14 +393,18 @@ def test_entries_of_a_store(small_crest: Path) -> None:
 def test_a_backend_that_the_store_is_not_in(small_crest: Path) -> None:
     manifest = load_manifest(small_crest)
     for backend in ("postgres", "stone"):
-        with pytest.raises(StoreError, match=f"is not in {backend}, only in lmdb: build it with --backend both"):
+        with pytest.raises(
+            StoreError, match=f"is not in {backend}, only in lmdb: build it with --backend both"
+        ):
             open_entries(small_crest, manifest, backend)
 
 
 def test_a_backend_that_is_not_installed(small_crest: Path) -> None:
     manifest = load_manifest(small_crest)
     manifest.parameters["backends"] = ["stone"]
-    with pytest.raises(DraftstoreError, match=r"the backend 'stone' is not installed here: run draftstore from"):
+    with pytest.raises(
+        DraftstoreError, match=r"the backend 'stone' is not installed here: run draftstore from"
+    ):
         open_entries(small_crest, manifest)
     with pytest.raises(DraftstoreError, match="the backend 'stone' is not installed here"):
         entries_module.load_entries("stone")

@@ -56,9 +56,9 @@ def test_entries_come_back(dictionary: bytes, nodes: Nodes, count: int, distinct
 
 def test_the_bytes_of_an_entry() -> None:
     entry = Entry(tree_of([(5, -1, 3), (7, 0, 9)]), 258, 2)
-    assert entry_bytes(entry).hex() == "02010000" "02000000" "01000200" "05000700" "0001" "0309"
+    assert entry_bytes(entry).hex() == "0201000002000000010002000500070000010309"
     wide = Entry(tree_of([(65_536, -1, 3)]), 1, 1)
-    assert entry_bytes(wide).hex() == "01000000" "01000000" "01010100" "00000100" "00" "03"
+    assert entry_bytes(wide).hex() == "010000000100000001010100000001000003"
 
 
 def test_counts_end_at_what_32_bits_hold() -> None:
@@ -187,7 +187,14 @@ def test_a_tree_that_is_none(nodes: Nodes, reason: str) -> None:
 
 def test_raw_bytes_that_are_none() -> None:
     envelope = Envelope(b"")
-    for raw in (RAW[0][:1], RAW[0][:7], RAW[0][:8], RAW[0][:-1], RAW[0] + b"\0", b"\0" * 8 + b"\2" + RAW[0][9:]):
+    for raw in (
+        RAW[0][:1],
+        RAW[0][:7],
+        RAW[0][:8],
+        RAW[0][:-1],
+        RAW[0] + b"\0",
+        b"\0" * 8 + b"\2" + RAW[0][9:],
+    ):
         assert not open_or_refuse(envelope, envelope.pack([raw])[0])
 
 

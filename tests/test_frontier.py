@@ -33,7 +33,9 @@ def rows_of(nodes: Frontier, size: int) -> list[Row]:
     levels = np.empty(size, np.uint8)
     unpack_nodes(nodes, size, tokens, parents, levels)
     found = zip(levels.tolist(), tokens.tolist(), parents.tolist(), strict=True)
-    return [(level, int(depth_of(nodes, i)), token, parent + 1) for i, (level, token, parent) in enumerate(found)]
+    return [
+        (level, int(depth_of(nodes, i)), token, parent + 1) for i, (level, token, parent) in enumerate(found)
+    ]
 
 
 def fill(rows: list[Row], budget: int, max_level: int = 255) -> tuple[Frontier, int]:
@@ -57,7 +59,13 @@ def test_the_best_nodes_stay_in_order(rows: list[Row], budget: int, max_level: i
 def test_every_bound_of_the_grid_rounds_as_trees_do() -> None:
     """The logarithm in the kernel only guesses; what counts is on which side of a bound a probability lies."""
     for bound in LEVEL_BOUNDS.tolist():
-        for prob in (bound, np.nextafter(bound, 0), np.nextafter(bound, 1), bound * 1.01, min(bound * 1.05, 1.0)):
+        for prob in (
+            bound,
+            np.nextafter(bound, 0),
+            np.nextafter(bound, 1),
+            bound * 1.01,
+            min(bound * 1.05, 1.0),
+        ):
             nodes, tail = new_frontier(1), 0
             tail = enter(nodes, tail, 7, float(prob), 1, 0, 255)
             level = level_of(prob)

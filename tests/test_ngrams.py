@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,16 @@ def table_counts(table: NgramTable) -> list[tuple[Ngram, int]]:
     return list(zip(ngrams, table.counts.tolist(), strict=True))
 
 
-def counted(index: SuffixIndex, max_n: int, part_rows: int, workers: int = 2) -> list[list[tuple[Ngram, int]]]:
+def counted(
+    index: SuffixIndex, max_n: int, part_rows: int, workers: int = 2
+) -> list[list[tuple[Ngram, int]]]:
     """Return what is counted of each length, all parts joined."""
     found: list[list[tuple[Ngram, int]]] = [[] for _ in range(max_n)]
     for tables in count_ngrams(index, max_n, part_rows=part_rows, workers=workers):
         assert len(tables) == max_n
         for n, (table, place) in enumerate(zip(tables, found, strict=True), 1):
             assert table.tokens.shape == (len(table.counts), n)
-            assert (table.tokens.dtype, table.counts.dtype) == (index.tokens.dtype, np.int64)
+            assert (table.tokens.dtype, table.counts.dtype) == (index.tokens.dtype, np.dtype(np.int64))
             place += table_counts(table)
     return found
 
@@ -95,7 +98,7 @@ def test_ranges_are_bounded_and_hold_every_token_once(documents: Documents, part
     rows = [sum(document.count(token) for document in documents) for token in range(7)]
     for first, stop in ranges:
         assert stop - first == 1 or sum(rows[first:stop]) <= part_rows
-    for (first, stop), (_, after) in zip(ranges, ranges[1:], strict=False):  # none could be longer
+    for (first, stop), (_, after) in pairwise(ranges):  # none could be longer
         assert sum(rows[first : stop + 1]) > part_rows or after == stop
 
 

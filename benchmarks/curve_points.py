@@ -36,7 +36,7 @@ REST_CODE = (
     "sorting", "suffix", "tokenizer", "tree",
 )  # fmt: skip
 CREST_CODE = (
-    *REST_CODE, "blend", "crest", "crest_build", "cutting", "documents", "entries", "envelope", "ngrams",
+    *REST_CODE, "blend", "crest", "crest_build", "cutting", "documents", "entries", "envelope", "ngrams", "packing",
     "selection",
 )  # fmt: skip
 """Modules that a point depends on."""

@@ -8,40 +8,35 @@ In the working directory (draftstore.staging) lie
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from draftstore.corpus import ReadReport
 from draftstore.counts import DEFAULT_MAX_N, derive_manifest, manifest_digest, new_store
 from draftstore.crest import BUDGET, DICTIONARY_FILE, KEPT_FILE, KIND, STRATEGIES
-from draftstore.cutting import cut_trees
 from draftstore.entries import (
     BACKENDS,
     LMDB,
     LMDB_FILE,
     LmdbEntries,
     entries_digest,
-    key_dtype,
     load_entries,
-    write_lmdb,
 )
-from draftstore.envelope import Entry, Envelope, entry_bytes, train_dictionary
+from draftstore.envelope import Envelope
 from draftstore.errors import BuildError, needs_extra
 from draftstore.frontier import MAX_DEPTH
 from draftstore.manifest import MANIFEST_NAME, load_manifest, save_manifest
 from draftstore.ngrams import MAX_N
+from draftstore.packing import Cutter, KeptNgram, pack_ngrams, train_on_ranking, write_best, write_kept
 from draftstore.rest import CONTINUATION, RestStore
 from draftstore.selection import GAIN, SELECTIONS, Ranking, rank_ngrams
 from draftstore.staging import STORE, BuildResult, build_store, hash_files
 
 DEFAULT_NGRAMS = 100_000
 MAX_NODES = 256
-BLOCK = 8192
-"""n-grams that are cut and compressed at a time."""
-DICTIONARY_SAMPLES = 10_000
 PAGE = 4096
 USUAL_ENTRY_BYTES = 100
 """What an entry takes: how many n-grams are ranked at first for a limit in bytes."""
@@ -110,18 +105,6 @@ class CrestOptions:
             raise BuildError(f"the backends {list(self.backends)}: choose of {', '.join(BACKENDS)}")
 
 
-class _Kept(NamedTuple):
-    """One n-gram of a store, in the order of selection."""
-
-    tokens: list[int]
-    occurrences: int
-    distinct: int
-    nodes: int
-    raw_bytes: int
-    key: bytes
-    value: bytes
-
-
 def build_crest(
     options: CrestOptions,
     rest: Path,
@@ -180,10 +163,10 @@ def _make_store(
     dictionary, kept = _choose(options, source, workers, progress)
     if not kept:
         raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
-    kept = _write_entries(partial / LMDB_FILE, kept, options.max_bytes)
+    kept = write_best(partial / LMDB_FILE, kept, options.max_bytes)
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)
-    _write_kept(store / KEPT_FILE, kept)
+    write_kept(store / KEPT_FILE, kept)
     if LMDB in options.backends:
         (store / LMDB_FILE).hardlink_to(partial / LMDB_FILE)
     parameters = {
@@ -210,16 +193,17 @@ def _make_store(
 
 def _choose(
     options: CrestOptions, source: RestStore, workers: int | None, progress: CrestProgress
-) -> tuple[bytes, list[_Kept]]:
+) -> tuple[bytes, list[KeptNgram]]:
     """Return the dictionary and the n-grams of the store, best first; where bytes are the limit, enough of them."""
     most = options.ngrams or DEFAULT_NGRAMS
     if options.max_bytes is not None:
         most = options.max_bytes // USUAL_ENTRY_BYTES
+    cutter = Cutter(source.index, options.nodes, options.depth, workers)
     while True:
         ranking = _rank(options, source, most, progress)
-        envelope, dictionary = _train(options, source, ranking)
-        kept = _pack(options, source, ranking, envelope, workers, progress)
-        size = sum(_stored_bytes(item.key, item.value) for item in kept)
+        dictionary = train_on_ranking(cutter, ranking)
+        kept = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
+        size = sum(item.stored_bytes for item in kept)
         if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
             return dictionary, kept
         most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are smaller than usual
@@ -244,103 +228,3 @@ def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestPr
         trust=trust,
         on_rows=on_rows,
     )
-
-
-def _train(options: CrestOptions, source: RestStore, ranking: Ranking) -> tuple[Envelope, bytes]:
-    """Train the dictionary on n-grams at even distances in the ranking."""
-    size = min(len(ranking.places), DICTIONARY_SAMPLES)
-    chosen = (
-        np.unique(np.linspace(0, len(ranking.places) - 1, size).astype(np.int64)) if size else np.arange(0)
-    )
-    samples = [raw for _, _, raw in _cut(options, source, ranking, chosen, None)]
-    dictionary = train_dictionary(samples)
-    return Envelope(dictionary), dictionary
-
-
-def _pack(
-    options: CrestOptions,
-    source: RestStore,
-    ranking: Ranking,
-    envelope: Envelope,
-    workers: int | None,
-    progress: CrestProgress,
-) -> list[_Kept]:
-    """Cut and compress the trees of n-grams, best first, until there are enough; those without a tree are left out."""
-    kept: list[_Kept] = []
-    dtype = key_dtype(source.manifest.vocab_size)
-    limit = options.max_bytes
-    size = 0
-    for start in range(0, len(ranking.places), BLOCK):
-        block = np.arange(start, min(start + BLOCK, len(ranking.places)))
-        cut = list(_cut(options, source, ranking, block, workers))
-        for (tokens, entry, raw), value in zip(cut, envelope.pack([raw for _, _, raw in cut]), strict=True):
-            key = np.array(tokens, dtype).tobytes()
-            kept.append(
-                _Kept(tokens, entry.occurrences, entry.distinct, len(entry.tree), len(raw), key, value)
-            )
-            size += _stored_bytes(key, value)
-        if limit is None:
-            progress.packed(int(block[-1]) + 1, len(ranking.places))
-        else:
-            progress.packed(min(size, limit), limit)
-            if size > limit:
-                break
-    return kept
-
-
-def _cut(
-    options: CrestOptions,
-    source: RestStore,
-    ranking: Ranking,
-    chosen: np.ndarray[Any, Any],
-    workers: int | None,
-) -> Iterator[tuple[list[int], Entry, bytes]]:
-    """Cut the trees of chosen n-grams; yield those that have one, in order, with their bytes."""
-    found: dict[int, tuple[list[int], Entry, bytes]] = {}
-    for n, table in enumerate(ranking.tables, 1):
-        ranks = chosen[ranking.lengths[chosen] == n]
-        ngrams = np.ascontiguousarray(table.tokens[ranking.places[ranks]], np.int32)
-        trees = cut_trees(source.index, ngrams, options.nodes, options.depth, workers)
-        for place, (rank, tokens) in enumerate(zip(ranks.tolist(), ngrams.tolist(), strict=True)):
-            entry = Entry(trees.tree(place), int(trees.counts[place]), int(trees.distinct[place]))
-            if len(entry.tree):
-                found[rank] = (tokens, entry, entry_bytes(entry))
-    for rank in chosen.tolist():
-        if rank in found:
-            yield found[rank]
-
-
-def _stored_bytes(key: bytes, value: bytes) -> int:
-    """Return what an entry takes in a page of LMDB: header and pointer, and an even number of bytes."""
-    return 10 + (len(key) + len(value) + 1) // 2 * 2
-
-
-def _write_entries(path: Path, kept: Sequence[_Kept], max_bytes: int | None) -> list[_Kept]:
-    """Write the best n-grams that fit, and return them."""
-    if max_bytes is not None:
-        sizes = np.cumsum([_stored_bytes(item.key, item.value) for item in kept])
-        kept = kept[: int(np.searchsorted(sizes, max_bytes, "right"))]
-    while True:
-        size = write_lmdb(path, sorted((item.key, item.value) for item in kept))
-        if max_bytes is None or size <= max_bytes:
-            return list(kept)
-        # Pages are not filled to the last byte: leave out what is over, and at least one.
-        kept = kept[: min(int(len(kept) * max_bytes / size), len(kept) - 1)]
-
-
-def _write_kept(path: Path, kept: Sequence[_Kept]) -> None:
-    """Write what is kept as Parquet, in the order of selection."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = {
-        "rank": pa.array(range(1, len(kept) + 1), pa.int32()),
-        "n": pa.array([len(item.tokens) for item in kept], pa.uint8()),
-        "tokens": pa.array([item.tokens for item in kept], pa.list_(pa.uint32())),
-        "count": pa.array([item.occurrences for item in kept], pa.int64()),
-        "distinct": pa.array([item.distinct for item in kept], pa.int64()),
-        "nodes": pa.array([item.nodes for item in kept], pa.int16()),
-        "raw_bytes": pa.array([item.raw_bytes for item in kept], pa.int32()),
-        "bytes": pa.array([len(item.value) for item in kept], pa.int32()),
-    }
-    pq.write_table(pa.table(columns), path, compression="zstd")

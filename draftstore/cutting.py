@@ -28,7 +28,8 @@ class Trees(NamedTuple):
         levels: uint8 [k, nodes].
         sizes: int64 [k], nodes of each.
         counts: int64 [k], occurrences of each n-gram.
-        distinct: int64 [k], distinct tokens that follow each, the end of a document being one.
+        distinct: int64 [k], distinct tokens that follow each, the end of a document being one; 0 where there is no
+            tree.
     """
 
     tokens: NDArray[np.int32]

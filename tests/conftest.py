@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.data)
+
+
+@pytest.fixture(scope="module")
+def no_fsync() -> Iterator[None]:
+    """Do not wait for the disk, in modules whose tests end processes but never the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -108,9 +117,9 @@ def small_store(
 
 @pytest.fixture(scope="session")
 def small_crest(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a CREST store of the small store's 400 most useful n-grams; tests that change it copy it."""
+    """Return a CREST store of 400 n-grams of the small store, 100 of each n; tests that change it copy it."""
     out = tmp_path_factory.mktemp("crest") / "small-crest"
-    build_crest(CrestOptions("small-crest", max_n=4, ngrams=400), small_store, out)
+    build_crest(CrestOptions("small-crest", max_n=4, ngrams=400, selection="combined"), small_store, out)
     return out
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,9 @@ from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 SEGMENT_TOKENS = 400
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_fsync() -> Iterator[None]:
-    """Do not wait for the disk: no test here ends the machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 import dataclasses
-import os
 import shutil
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +21,7 @@ from tests.conftest import write_texts
 from tests.reference import Documents, Ngram
 from tests.test_build import contents, names, no_space
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_fsync() -> Iterator[None]:
-    """Do not wait for the disk: no test here ends the machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from draftstore import crest_build as crest_module
+from draftstore import packing
 from draftstore.build import RestOptions, build_rest
 from draftstore.counts import manifest_digest
 from draftstore.crest import DICTIONARY_FILE, KEPT_FILE, STRATEGIES, CrestStore
@@ -36,13 +37,7 @@ from tests.test_build import DISK, contents, kill_when, names, no_space
 from tests.test_counts import documents_of
 from tests.test_selection import ORACLES, assert_ranked_by
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_fsync() -> Iterator[None]:
-    """Do not wait for the disk: no test here ends the machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @pytest.fixture
@@ -304,7 +299,7 @@ def test_two_builds_are_the_same_bytes(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     for name, workers in (("a", 1), ("b", 2), ("c", 7)):
         build(small_store, tmp_path / name, workers=workers)
-    monkeypatch.setattr(crest_module, "BLOCK", 32)
+    monkeypatch.setattr(packing, "BLOCK", 32)
     build(small_store, tmp_path / "d")
     wholes = [contents(tmp_path / name) for name in "abcd"]
     assert wholes[0] == wholes[1] == wholes[2] == wholes[3]
@@ -477,13 +472,21 @@ def test_what_was_made_for_other_options_is_not_gone_on_from(
 
 
 @pytest.mark.parametrize(
-    "step", ["write_lmdb", "_write_kept", "save_manifest", "hash_files", "new_store", "cut_trees"]
+    ("module", "step"),
+    [
+        (packing, "cut_trees"),
+        (packing, "write_lmdb"),
+        (crest_module, "new_store"),
+        (crest_module, "write_kept"),
+        (crest_module, "hash_files"),
+        (crest_module, "save_manifest"),
+    ],
 )
 def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
-    small_store: Path, out: Path, tmp_path: Path, step: str
+    small_store: Path, out: Path, tmp_path: Path, module: ModuleType, step: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crest_module, step, no_space)
+        patch.setattr(module, step, no_space)
         with pytest.raises(OSError, match="No space left"):
             build(small_store, out)
     assert not out.exists()
@@ -618,7 +621,7 @@ def test_an_interrupted_build_holds_no_lock(small_store: Path, out: Path) -> Non
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crest_module, "cut_trees", interrupt)
+        patch.setattr(packing, "cut_trees", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build(small_store, out)
     build(small_store, out)

@@ -128,7 +128,7 @@ FROM ngram_spectrum GROUP BY build_id, n
         },
         """
 SELECT ngrams.build_id, ngrams.n, ngrams.rank, ngrams.text, ngrams.count,
-       ngrams.count::double precision / ngram_totals.total, ngrams.tokens
+       round(ngrams.count::numeric / ngram_totals.total, 8), ngrams.tokens
 FROM ngrams JOIN ngram_totals ON ngram_totals.build_id = ngrams.build_id AND ngram_totals.n = ngrams.n
 """,
     ),
@@ -146,7 +146,7 @@ FROM ngrams JOIN ngram_totals ON ngram_totals.build_id = ngrams.build_id AND ngr
         },
         """
 SELECT build_id, n, (sum(ngrams) OVER common)::bigint, count, (sum(count * ngrams) OVER common)::bigint,
-       (sum(count * ngrams) OVER common)::double precision / sum(count * ngrams) OVER (PARTITION BY build_id, n)
+       round((sum(count * ngrams) OVER common) / sum(count * ngrams) OVER (PARTITION BY build_id, n), 8)
 FROM ngram_spectrum
 WINDOW common AS (PARTITION BY build_id, n ORDER BY count DESC ROWS UNBOUNDED PRECEDING)
 """,
@@ -154,12 +154,12 @@ WINDOW common AS (PARTITION BY build_id, n ORDER BY count DESC ROWS UNBOUNDED PR
     Function(
         "ngram_share",
         "build bigint, n integer, top bigint",
-        "double precision",
+        "numeric",
         "which share of all occurrences the top most common n-grams of a build cover, exact: "
         "ngram_share(3, 2, 10000)",
         """
-SELECT (curve.occurrences - (curve.top - least(ngram_share.top, totals.distinct_ngrams)) * curve.least_count)
-       / totals.total::double precision
+SELECT round((curve.occurrences - (curve.top - least(ngram_share.top, totals.distinct_ngrams)) * curve.least_count)
+             / totals.total::numeric, 8)
 FROM ngram_curve curve JOIN ngram_totals totals ON totals.build_id = curve.build_id AND totals.n = curve.n
 WHERE curve.build_id = ngram_share.build AND curve.n = ngram_share.n
   AND curve.top >= least(ngram_share.top, totals.distinct_ngrams)
@@ -231,7 +231,7 @@ FROM kept_ngrams GROUP BY build_id, n
         },
         """
 SELECT kept.build_id, kept.n, kept.entries, totals.distinct_ngrams, kept.occurrences, totals.total,
-       kept.occurrences::double precision / totals.total
+       round(kept.occurrences::numeric / totals.total, 8)
 FROM (
     SELECT build_id, n, count(*) AS entries, sum(count)::bigint AS occurrences
     FROM kept_ngrams GROUP BY build_id, n

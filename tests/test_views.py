@@ -143,7 +143,7 @@ class TestNgrams:
         query = "SELECT rank, text, count, share, tokens FROM top_ngrams WHERE build_id = :id AND n = :n ORDER BY rank"
         for n, of_n in counts.items():
             expected = [
-                (rank, words(ngram), count, pytest.approx(count / of_n.total()), list(ngram))
+                (rank, words(ngram), count, pytest.approx(count / of_n.total(), abs=1e-8), list(ngram))
                 for rank, (ngram, count) in enumerate(of_n.most_common(HEAD), 1)
             ]
             assert ask(session, query, id=counted.id, n=n) == expected
@@ -157,7 +157,7 @@ class TestNgrams:
             assert [row[1] for row in rows] == sorted(set(ordered), reverse=True)
             for top, least, occurrences, share in rows:
                 assert (min(ordered[:top]), sum(ordered[:top])) == (least, occurrences)
-                assert share == pytest.approx(occurrences / of_n.total())
+                assert float(share) == pytest.approx(occurrences / of_n.total(), abs=1e-8)
             assert rows[-1][0] == len(of_n)
             assert rows[-1][3] == 1.0
 
@@ -169,7 +169,9 @@ class TestNgrams:
             numbers = list(range(len(of_n) + 3))
             query = "SELECT top, ngram_share(:id, :n, top) FROM unnest(CAST(:numbers AS bigint[])) top"
             for top, share in ask(session, query, id=counted.id, n=n, numbers=numbers):
-                assert share == pytest.approx(float(Fraction(sum(ordered[:top]), of_n.total()))), (n, top)
+                assert float(share) == pytest.approx(
+                    float(Fraction(sum(ordered[:top]), of_n.total())), abs=1e-8
+                ), (n, top)
 
     def test_a_build_without_counts_has_no_share(self, session: Session) -> None:
         assert ask(session, "SELECT ngram_share(12345, 1, 10)") == [(None,)]
@@ -222,7 +224,7 @@ class TestTrees:
         for n, *found in ask(session, query, id=build.id):
             of_n = [entry.count for entry in kept if entry.n == n]
             total = counts[n].total()
-            assert found == [len(of_n), len(counts[n]), sum(of_n), total, pytest.approx(sum(of_n) / total)]
+            assert found == [len(of_n), len(counts[n]), sum(of_n), total, pytest.approx(sum(of_n) / total, abs=1e-8)]
 
     def test_two_builds_compared(
         self, session: Session, tmp_path: Path, counts: dict[int, Counter[Ngram]]

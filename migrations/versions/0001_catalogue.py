@@ -16,7 +16,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-VIEWS = "a8a96d4d0bf74590"
+VIEWS = "98d70d55d97cab5b"
 
 
 def upgrade() -> None:

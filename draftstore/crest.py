@@ -23,12 +23,13 @@ from draftstore.envelope import Entry, Envelope
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.frontier import MAX_DEPTH
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.tree import DraftTree
+from draftstore.tree import LEVEL_PROBS, DraftTree
 
 KIND = "crest"
 DICTIONARY_FILE = "dictionary.zst"
 KEPT_FILE = "kept.parquet"
 BUDGET = 64
+LOWEST_LEVEL = len(LEVEL_PROBS) - 1
 
 
 class Blending(NamedTuple):
@@ -110,7 +111,8 @@ class CrestDrafter:
             return Draft(DraftTree.empty(), 0, 0)
         if self._blending.alpha + self._blending.beta == 0.0:
             tree = entries[0].tree
-            tree = tree.prefix(min(budget, int(np.searchsorted(tree.levels, level, "right"))))
+            size = budget if level == LOWEST_LEVEL else int(np.searchsorted(tree.levels, level, "right"))
+            tree = tree if size >= len(tree) <= budget else tree.prefix(min(size, budget))
         else:
             tree = blend_entries(entries, self._blending, budget, level)
         return Draft(tree, match, entries[0].occurrences)
@@ -126,7 +128,7 @@ class CrestDrafter:
     def warm_up(self) -> None:
         """Compile the kernel, or load it from numba's cache, before the first draft is waited for."""
         tree = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
-        blend_entries([Entry(tree, 1, 1)] * 2, self._blending, 1, 255)
+        blend_entries([Entry(tree, 1, 1)] * 2, self._blending, 1, LOWEST_LEVEL)
 
 
 def blend_entries(entries: Sequence[Entry], blending: Blending, budget: int, level: int) -> DraftTree:

@@ -26,8 +26,9 @@ from benchmarks.common import (
 from draftstore.crest import BUDGET, CrestStore
 from draftstore.crest_build import CrestOptions, build_crest
 from draftstore.files import write_json
+from draftstore.manifest import TOKENIZER_FOLDER
 from draftstore.replay import Recording
-from draftstore.rest import STRATEGIES, TOKENIZER_FOLDER, RestDrafter, RestStore
+from draftstore.rest import STRATEGIES, RestDrafter, RestStore
 
 AUTHORS_TOKEN_BYTES = 6
 """What REST's authors store for each token: its id, and a suffix of four bytes."""

@@ -1,9 +1,7 @@
 """Building a REST store from text: tokenize, lay out segments, sort each; resumable at every step.
 
-In the working directory (draftstore.staging) lie
+In the working directory (draftstore.staging) lie the token shards (draftstore.tokenizing) and
 
-    tokens/              token shards (draftstore.encoding)
-    report.json          marker: every document was read; what was left out
     layout.json, sorted-00000, ...   markers of draftstore.segments
 
 A build that is run again goes on after the last marker; one that fails before the first token shard is finished leaves
@@ -11,24 +9,21 @@ nothing. The arrays are the same bytes for the same input, whatever the number o
 """
 
 import dataclasses
-import hashlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from draftstore.corpus import SOURCE_PATTERNS, ReadReport, corpus_fingerprint, read_corpus
-from draftstore.encoding import tokenize_corpus
-from draftstore.errors import BuildError, NoTextError
-from draftstore.files import remove, write_json
-from draftstore.manifest import MANIFEST_NAME, Manifest, save_manifest
-from draftstore.records import RecordProblem
-from draftstore.rest import KIND, TOKENIZER_FOLDER
+from draftstore.corpus import ReadReport
+from draftstore.errors import BuildError
+from draftstore.files import remove
+from draftstore.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, save_manifest
+from draftstore.rest import KIND
 from draftstore.segments import lay_out, read_segments, sort_segments
 from draftstore.sorting import MAX_SEGMENT_TOKENS
 from draftstore.staging import STORE, BuildResult, build_store, build_time, hash_files
 from draftstore.tokenizer import TextTokenizer
+from draftstore.tokenizing import CorpusOptions, corpus_plan, describe_corpus, take_tokens, tokenize_into
 from draftstore.tokens import TokenShards
 
 SEGMENT_TOKENS = 1 << 28
@@ -51,28 +46,14 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
-class RestOptions:
+class RestOptions(CorpusOptions):
     """What is built, and from what.
 
     Attributes:
-        corpus: files and folders.
-        name: name of the store, for people.
-        column: key or column of the text in records.
-        glob: which files of a folder are read.
-        strict: end at the first bad record.
         segment_tokens: most tokens of a segment.
     """
 
-    corpus: tuple[Path, ...]
-    name: str
-    column: str = "text"
-    glob: tuple[str, ...] = SOURCE_PATTERNS
-    strict: bool = False
     segment_tokens: int = SEGMENT_TOKENS
-
-    def inputs(self) -> str:
-        """Identity of the corpus files and of how they are read."""
-        return corpus_fingerprint(self.corpus, glob=self.glob, column=self.column, strict=self.strict)
 
 
 def build_rest(
@@ -80,6 +61,7 @@ def build_rest(
     tokenizer: TextTokenizer,
     out: Path,
     *,
+    tokens: Path | None = None,
     overwrite: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -90,6 +72,7 @@ def build_rest(
         options: what to build.
         tokenizer: makes the token ids; a copy goes into the store.
         out: directory of the store; its parent is made if absent.
+        tokens: a store of the corpus's token shards (`tokenizing.build_tokens`), so that it is not tokenized again.
         overwrite: replace a store that is there, even one of this very build.
         workers: processes that sort segments; all cores by default.
         progress: told how far the build is.
@@ -102,23 +85,14 @@ def build_rest(
         raise BuildError(
             f"segments of {options.segment_tokens:,} tokens: expected 2 to {MAX_SEGMENT_TOKENS:,}"
         )
-    plan = _plan(options, tokenizer)
+    plan = {"kind": KIND, **corpus_plan(options, tokenizer), "segment_tokens": options.segment_tokens}
 
     def fill(partial: Path) -> ReadReport:
+        if tokens is not None:
+            take_tokens(tokens, partial, plan)
         return _fill(partial, options, tokenizer, plan, workers, progress or Progress())
 
     return build_store(out, plan, options.name, overwrite, fill)
-
-
-def _plan(options: RestOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return what decides the bytes of the store, as JSON values."""
-    return {
-        "kind": KIND,
-        "inputs": options.inputs(),
-        "tokenizer": tokenizer.fingerprint,
-        "template": tokenizer.template_fingerprint,
-        "segment_tokens": options.segment_tokens,
-    }
 
 
 def _fill(
@@ -130,28 +104,7 @@ def _fill(
     progress: Progress,
 ) -> ReadReport:
     """Make `partial/store` a whole store."""
-    report = ReadReport()
-    documents = read_corpus(
-        options.corpus,
-        render=lambda messages: tokenizer.render_chat(messages, add_generation_prompt=False),
-        report=report,
-        column=options.column,
-        glob=options.glob,
-        strict=options.strict,
-    )
-    try:
-        shards = tokenize_corpus(
-            documents,
-            tokenizer,
-            partial / "tokens",
-            corpus_fingerprint=f"{plan['inputs']} {plan['template']}",
-            source=", ".join(map(str, options.corpus)),
-            on_progress=progress.tokenized,
-        )
-    except NoTextError as error:
-        reasons = report.absence()
-        raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
-    report = _settle_report(partial / "report.json", report)
+    shards, report = tokenize_into(partial, options, tokenizer, plan, progress.tokenized)
     store = partial / STORE
     lay_out(shards, store, partial, options.segment_tokens)
     sort_segments(store, partial, shards.vocab_size, workers or os.cpu_count() or 1, progress.sorted)
@@ -161,16 +114,6 @@ def _fill(
     (store / TOKENIZER_FOLDER).mkdir()
     tokenizer.save(store / TOKENIZER_FOLDER)
     save_manifest(store, _describe(options, tokenizer, shards, store, plan, report, progress))
-    return report
-
-
-def _settle_report(marker: Path, report: ReadReport) -> ReadReport:
-    """Keep what reading the corpus met, or return what an earlier attempt that read it met."""
-    if report.documents == 0 and marker.exists():
-        fields = json.loads(marker.read_text(encoding="utf-8"))
-        problems = [RecordProblem(**problem) for problem in fields["problems"]]
-        return ReadReport(**{**fields, "problems": problems})
-    write_json(marker, dataclasses.asdict(report))
     return report
 
 
@@ -186,7 +129,6 @@ def _describe(
     """Hash the files of a finished store and return its manifest."""
     files = hash_files(store, progress.hashed)
     segments = read_segments(store)
-    content = [entry.sha256 for shard in shards.shards for _, entry in sorted(shard.files.items())]
     return Manifest(
         kind=KIND,
         name=options.name,
@@ -195,15 +137,7 @@ def _describe(
         token_dtype=shards.dtype.name,
         tokenizer=tokenizer.identity,
         parameters={"plan": plan, "segment_tokens": options.segment_tokens},
-        corpus={
-            "fingerprint": hashlib.sha256("".join(content).encode()).hexdigest(),
-            "sources": [str(path) for path in options.corpus],
-            "characters": shards.character_count,
-            "bad_records": report.bad_records,
-            "empty_documents": report.empty_documents,
-            "unread": report.unread,
-            "passed_over": report.passed_over,
-        },
+        corpus=describe_corpus(options, shards, report),
         counts={
             "documents": shards.document_count,
             "tokens": shards.token_count,

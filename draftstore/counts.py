@@ -16,9 +16,9 @@ from typing import Any
 
 from draftstore.corpus import ReadReport
 from draftstore.errors import BuildError, needs_extra
-from draftstore.manifest import MANIFEST_NAME, Manifest, save_manifest
+from draftstore.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, save_manifest
 from draftstore.ngrams import MAX_N, NgramTable, count_ngrams
-from draftstore.rest import TOKENIZER_FOLDER, RestStore
+from draftstore.rest import RestStore
 from draftstore.staging import STORE, BuildResult, build_store, build_time, hash_files
 
 KIND = "ngrams"

@@ -16,6 +16,8 @@ from draftstore.files import hash_file, json_text, write_atomic
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+"""Where a store keeps its tokenizer."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,6 @@ from draftstore.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.tree import DraftTree
 
 KIND = "rest"
-TOKENIZER_FOLDER = "tokenizer"
 MAX_MATCH = 16
 CONTINUATION = 10
 BUDGET = 64

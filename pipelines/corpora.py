@@ -2,7 +2,6 @@
 
 from pathlib import Path, PurePosixPath
 
-from draftstore.corpus import corpus_fingerprint
 from draftstore.quickstart import Source, default_folders, find_sources, quickstart_tokenizer, write_corpus
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from pipelines.parameters import Corpus
@@ -52,12 +51,3 @@ def resolve_tokenizer(tokenizer: str | None, home: Path) -> TextTokenizer:
     folder = home / "corpora"
     folder.mkdir(parents=True, exist_ok=True)
     return quickstart_tokenizer(folder, _library_sources())[0]
-
-
-def inputs_of(corpus: Corpus) -> str:
-    """Return the identity of a corpus with files: paths, sizes, times, and how they are read.
-
-    Raises:
-        CorpusError: a path is missing or cannot be read.
-    """
-    return corpus_fingerprint(corpus.paths, glob=corpus.patterns, column=corpus.column, strict=corpus.strict)

@@ -69,9 +69,9 @@ def build_rest(
         release: The release that shall point at the store once it is whole. None: none.
     """
     with Ledger(get_run_logger()) as ledger:
-        rest = tasks.make_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
-        _publish(ledger, release, rest)
-    return _finish(name, [rest], release)
+        builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+        _publish(ledger, release, builds[-1])
+    return _finish(name, builds, release)
 
 
 @flow(name="count-ngrams")
@@ -98,9 +98,9 @@ def count_ngrams(
         workers: Most processes that sort. None: one for each core.
     """
     with Ledger(get_run_logger()) as ledger:
-        source = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
-        counts = tasks.make_counts(ledger, name, source, max_n, head)
-    return _finish(name, [source, counts])
+        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
+        builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head))
+    return _finish(name, builds)
 
 
 @flow(name="build-crest")
@@ -147,11 +147,12 @@ def build_crest(
     )
     options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
-        source = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
-        counts = tasks.make_counts(ledger, name, source, max_n, head)
-        crest = tasks.make_crest(ledger, options, source, workers)
-        _publish(ledger, release, crest)
-    return _finish(name, [source, counts, crest], release)
+        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
+        source = builds[-1]
+        builds.append(tasks.make_counts(ledger, name, source, max_n, head))
+        builds.append(tasks.make_crest(ledger, options, source, workers))
+        _publish(ledger, release, builds[-1])
+    return _finish(name, builds, release)
 
 
 def _rest(
@@ -162,11 +163,24 @@ def _rest(
     rest: Path | None,
     segment_tokens: int,
     workers: int | None,
-) -> Built:
-    """Take the REST store that is named, or build that of the corpus."""
+) -> list[Built]:
+    """Take the REST store that is named, or build that of the corpus; return what was made, the store last."""
     if rest is not None:
-        return tasks.use_rest(ledger, rest)
-    return tasks.make_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+        return [tasks.use_rest(ledger, rest)]
+    return _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+
+
+def _build_rest(
+    ledger: Ledger,
+    name: str,
+    corpus: Corpus,
+    tokenizer: str | None,
+    segment_tokens: int,
+    workers: int | None,
+) -> list[Built]:
+    """Tokenize a corpus, and build its REST store from the shards."""
+    tokens = tasks.make_tokens(ledger, name, corpus, tokenizer)
+    return [tokens, tasks.make_rest(ledger, name, corpus, tokenizer, tokens, segment_tokens, workers)]
 
 
 def _publish(ledger: Ledger, release: str | None, built: Built) -> None:

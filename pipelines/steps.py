@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from draftstore.build import RestOptions, build_rest
 from draftstore.counts import KIND as NGRAMS
@@ -12,14 +13,14 @@ from draftstore.crest_build import CrestOptions, CrestProgress, build_crest
 from draftstore.entries import POSTGRES
 from draftstore.manifest import load_manifest
 from draftstore.rest import KIND as REST
-from pipelines.corpora import inputs_of, resolve_corpus, resolve_tokenizer
+from draftstore.tokenizing import KIND as TOKENS
+from draftstore.tokenizing import CorpusOptions, build_tokens, corpus_plan
+from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger, Request
 from pipelines.parameters import Corpus
 from pipelines.places import store_path
 from pipelines.progress import StepLogs
 from pipelines.reports import Built
-from pipelines.shards import KIND as TOKENS
-from pipelines.shards import build_tokens
 from schema import catalogue
 from schema.adding import has_partition, load_statistics
 from schema.home import data_home
@@ -42,13 +43,11 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
     home = data_home()
     corpus = resolve_corpus(corpus, home)
     loaded = resolve_tokenizer(tokenizer, home)
-    path = store_path(
-        home, TOKENS, name,
-        inputs=inputs_of(corpus), tokenizer=loaded.fingerprint, template=loaded.template_fingerprint,
-    )  # fmt: skip
+    options = CorpusOptions(**_fields(corpus, name))
+    path = store_path(home, TOKENS, name, **corpus_plan(options, loaded))
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_tokens(corpus, loaded, path, name=name, progress=logs.rest())
+        build_tokens(options, loaded, path, on_progress=logs.rest().tokenized)
 
     parameters = corpus.model_dump(mode="json")
     return ledger.build(Request(TOKENS, name, path, parameters), make)
@@ -59,6 +58,7 @@ def make_rest(
     name: str,
     corpus: Corpus,
     tokenizer: str | None,
+    tokens: Built,
     segment_tokens: int,
     workers: int | None,
 ) -> Built:
@@ -69,6 +69,7 @@ def make_rest(
         name: name of the store.
         corpus: the texts; those that are on every machine, if it names none.
         tokenizer: where it is; an installed one, if None.
+        tokens: the shards of the corpus.
         segment_tokens: most tokens of a segment.
         workers: most processes that sort; all cores, if None.
 
@@ -80,25 +81,25 @@ def make_rest(
     home = data_home()
     corpus = resolve_corpus(corpus, home)
     loaded = resolve_tokenizer(tokenizer, home)
-    options = RestOptions(
-        corpus=tuple(corpus.paths),
-        name=name,
-        column=corpus.column,
-        glob=corpus.patterns,
-        strict=corpus.strict,
-        segment_tokens=segment_tokens,
-    )
-    path = store_path(
-        home, REST, name,
-        inputs=options.inputs(), tokenizer=loaded.fingerprint, template=loaded.template_fingerprint,
-        segment_tokens=segment_tokens,
-    )  # fmt: skip
+    options = RestOptions(**_fields(corpus, name), segment_tokens=segment_tokens)
+    path = store_path(home, REST, name, **corpus_plan(options, loaded), segment_tokens=segment_tokens)
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_rest(options, loaded, path, workers=workers, progress=logs.rest())
+        build_rest(options, loaded, path, tokens=tokens.path, workers=workers, progress=logs.rest())
 
     parameters = {**corpus.model_dump(mode="json"), "segment_tokens": segment_tokens}
-    return ledger.build(Request(REST, name, path, parameters), make)
+    return ledger.build(Request(REST, name, path, parameters, tokens.build_id), make)
+
+
+def _fields(corpus: Corpus, name: str) -> dict[str, Any]:
+    """Return how a corpus is read, as the library's options name it."""
+    return {
+        "corpus": tuple(corpus.paths),
+        "name": name,
+        "column": corpus.column,
+        "glob": corpus.patterns,
+        "strict": corpus.strict,
+    }
 
 
 def use_rest(ledger: Ledger, path: Path) -> Built:

@@ -42,11 +42,12 @@ def make_rest(
     name: str,
     corpus: Corpus,
     tokenizer: str | None,
+    tokens: Built,
     segment_tokens: int,
     workers: int | None,
 ) -> Built:
     """Build the REST store of a corpus."""
-    return steps.make_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+    return steps.make_rest(ledger, name, corpus, tokenizer, tokens, segment_tokens, workers)
 
 
 @task(name="open REST store", **OPTIONS)

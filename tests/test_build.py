@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from draftstore import build as build_module
 from draftstore import segments as segments_module
+from draftstore import tokenizing as tokenizing_module
 from draftstore.build import Progress, RestOptions, build_rest
 from draftstore.encoding import tokenize_corpus
 from draftstore.errors import BuildError, CorpusError, StoreError
@@ -251,7 +252,7 @@ def test_a_failed_build_stays_where_it_can_go_on(
     def small_shards(*arguments: Any, **options: Any) -> Any:
         return tokenize_corpus(*arguments, **options, shard_tokens=10, batch_chars=10)
 
-    monkeypatch.setattr(build_module, "tokenize_corpus", small_shards)
+    monkeypatch.setattr(tokenizing_module, "tokenize_corpus", small_shards)
     with pytest.raises(CorpusError, match="line 31: not JSON"):
         build(small_tokenizer, corpus, out, strict=True)
     assert (out.parent / ".store.partial" / "tokens" / "shard-00000.json").exists()

@@ -146,7 +146,7 @@ class TestBuildRest:
         assert RestStore.open(made["path"]).manifest.name == "small"
         assert live() == Path(made["path"])
         assert made["path"].startswith(str(site.home / "stores" / "small"))
-        assert states() == [("rest", "finished")]
+        assert states() == [("tokens", "finished"), ("rest", "finished")]
 
     def test_another_corpus_gets_another_directory(self, flows: Any, site: Site) -> None:
         first = flows.build_rest(**site.request, release="live")
@@ -184,7 +184,7 @@ class TestBuildRest:
         monkeypatch.setattr(steps, "build_rest", flaky)
         flows.build_rest(**site.request)
         assert len(attempts) == 2
-        assert states() == [("rest", "finished")]
+        assert states() == [("tokens", "finished"), ("rest", "finished")]
 
 
 class TestCountNgrams:
@@ -199,7 +199,7 @@ class TestCountNgrams:
 
     def test_builds_the_rest_store_of_a_corpus(self, flows: Any, site: Site) -> None:
         flows.count_ngrams(**site.request, max_n=2)
-        assert states() == [("rest", "finished"), ("ngrams", "finished")]
+        assert states() == [("tokens", "finished"), ("rest", "finished"), ("ngrams", "finished")]
 
 
 class TestBuildCrest:
@@ -207,7 +207,7 @@ class TestBuildCrest:
         made = flows.build_crest(**site.crest)
         require_whole(live())
         assert live() == Path(made["path"])
-        assert states() == [("rest", "finished"), ("ngrams", "finished"), ("crest", "finished")]
+        assert states() == [(kind, "finished") for kind in ("tokens", "rest", "ngrams", "crest")]
         assert rows("SELECT count(*) FROM kept_ngrams WHERE build_id = %s", made["build"]) == [
             (made["entries"],)
         ]
@@ -218,7 +218,7 @@ class TestBuildCrest:
     def test_does_nothing_twice(self, flows: Any, site: Site) -> None:
         first = flows.build_crest(**site.crest)
         second = flows.build_crest(**site.crest)
-        assert (second["build"], second["reused"], len(states())) == (first["build"], True, 3)
+        assert (second["build"], second["reused"], len(states())) == (first["build"], True, 4)
         assert rows("SELECT count(*) FROM release_moves") == [(1,)]
 
     @pytest.mark.parametrize("backends", [["postgres"], ["lmdb", "postgres"]])
@@ -259,7 +259,7 @@ class TestBuildCrest:
             )
         assert f"Build {made['build']}" in page["data"]
         assert "The release `live` points at it." in page["data"]
-        assert [row["kind"] for row in json.loads(table["data"])] == ["rest", "ngrams", "crest"]
+        assert [row["kind"] for row in json.loads(table["data"])] == ["tokens", "rest", "ngrams", "crest"]
 
 
 class TestParameters:
@@ -401,7 +401,7 @@ class TestLedger:
     def test_a_failure_is_told_to_the_catalogue(self, site: Site) -> None:
         site.corpus.write_text("", encoding="utf-8")
         with pytest.raises(CorpusError), Ledger() as ledger:
-            steps.make_rest(ledger, "small", site.request["corpus"], str(site.tokenizer), 1 << 20, 1)
+            steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
         ((state, error, finished),) = rows("SELECT state, error, finished_at FROM builds")
         assert state == "failed"
         assert "no text" in error
@@ -416,12 +416,16 @@ class TestLedger:
             return result
 
         def build(ledger: Ledger) -> None:
-            steps.make_rest(ledger, "small", site.request["corpus"], str(site.tokenizer), 1 << 20, 1)
+            texts = (site.request["corpus"], str(site.tokenizer))
+            tokens = steps.make_tokens(ledger, "small", *texts)
+            steps.make_rest(ledger, "small", *texts, tokens, 1 << 20, 1)
 
         monkeypatch.setattr(steps, "build_rest", second_run)
         with Ledger() as ledger:
             build(ledger)
-        ((failed, error), (finished, _)) = rows("SELECT state, error FROM builds ORDER BY id")
+        ((failed, error), (finished, _)) = rows(
+            "SELECT state, error FROM builds WHERE kind = 'rest' ORDER BY id"
+        )
         assert (failed, finished) == ("failed", "finished")
         assert "another run registered" in error
 

@@ -224,7 +224,13 @@ class TestTrees:
         for n, *found in ask(session, query, id=build.id):
             of_n = [entry.count for entry in kept if entry.n == n]
             total = counts[n].total()
-            assert found == [len(of_n), len(counts[n]), sum(of_n), total, pytest.approx(sum(of_n) / total, abs=1e-8)]
+            assert found == [
+                len(of_n),
+                len(counts[n]),
+                sum(of_n),
+                total,
+                pytest.approx(sum(of_n) / total, abs=1e-8),
+            ]
 
     def test_two_builds_compared(
         self, session: Session, tmp_path: Path, counts: dict[int, Counter[Ngram]]

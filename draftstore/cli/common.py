@@ -24,8 +24,8 @@ from rich.text import Text
 from draftstore.drafter import StoreDrafter
 from draftstore.entries import BACKENDS
 from draftstore.frontier import MAX_BUDGET
-from draftstore.manifest import Manifest
-from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, TOKENIZER_FOLDER
+from draftstore.manifest import TOKENIZER_FOLDER, Manifest
+from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
 from draftstore.stores import Store
 from draftstore.stores import open_store as open_any_store
 from draftstore.tokenizer import TextTokenizer, load_tokenizer

@@ -514,6 +514,10 @@ class TestDatabaseAway:
         monkeypatch: pytest.MonkeyPatch,
         backends: list[str],
     ) -> None:
+        from pipelines import tasks
+
+        for task in (tasks.make_crest, tasks.publish):  # a busy machine takes its time to recover a database
+            monkeypatch.setattr(task, "retry_delay_seconds", [1.0, 3.0, 15.0, 45.0])
         flows.build_crest(**site.crest, backends=backends)
         before = live()
         site.write(seed=1)

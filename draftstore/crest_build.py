@@ -24,9 +24,10 @@ from draftstore.entries import (
     LmdbEntries,
     entries_digest,
     load_entries,
+    open_entries,
 )
 from draftstore.envelope import Envelope
-from draftstore.errors import BuildError, needs_extra
+from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.frontier import MAX_DEPTH
 from draftstore.manifest import MANIFEST_NAME, load_manifest, save_manifest
 from draftstore.ngrams import MAX_N
@@ -141,14 +142,37 @@ def build_crest(
         if not (partial / STORE / MANIFEST_NAME).exists():
             _make_store(partial, options, source, plan, workers, told)
         manifest = load_manifest(partial / STORE, KIND)
-        for backend in options.backends:
-            if backend != LMDB:
-                entries = LmdbEntries(partial / LMDB_FILE)
-                load_entries(backend, partial / STORE, out, manifest, entries, told.loaded)
-                entries.close()
+        for backend in set(options.backends) - {LMDB}:
+            _load(backend, partial / STORE, out, partial / LMDB_FILE, told)
         return ReadReport(manifest.counts["documents"])
 
-    return build_store(out, plan, options.name, overwrite, fill)
+    result = build_store(out, plan, options.name, overwrite, fill)
+    # The build may have been dropped in the catalogue, and its entries with it, while the store is still there.
+    for backend in _not_loaded(result) if result.reused else ():
+        if LMDB not in options.backends:
+            return build_store(out, plan, options.name, True, fill)
+        _load(backend, out, out, out / LMDB_FILE, told)
+    return result
+
+
+def _load(backend: str, store: Path, published: Path, file: Path, progress: CrestProgress) -> None:
+    """Have a backend take in the entries of a finished store, from an LMDB file."""
+    entries = LmdbEntries(file)
+    try:
+        load_entries(backend, store, published, load_manifest(store, KIND), entries, progress.loaded)
+    finally:
+        entries.close()
+
+
+def _not_loaded(result: BuildResult) -> list[str]:
+    """Return the backends that should hold the entries of a store, and do not."""
+    absent = []
+    for backend in result.manifest.parameters["backends"]:
+        try:
+            open_entries(result.path, result.manifest, backend).close()
+        except StoreError:
+            absent.append(backend)
+    return absent
 
 
 def _make_store(

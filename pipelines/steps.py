@@ -1,7 +1,6 @@
 """What the flows do, step by step, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from pipelines.places import store_path
 from pipelines.progress import StepLogs
 from pipelines.reports import Built
 from schema import catalogue
-from schema.adding import has_partition, load_statistics
+from schema.adding import load_statistics
 from schema.home import data_home
 
 
@@ -162,13 +161,9 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
             packed=logs.step("packing", "n-grams" if options.max_bytes is None else "bytes").amount,
             loaded=logs.step("loading", "rows").amount,
         )
-        build = partial(build_crest, options, rest.path, path, workers=workers, progress=progress)
-        build()
+        build_crest(options, rest.path, path, workers=workers, progress=progress)
         if POSTGRES not in options.backends:
             load_statistics(build_id, path, progress=logs.step("loading", "n-grams").amount)
-        elif not has_partition("trees", build_id):
-            # It was published by a run that was killed before it could say so, and its trees went with that run's row.
-            build(overwrite=True)
 
     request = Request(CREST, options.name, path, parameters, rest.build_id, options.backends)
     return ledger.build(request, make)

@@ -20,13 +20,9 @@ def has_statistics(build_id: int, kind: str) -> bool:
     """Tell whether the tables of a build are there, or its kind has none."""
     if kind not in TABLES:
         return True
-    return has_partition(TABLES[kind], build_id)
-
-
-def has_partition(table: str, build_id: int) -> bool:
-    """Tell whether a build has rows in a partitioned table."""
+    partition = partition_name(TABLES[kind], build_id)
     with connect() as connection, database_errors():
-        row = connection.execute("SELECT to_regclass(%s)", (partition_name(table, build_id),)).fetchone()
+        row = connection.execute("SELECT to_regclass(%s)", (partition,)).fetchone()
     return row is not None and row[0] is not None
 
 

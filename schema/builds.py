@@ -20,6 +20,10 @@ CUT_OFF = "its process ended without saying why: run it again, finished steps ar
 DROP_LOCK_TIMEOUT = "10s"
 
 
+NAMED_SOURCES = 3
+"""Files and folders that the name of a corpus is made of."""
+
+
 class CatalogueError(DraftstoreError):
     """The catalogue refuses: no such build or release, a build that is not finished, does not verify or is live."""
 
@@ -38,10 +42,12 @@ def record_corpus(session: Session, manifest: Manifest) -> Corpus | None:
     if fingerprint is None:
         return None
     identity = {"fingerprint": fingerprint, "tokenizer_fingerprint": manifest.tokenizer.fingerprint}
+    sources = manifest.corpus.get("sources", [])
+    named = ", ".join(Path(source).name for source in sources[:NAMED_SOURCES]) or manifest.name
     new = insert(Corpus).values(
         **identity,
-        name=_storable(manifest.name),
-        sources=_storable(manifest.corpus.get("sources", [])),
+        name=_storable(named + (", ..." if len(sources) > NAMED_SOURCES else "")),
+        sources=_storable(sources),
         tokenizer=_storable(manifest.tokenizer.name),
         documents=manifest.counts["documents"],
         tokens=manifest.counts["tokens"],

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from draftstore.errors import DraftstoreError
+
 HOME_VARIABLE = "DRAFTSTORE_HOME"
 ROOT_HOME = Path("/var/lib/draftstore")
 
@@ -12,9 +14,15 @@ def data_home() -> Path:
 
     It is `DRAFTSTORE_HOME`; where that is unset, /var/lib/draftstore for root, and for others draftstore under
     `XDG_DATA_HOME` (by default ~/.local/share).
+
+    Raises:
+        DraftstoreError: it is a file.
     """
     if named := os.environ.get(HOME_VARIABLE):
-        return Path(named).expanduser().resolve()
+        home = Path(named).expanduser().resolve()
+        if home.exists() and not home.is_dir():
+            raise DraftstoreError(f"{HOME_VARIABLE}={named} is no folder: name one, or unset it")
+        return home
     if os.geteuid() == 0:
         return ROOT_HOME
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"

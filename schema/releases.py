@@ -17,6 +17,7 @@ from draftstore.manifest import Manifest, load_manifest, verify_files
 from schema.builds import CatalogueError, get_build, store_digest
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
 
+NOT_DRAFTING = frozenset({"tokens", "ngrams"})
 Verify = Callable[[Build], list[str]]
 
 
@@ -68,7 +69,8 @@ def publish(session: Session, name: str, build_id: int, *, verify: Verify = veri
         verify: returns what is wrong with a build.
 
     Raises:
-        CatalogueError: no such build, it is not finished or does not verify, or the name cannot be one.
+        CatalogueError: no such build, it is not finished, does not verify or is no store that drafts, or the name
+            cannot be one.
     """
     if not re.fullmatch(RELEASE_NAME, name):
         raise CatalogueError(
@@ -76,6 +78,10 @@ def publish(session: Session, name: str, build_id: int, *, verify: Verify = veri
             "digit first"
         )
     build = get_build(session, build_id)
+    if build.kind in NOT_DRAFTING:
+        raise CatalogueError(
+            f"build {build_id} is of kind {build.kind!r}, from which nothing is drafted: publish a store instead"
+        )
     _require_finished(build)
     _require_whole(build, verify)
     _require_finished(get_build(session, build_id, lock=True))  # nobody drops it from here on

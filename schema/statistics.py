@@ -138,6 +138,7 @@ def _load_spectra(
                 [Integers(np.full(len(rows), value)) for value in (build_id, n)]
                 + list(map(Integers, numbers))
             )
+    connection.execute("ANALYZE ngram_spectrum")  # the curve is asked at once
 
 
 def _copy_ngrams(copy: RowCopy, build_id: int, n: int, rows: pl.DataFrame, renderer: NgramTexts) -> None:

@@ -213,7 +213,7 @@ def test_build_says_what_is_not_in_the_store(run: Runner, tmp_path: Path, tokeni
         assert re.search(r"empty documents +2, left out", ran.err)
         assert f"nothing was read from {other} " in flat
         assert "1 data file in folders was passed over (.jsonl): name it, or give --glob '*.jsonl' " in flat
-        assert re.search(r"bytes +[\d,]+ \(\d+\.\d\d an entry, without the tokenizer\)", ran.err)
+        assert re.search(r"bytes +[\d,]+ \(\d+\.\d\d an entry\), and [\d,]+ of tokenizer", ran.err)
         found = run(*command, "--json").json()
         assert (found["unread"], found["passed_over"]) == ([str(other)], {".jsonl": 1})
         assert found["empty_documents"] == 2
@@ -309,7 +309,7 @@ def test_the_tokenizer_is_no_part_of_what_an_entry_takes(run: Runner, store: Pat
     index = sum(entry.size for name, entry in manifest.files.items() if "/" not in name)
     assert index < manifest.size
     an_entry = index / manifest.counts["entries"]
-    assert f" {manifest.size:,} ({an_entry:.2f} an entry, without the tokenizer)" in run("info", store).out
+    assert f"({an_entry:.2f} an entry), and " in run("info", store).out
 
 
 def test_info_as_json_is_the_manifest(run: Runner, store: Path) -> None:

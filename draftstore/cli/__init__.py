@@ -98,6 +98,11 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted: run the same command again to resume", err=True)
         sys.exit(130)
+    except SystemError as error:
+        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise
+        click.echo("interrupted", err=True)  # while numba loaded a kernel
+        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; nothing is left to say
         sys.exit(141)

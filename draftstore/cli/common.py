@@ -124,9 +124,10 @@ def index_bytes(manifest: Manifest) -> int:
 
 
 def bytes_text(manifest: Manifest) -> str:
-    """Return the size of a store, and what an entry takes."""
-    an_entry = index_bytes(manifest) / max(manifest.counts["entries"], 1)
-    return f"{manifest.size:,} ({an_entry:.2f} an entry, without the tokenizer)"
+    """Return the size of a store, what an entry takes, and the size of its copy of the tokenizer beside that."""
+    index = index_bytes(manifest)
+    an_entry = index / max(manifest.counts["entries"], 1)
+    return f"{index:,} ({an_entry:.2f} an entry), and {manifest.size - index:,} of tokenizer"
 
 
 class CountColumn(ProgressColumn):

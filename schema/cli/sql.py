@@ -88,8 +88,12 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
     connection = connect(autocommit=True)
     with closing(connection), database_errors():
         connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",))
-        read_only = "off" if write else "on"
-        connection.execute("SELECT set_config('default_transaction_read_only', %s, false)", (read_only,))
+        if not write:
+            # After a query and inside a savepoint, a transaction can no longer be made to write; it is never committed.
+            connection.execute("SET default_transaction_read_only = on")
+            connection.execute("BEGIN")
+            connection.execute("SELECT 1")
+            connection.execute("SAVEPOINT question")
         try:
             for result in _answers(connection, text):
                 _print_answer(result, as_json, as_csv, rows)

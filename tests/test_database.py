@@ -19,6 +19,7 @@ import sqlalchemy
 from alembic.script import ScriptDirectory
 from click.testing import CliRunner, Result
 
+from draftstore.errors import DraftstoreError
 from schema import database, embedded, revisions
 from schema.cli.db import db
 from schema.database import alembic_config, connect, database_url, make_engine, migrate
@@ -137,6 +138,9 @@ def test_the_home_is_the_users_own_unless_it_is_named(monkeypatch: pytest.Monkey
     assert data_home() == Path("/data/draftstore")
     monkeypatch.setenv("DRAFTSTORE_HOME", "~/stores")
     assert data_home() == Path("/home/me/stores")
+    monkeypatch.setenv("DRAFTSTORE_HOME", __file__)
+    with pytest.raises(DraftstoreError, match="is no folder"):
+        data_home()
 
 
 # The embedded database

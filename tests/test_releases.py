@@ -32,6 +32,13 @@ def live(session: Session, name: str = "chat") -> int | None:
 
 
 class TestPublish:
+    @pytest.mark.parametrize("kind", ["ngrams", "tokens"])
+    def test_what_does_not_draft_is_refused(self, session: Session, tmp_path: Path, kind: str) -> None:
+        build = catalogue.add_build(session, write_store(tmp_path / "other", kind=kind))
+        with pytest.raises(CatalogueError, match=f"of kind '{kind}', from which nothing is drafted"):
+            catalogue.publish(session, "chat", build.id)
+        assert live(session) is None
+
     def test_every_move_is_kept_with_its_time(self, session: Session, builds: list[Build]) -> None:
         for build in builds[:3]:
             release = catalogue.publish(session, "chat", build.id)

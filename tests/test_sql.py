@@ -110,6 +110,14 @@ class TestSql:
         )
         assert as_json("sql", "SELECT count(*) AS builds FROM builds") == [{"builds": 1}]
 
+    def test_the_guard_cannot_be_lifted_from_inside(self, database: str) -> None:
+        for setting in (
+            "transaction_read_only = off",
+            "LOCAL transaction_read_only = off",
+            "TRANSACTION READ WRITE",
+        ):
+            assert "read-only transaction" in refuse("sql", f"SET {setting}; DELETE FROM corpora")
+
     def test_errors_show_the_place(self) -> None:
         assert refuse("sql", "SELECT id,\n       nam FROM builds") == (
             'column "nam" does not exist (line 2, column 8)\n         nam FROM builds\n         ^\n'

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from draftstore.crest import CrestStore
+from draftstore.crest_build import CrestOptions, build_crest
 from draftstore.entries import Entries, LmdbEntries, entries_digest, key_dtype, open_entries, write_lmdb
 from draftstore.envelope import Entry, Envelope, entry_bytes
 from draftstore.errors import StoreError
@@ -323,3 +326,36 @@ def test_the_server_is_restarted(server_of_ones_own: Any, crest: Crest) -> None:
         server_of_ones_own.start()
         assert entries.get([key]) == [value]  # lost and found again unnoticed
     entries.close()
+
+
+@pytest.mark.parametrize("backends", [("postgres",), ("lmdb", "postgres")])
+def test_a_real_store_in_both_backends_and_again_after_it_was_dropped(
+    database: str, engine: Engine, small_store: Path, tmp_path: Path, backends: tuple[str, ...]
+) -> None:
+    options = CrestOptions("small", max_n=3, ngrams=60, backends=backends)
+    out = tmp_path / "crest"
+    built = build_crest(options, small_store, out)
+    alone = build_crest(dataclasses.replace(options, backends=("lmdb",)), small_store, tmp_path / "alone")
+    context = np.full((1, 3), 5, np.int32)
+
+    def require_alike() -> None:
+        with (
+            closing(CrestStore.open(alone.path)) as expected,
+            closing(CrestStore.open(out, backend="postgres")) as found,
+        ):
+            items = list(expected.entries.items())
+            assert list(found.entries.items()) == items
+            for key, _ in items:
+                tokens = np.frombuffer(key, ">u2")
+                context[0, -len(tokens) :] = tokens
+                assert found.drafter().draft(context) == expected.drafter().draft(context)
+
+    require_alike()
+    assert (out / "trees.lmdb").exists() == ("lmdb" in backends)
+    with Session(engine) as session, session.begin():
+        drop_build(session, list_builds(session)[0].id)
+    with pytest.raises(StoreError, match="holds no trees"):
+        CrestStore.open(out, backend="postgres")
+    again = build_crest(options, small_store, out)
+    require_alike()
+    assert again.manifest.parameters == built.manifest.parameters

@@ -17,7 +17,7 @@ import click
 import psycopg
 from psycopg import errors
 from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from rich.table import Table
 
 from draftstore.cli.common import json_option, print_json, stdout_console
@@ -150,6 +150,8 @@ def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
         if result.status != ExecStatus.COMMAND_OK:
             error = error_from_result(result, encoding)
             if SEVERAL in str(error):
+                if connection.info.transaction_status == TransactionStatus.INERROR:
+                    connection.execute("ROLLBACK TO SAVEPOINT question")
                 return []
             raise error
     return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]

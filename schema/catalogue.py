@@ -28,6 +28,7 @@ from schema.releases import (
     list_releases,
     publish,
     release_history,
+    remove,
     rollback,
     verify_build,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "record_corpus",
     "record_replay",
     "release_history",
+    "remove",
     "rollback",
     "start_build",
     "store_digest",

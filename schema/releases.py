@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, joinedload
 
@@ -119,6 +119,20 @@ def rollback(session: Session, name: str, *, verify: Verify = verify_build) -> R
         )
     _move(session, release, before, "rollback")
     return release
+
+
+def remove(session: Session, name: str) -> int:
+    """Remove a release with its history; return the build that it pointed at, which stays.
+
+    Raises:
+        CatalogueError: no such release.
+    """
+    release = get_release(session, name, lock=True)
+    build_id = release.build_id
+    session.execute(delete(ReleaseMove).filter_by(release=name))
+    session.delete(release)
+    session.flush()
+    return build_id
 
 
 def get_release(session: Session, name: str, *, lock: bool = False) -> Release:

@@ -31,6 +31,22 @@ def live(session: Session, name: str = "chat") -> int | None:
     return session.scalar(select(Release.build_id).filter_by(name=name))
 
 
+class TestRemove:
+    def test_the_name_is_free_again_and_the_builds_stay(self, session: Session, builds: list[Build]) -> None:
+        for build in builds[:2]:
+            catalogue.publish(session, "chat", build.id)
+        catalogue.publish(session, "code", builds[0].id)
+        assert catalogue.remove(session, "chat") == builds[1].id
+        assert [release.name for release in catalogue.list_releases(session)] == ["code"]
+        with pytest.raises(CatalogueError, match="no release 'chat'"):
+            catalogue.remove(session, "chat")
+        catalogue.drop_build(session, builds[1].id)
+        catalogue.publish(session, "chat", builds[2].id)
+        assert [move.to_build for move in catalogue.release_history(session, "chat")] == [builds[2].id]
+        with pytest.raises(CatalogueError, match="nothing to roll back to"):
+            catalogue.rollback(session, "chat")
+
+
 class TestPublish:
     @pytest.mark.parametrize("kind", ["ngrams", "tokens"])
     def test_what_does_not_draft_is_refused(self, session: Session, tmp_path: Path, kind: str) -> None:

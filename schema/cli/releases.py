@@ -95,6 +95,24 @@ def rollback(name: str, as_json: bool) -> None:
 @releases.command()
 @click.argument("name")
 @json_option
+def remove(name: str, as_json: bool) -> None:
+    """Remove a release and its history; the builds that it pointed at stay.
+
+    \b
+    Example:
+      draftstore releases remove chat-test
+    """
+    with catalogue_session() as session:
+        build_id = catalogue.remove(session, name)
+    if as_json:
+        print_json({"release": name, "build": build_id, "removed": True})
+    else:
+        click.echo(f"{name} is removed; it pointed at build {build_id}")
+
+
+@releases.command()
+@click.argument("name")
+@json_option
 def history(name: str, as_json: bool) -> None:
     """List every move of a release, newest first.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from draftstore.errors import needs_extra
+import zstandard
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
 MAX_RECORD_BYTES = 1 << 29
@@ -73,8 +73,6 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
     """Unpack a file of zstandard frames; unlike the package's own reader, notice that the last one is cut."""
-    with needs_extra("zstandard"):
-        import zstandard
     unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     frame = None
     while packed := file.read(READ_BYTES):

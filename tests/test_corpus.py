@@ -376,9 +376,10 @@ def test_missing_paths_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_not_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "c.jsonl.zst", PACKERS[".zst"](THREE))
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(MissingExtraError, match="zstandard"):
+    path = write(tmp_path / "c.parquet", b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtraError, match="pyarrow"):
         read(path)
 
 

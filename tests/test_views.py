@@ -262,7 +262,7 @@ def test_live_releases(session: Session, tmp_path: Path) -> None:
         catalogue.publish(session, name, build.id)
     query = "SELECT release, build_id, kind, build, corpus, documents, tokens, bytes, path FROM live_releases"
     assert ask(session, f"{query} ORDER BY release") == [
-        ("chat", builds[1].id, "rest", "store 1", "store 0", 2, 10, 3, builds[1].path),
+        ("chat", builds[1].id, "rest", "store 1", "texts.jsonl", 2, 10, 3, builds[1].path),
         ("fast", none.id, "recycling", "small", None, None, None, 3, none.path),
     ]
     assert ask(session, "SELECT live_build('chat'), live_build('other')") == [(builds[1].id, None)]

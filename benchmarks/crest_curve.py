@@ -40,8 +40,8 @@ from benchmarks.curve_points import (
 from benchmarks.curves import Curve, in_units, save_curves
 from benchmarks.measure import progress
 from benchmarks.report import COLORS, describe_machine, finish, show_table
-from draftstore.counts import manifest_digest
 from draftstore.crest import BUDGET, DEFAULT_STRATEGY
+from draftstore.manifest import manifest_digest
 from draftstore.selection import GAIN, SELECTIONS
 
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)

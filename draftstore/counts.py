@@ -7,7 +7,6 @@
 The counts are exact: every occurrence inside a document counts, over all segments.
 """
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,8 +15,9 @@ from typing import Any
 
 from draftstore.corpus import ReadReport
 from draftstore.errors import BuildError, needs_extra
-from draftstore.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, save_manifest
-from draftstore.ngrams import MAX_N, NgramTable, count_ngrams
+from draftstore.files import remove
+from draftstore.manifest import TOKENIZER_FOLDER, Manifest, manifest_digest, save_manifest
+from draftstore.ngrams import MAX_N, NgramTable, count_ngrams, running_total
 from draftstore.rest import RestStore
 from draftstore.staging import STORE, BuildResult, build_store, build_time, hash_files
 
@@ -28,11 +28,6 @@ DEFAULT_MAX_N = 5
 def parquet_name(n: int) -> str:
     """Return the name of the file with the n-grams of one length."""
     return f"n{n}.parquet"
-
-
-def manifest_digest(store: Path) -> str:
-    """Return the SHA-256 of a store's manifest: the identity of the store."""
-    return hashlib.sha256((store / MANIFEST_NAME).read_bytes()).hexdigest()
 
 
 def build_counts(
@@ -82,8 +77,7 @@ def build_counts(
 def new_store(partial: Path, source: Path) -> Path:
     """Return an empty directory for a store that is made from another one, with that one's tokenizer."""
     directory = partial / STORE
-    if directory.exists():
-        shutil.rmtree(directory)
+    remove(directory)
     directory.mkdir()
     shutil.copytree(source / TOKENIZER_FOLDER, directory / TOKENIZER_FOLDER)
     return directory
@@ -110,14 +104,8 @@ def derive_manifest(
 
 def _write(store: RestStore, directory: Path, max_n: int, progress: Callable[[int, int], None]) -> list[int]:
     """Write the files; return the distinct n-grams of each length."""
-    total = len(store.index.suffixes)
-    done, sizes = 0, [0] * max_n
-
-    def on_rows(rows: int) -> None:
-        nonlocal done
-        done += rows
-        progress(done, total)
-
+    sizes = [0] * max_n
+    on_rows = running_total(progress, len(store.index.suffixes))
     with _parquet_files(directory, store.manifest.token_dtype, max_n) as writers:
         for tables in count_ngrams(store.index, max_n, on_rows=on_rows):
             for n, table in enumerate(tables, 1):

@@ -23,13 +23,12 @@ from draftstore.envelope import Entry, Envelope
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.frontier import MAX_DEPTH
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
-from draftstore.tree import LEVEL_PROBS, DraftTree
+from draftstore.tree import LOWEST_LEVEL, DraftTree
 
 KIND = "crest"
 DICTIONARY_FILE = "dictionary.zst"
 KEPT_FILE = "kept.parquet"
 BUDGET = 64
-LOWEST_LEVEL = len(LEVEL_PROBS) - 1
 
 
 class Blending(NamedTuple):
@@ -40,6 +39,11 @@ class Blending(NamedTuple):
 
     alpha: float
     beta: float
+
+    @property
+    def longest_takes_all(self) -> bool:
+        """Whether shorter n-grams get nothing."""
+        return self.alpha + self.beta == 0.0
 
 
 STRATEGIES: dict[str, Blending] = {
@@ -105,11 +109,11 @@ class CrestDrafter:
             if value is not None:
                 entries.append(self._envelope.open(value))
                 match = match or len(key) // self._key.itemsize
-                if self._blending.alpha + self._blending.beta == 0.0:
+                if self._blending.longest_takes_all:
                     break
         if not entries:
             return Draft(DraftTree.empty(), 0, 0)
-        if self._blending.alpha + self._blending.beta == 0.0:
+        if self._blending.longest_takes_all:
             tree = entries[0].tree
             size = budget if level == LOWEST_LEVEL else int(np.searchsorted(tree.levels, level, "right"))
             tree = tree if size >= len(tree) <= budget else tree.prefix(min(size, budget))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from draftstore.corpus import ReadReport
-from draftstore.counts import DEFAULT_MAX_N, derive_manifest, manifest_digest, new_store
+from draftstore.counts import DEFAULT_MAX_N, derive_manifest, new_store
 from draftstore.crest import BUDGET, DICTIONARY_FILE, KEPT_FILE, KIND, STRATEGIES
 from draftstore.entries import (
     BACKENDS,
@@ -29,8 +29,8 @@ from draftstore.entries import (
 from draftstore.envelope import Envelope
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.frontier import MAX_DEPTH
-from draftstore.manifest import MANIFEST_NAME, load_manifest, save_manifest
-from draftstore.ngrams import MAX_N
+from draftstore.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
+from draftstore.ngrams import MAX_N, running_total
 from draftstore.packing import Cutter, KeptNgram, pack_ngrams, train_on_ranking, write_best, write_kept
 from draftstore.rest import CONTINUATION, RestStore
 from draftstore.selection import GAIN, SELECTIONS, Ranking, rank_ngrams
@@ -92,8 +92,8 @@ class CrestOptions:
             raise BuildError("both a number of n-grams and a number of bytes: choose one")
         limits = {
             "max_n": (self.max_n, 1, MAX_N),
-            "ngrams": (self.ngrams or DEFAULT_NGRAMS if self.ngrams != 0 else 0, 1, 1 << 40),
-            "max_bytes": (self.max_bytes if self.max_bytes is not None else 4 * PAGE, 4 * PAGE, 1 << 50),
+            "ngrams": (DEFAULT_NGRAMS if self.ngrams is None else self.ngrams, 1, 1 << 40),
+            "max_bytes": (4 * PAGE if self.max_bytes is None else self.max_bytes, 4 * PAGE, 1 << 50),
             "nodes": (self.nodes, 1, MAX_NODES),
             "depth": (self.depth, 1, MAX_DEPTH),
         }
@@ -235,20 +235,12 @@ def _choose(
 
 def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestProgress) -> Ranking:
     """Rank as many n-grams as the store may keep."""
-    total, done = len(source.index.suffixes), 0
-
-    def on_rows(rows: int) -> None:
-        nonlocal done
-        done += rows
-        progress.counted(done, total)
-
-    trust = STRATEGIES["backoff"]
     return rank_ngrams(
         source.index,
         options.selection,
         options.max_n,
         most,
         depth=options.depth,
-        trust=trust,
-        on_rows=on_rows,
+        trust=STRATEGIES["backoff"],
+        on_rows=running_total(progress.counted, len(source.index.suffixes)),
     )

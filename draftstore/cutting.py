@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from draftstore.expand import MAX_ROWS, Rule, draft_batch
 from draftstore.jit import CORES
 from draftstore.suffix import SuffixIndex
-from draftstore.tree import DraftTree
+from draftstore.tree import LOWEST_LEVEL, DraftTree
 
 BLOCK = 256
-_LOWEST_LEVEL = 255
 
 
 class Trees(NamedTuple):
@@ -63,6 +62,6 @@ def cut_trees(
     packed = rule.pack()
     blocks = [ngrams[start : start + BLOCK] for start in range(0, max(len(ngrams), 1), BLOCK)]
     with ThreadPoolExecutor(workers or CORES) as pool:
-        parts = list(pool.map(lambda block: draft_batch(index, packed, block, nodes, _LOWEST_LEVEL), blocks))
+        parts = list(pool.map(lambda block: draft_batch(index, packed, block, nodes, LOWEST_LEVEL), blocks))
     tokens, parents, levels, summary = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return Trees(tokens, parents, levels, summary[:, 0], summary[:, 2], summary[:, 3])

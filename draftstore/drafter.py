@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.frontier import MAX_BUDGET
-from draftstore.tree import DraftTree, highest_level
+from draftstore.tree import LOWEST_LEVEL, DraftTree, highest_level
 
 
 class Draft(NamedTuple):
@@ -103,7 +103,7 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
         raise DraftstoreError(f"contexts are int32 [batch, size], found an array of shape {contexts.shape}")
     if not 0 <= budget <= MAX_BUDGET:
         raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
-    return contexts, 255 if min_prob <= 0.0 else highest_level(min_prob)
+    return contexts, LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
 
 
 class ContextSession:

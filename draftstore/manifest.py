@@ -201,6 +201,18 @@ def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
     return manifest
 
 
+def manifest_digest(directory: Path) -> str:
+    """Return the SHA-256 of a store's manifest: the identity of the store.
+
+    Raises:
+        StoreError: there is none.
+    """
+    try:
+        return hash_file(directory / MANIFEST_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(f"{directory} is not a store: it has no {MANIFEST_NAME}") from None
+
+
 def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[str]:
     """Yield one sentence for every file that is missing or not of the recorded size."""
     for name, entry in sorted(files.items()):

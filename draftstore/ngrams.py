@@ -76,6 +76,18 @@ def count_ngrams(
             yield from _next_part(waiting, on_rows)
 
 
+def running_total(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """Return an `on_rows` that tells `progress` the rows done so far and those in all."""
+    done = 0
+
+    def on_rows(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(done, total)
+
+    return on_rows
+
+
 def _next_part(
     waiting: deque[tuple[int, Future[tuple[NgramTable, ...]]]], on_rows: Callable[[int], None]
 ) -> Iterator[tuple[NgramTable, ...]]:

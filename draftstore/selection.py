@@ -101,7 +101,7 @@ def rank_ngrams(
     most: int,
     *,
     depth: int,
-    trust: tuple[float, float] = (12.0, 6.0),
+    trust: tuple[float, float],
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> Ranking:
     """Rank n-grams of up to `max_n` tokens.

@@ -1,5 +1,6 @@
 """Opening a store of any kind."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,8 +75,15 @@ def verify_entries(path: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def verify_store(path: Path, manifest: Manifest) -> list[str]:
+def verify_store(
+    path: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
+) -> list[str]:
     """Compare everything that a store holds, here and in its backends, with the recorded hashes.
+
+    Args:
+        path: its directory.
+        manifest: its manifest.
+        on_bytes: called with the size of each file once it has been read, for progress bars.
 
     Returns:
         One sentence for each problem; empty when all is well.
@@ -83,4 +91,4 @@ def verify_store(path: Path, manifest: Manifest) -> list[str]:
     Raises:
         StoreError: a backend cannot be read.
     """
-    return verify_files(path, manifest) or verify_entries(path, manifest)
+    return verify_files(path, manifest, on_bytes) or verify_entries(path, manifest)

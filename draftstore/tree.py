@@ -32,6 +32,7 @@ from draftstore.errors import DraftTreeError
 LEVELS_PER_OCTAVE = 16
 LEVEL_PROBS: NDArray[np.float32] = np.exp2(-np.arange(256) / LEVELS_PER_OCTAVE).astype(np.float32)
 """Probability of every level."""
+LOWEST_LEVEL = len(LEVEL_PROBS) - 1
 LEVEL_BOUNDS: NDArray[np.float64] = np.exp2(-(np.arange(256) + 0.5) / LEVELS_PER_OCTAVE)
 """Least probability that rounds to each level; what is below the last is not worth a node."""
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from draftstore.build import RestOptions, build_rest
 from draftstore.counts import KIND as NGRAMS
-from draftstore.counts import build_counts, manifest_digest
+from draftstore.counts import build_counts
 from draftstore.crest import KIND as CREST
 from draftstore.crest_build import CrestOptions, CrestProgress, build_crest
 from draftstore.entries import POSTGRES
-from draftstore.manifest import load_manifest
+from draftstore.manifest import load_manifest, manifest_digest
 from draftstore.rest import KIND as REST
 from draftstore.tokenizing import KIND as TOKENS
 from draftstore.tokenizing import CorpusOptions, build_tokens, corpus_plan

@@ -9,9 +9,8 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError, StoreError
-from draftstore.files import hash_file
-from draftstore.manifest import MANIFEST_NAME, Manifest, load_manifest
+from draftstore.errors import DraftstoreError
+from draftstore.manifest import Manifest, load_manifest, manifest_digest
 from schema import holds
 from schema.models import PARTITIONED, Build, Corpus, Release, Replay
 from schema.partitions import drop_partition
@@ -26,14 +25,6 @@ NAMED_SOURCES = 3
 
 class CatalogueError(DraftstoreError):
     """The catalogue refuses: no such build or release, a build that is not finished, does not verify or is live."""
-
-
-def store_digest(directory: Path) -> str:
-    """Return the SHA-256 of a store's manifest, by which the catalogue knows the store wherever it lies."""
-    try:
-        return hash_file(directory / MANIFEST_NAME)
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(f"{directory} is not a store: it has no {MANIFEST_NAME}") from None
 
 
 def record_corpus(session: Session, manifest: Manifest) -> Corpus | None:
@@ -167,7 +158,7 @@ def add_build(session: Session, path: Path) -> Build:
 
 
 def _registered(session: Session, path: Path) -> Build | None:
-    known = select(Build).filter_by(path=_stored_path(path), digest=store_digest(path))
+    known = select(Build).filter_by(path=_stored_path(path), digest=manifest_digest(path))
     return session.scalars(known).one_or_none()
 
 
@@ -184,7 +175,7 @@ def _describe(session: Session, build: Build, path: Path) -> None:
         raise CatalogueError(f"the store in {path} is build {other.id} already")
     corpus = record_corpus(session, manifest)
     build.corpus_id = corpus.id if corpus else None
-    build.digest = store_digest(path)
+    build.digest = manifest_digest(path)
     build.backends = list(manifest.parameters.get("backends", build.backends or []))
     build.parameters = {**_storable(manifest.parameters), **(build.parameters or {})}
     build.manifest = _storable(dataclasses.asdict(manifest))
@@ -238,7 +229,7 @@ def find_build(session: Session, reference: str | int | Path) -> Build:
         return get_build(session, int(str(reference)))
     path = Path(str(reference))
     build = _registered(session, path)
-    build_id = build.id if build else _by_digest(session, store_digest(path))
+    build_id = build.id if build else _by_digest(session, manifest_digest(path))
     if build_id is None:
         raise CatalogueError(
             f"the catalogue does not know the store {path}: `draftstore builds add {path}` adds it"

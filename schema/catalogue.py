@@ -21,7 +21,6 @@ from schema.builds import (
     record_corpus,
     record_replay,
     start_build,
-    store_digest,
 )
 from schema.releases import (
     get_release,
@@ -52,6 +51,5 @@ __all__ = [
     "remove",
     "rollback",
     "start_build",
-    "store_digest",
     "verify_build",
 ]

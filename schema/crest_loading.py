@@ -13,9 +13,9 @@ from draftstore.crest import DICTIONARY_FILE
 from draftstore.entries import Entries, entries_digest, key_dtype
 from draftstore.envelope import Envelope
 from draftstore.errors import StoreError
-from draftstore.manifest import Manifest
+from draftstore.manifest import Manifest, manifest_digest
 from draftstore.tree import DraftTree
-from schema.builds import add_build, fail_cut_off, store_digest
+from schema.builds import add_build, fail_cut_off
 from schema.copying import copy_statement
 from schema.database import database_errors, make_engine
 from schema.loading import filling, loading
@@ -69,7 +69,7 @@ def _build_to_fill(session: Session, path: Path, out: Path) -> int:
     same_place = select(Build).filter_by(kind="crest", path=place).order_by(Build.id.desc()).limit(1)
     build = (
         session.scalars(same_place.filter_by(state="running")).first()
-        or session.scalars(same_place.filter_by(state="finished", digest=store_digest(path))).first()
+        or session.scalars(same_place.filter_by(state="finished", digest=manifest_digest(path))).first()
     )
     if build is None:
         build = add_build(session, path)

@@ -72,7 +72,7 @@ def filling(connection: psycopg.Connection[Any], table: str, build_id: int) -> I
     """
     name = partition_name(table, build_id)
     filled = f"{name}_new"
-    _run(connection, create_partition(table, build_id).replace(f" {name} ", f" {filled} ", 1))
+    _run(connection, create_partition(table, build_id, filled))
     yield filled
     # From here on readers of an earlier partition wait.
     _run(connection, drop_partition(table, build_id))

@@ -29,15 +29,17 @@ def partition_name(table: str, build_id: int) -> str:
     return f"{table}_{build_id:d}"
 
 
-def create_partition(table: str, build_id: int) -> str:
+def create_partition(table: str, build_id: int, name: str | None = None) -> str:
     """Return the statement that makes an empty table for a build, not attached yet, without key and indexes.
+
+    Until it takes the place of an earlier partition it may have another name.
 
     Its check constraint saves `attach_partition` from reading all rows once more.
     """
-    name = partition_name(table, build_id)
+    partition = partition_name(table, build_id)
     return (
-        f"CREATE TABLE {name} (LIKE {table} INCLUDING COMMENTS INCLUDING DEFAULTS INCLUDING STORAGE, "
-        f"CONSTRAINT ck_{name} CHECK (build_id = {build_id:d}))"
+        f"CREATE TABLE {name or partition} (LIKE {table} INCLUDING COMMENTS INCLUDING DEFAULTS INCLUDING STORAGE, "
+        f"CONSTRAINT ck_{partition} CHECK (build_id = {build_id:d}))"
     )
 
 

@@ -13,8 +13,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, joinedload
 
 from draftstore.errors import DraftstoreError, StoreError, counted
-from draftstore.manifest import Manifest, load_manifest, verify_files
-from schema.builds import CatalogueError, get_build, store_digest
+from draftstore.manifest import Manifest, load_manifest, manifest_digest, verify_files
+from schema.builds import CatalogueError, get_build
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
 
 NOT_DRAFTING = frozenset({"tokens", "ngrams"})
@@ -37,7 +37,7 @@ def verify_build(build: Build, on_bytes: Callable[[int], None] = lambda _: None)
     path = Path(build.path)
     try:
         manifest = load_manifest(path, build.kind)
-        found = store_digest(path)
+        found = manifest_digest(path)
     except (DraftstoreError, OSError) as error:
         return [str(error)]
     if found != build.digest:

@@ -17,7 +17,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from draftstore.crest import KEPT_FILE
-from draftstore.manifest import Manifest, load_manifest
+from draftstore.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.tree import DraftTree
 from schema.copying import Blobs, IntegerLists, Integers, RowCopy, blobs, copying, offsets_of
@@ -260,6 +260,6 @@ def _batches(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:
     """Return the tokenizer that a store carries."""
-    tokenizer = load_tokenizer(directory / "tokenizer", name=manifest.tokenizer.name)
+    tokenizer = load_tokenizer(directory / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
     manifest.require_tokenizer(tokenizer.identity, directory)
     return tokenizer

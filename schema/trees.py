@@ -14,8 +14,7 @@ import psycopg
 
 from draftstore.entries import Entries
 from draftstore.errors import StoreError
-from draftstore.files import hash_file
-from draftstore.manifest import MANIFEST_NAME, Manifest
+from draftstore.manifest import Manifest, manifest_digest
 from schema.database import connect, database_errors
 
 PAGE_ROWS = 4096
@@ -119,7 +118,7 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
         DatabaseError: the server is away or refuses.
         StoreError: the database does not know the store, or holds no trees of it.
     """
-    digest = hash_file(path / MANIFEST_NAME)
+    digest = manifest_digest(path)
     with connect() as connection, database_errors():
         row = connection.execute(
             "SELECT id FROM builds WHERE digest = %s AND kind = 'crest' AND state = 'finished'"

@@ -164,17 +164,8 @@ def longest_tree(
     visits = Counter(
         chain.from_iterable((tuple(rest[:end]) for end in range(1, len(rest) + 1)) for rest in rests)
     )
-    levels = {path: level(times / count) for path, times in visits.items()}
-    waiting = {path for path in levels if levels[path] <= max_level}
-    placed: dict[tuple[int, ...], int] = {(): -1}
-    nodes: Nodes = []
-    while waiting and len(nodes) < budget:
-        ready = [path for path in waiting if path[:-1] in placed]
-        best = min(ready, key=lambda path: (levels[path], len(path), path[-1], placed[path[:-1]]))
-        waiting.remove(best)
-        placed[best] = len(nodes)
-        nodes.append((best[-1], placed[best[:-1]], levels[best]))
-    return nodes
+    chances = {path: times / count for path, times in visits.items()}
+    return heaviest(chances, budget, max(map(len, chances), default=0), max_level)
 
 
 class Candidate(NamedTuple):

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError
-from draftstore.manifest import load_manifest
+from draftstore.manifest import load_manifest, manifest_digest
 from draftstore.replay import ReplayResult
 from schema import catalogue, holds
 from schema.catalogue import CatalogueError
@@ -48,7 +48,7 @@ class TestBuilding:
         manifest = load_manifest(tmp_path / "s")
         assert build.state == "finished"
         assert build.finished_at is not None
-        assert build.digest == catalogue.store_digest(tmp_path / "s")
+        assert build.digest == manifest_digest(tmp_path / "s")
         assert build.manifest is not None
         assert build.manifest["counts"] == manifest.counts
         assert build.size_bytes == manifest.size

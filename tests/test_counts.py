@@ -10,9 +10,9 @@ import pytest
 
 from draftstore import counts as counts_module
 from draftstore.build import RestOptions, build_rest
-from draftstore.counts import KIND, build_counts, manifest_digest, parquet_name
+from draftstore.counts import KIND, build_counts, parquet_name
 from draftstore.errors import BuildError, StoreError
-from draftstore.manifest import load_manifest, verify_files
+from draftstore.manifest import load_manifest, manifest_digest, verify_files
 from draftstore.ngrams import MAX_N, count_ngrams
 from draftstore.segments import read_segments
 from draftstore.tokenizer import TextTokenizer, load_tokenizer

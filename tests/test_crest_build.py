@@ -18,14 +18,13 @@ import pytest
 from draftstore import crest_build as crest_module
 from draftstore import packing
 from draftstore.build import RestOptions, build_rest
-from draftstore.counts import manifest_digest
 from draftstore.crest import DICTIONARY_FILE, KEPT_FILE, STRATEGIES, CrestStore
 from draftstore.crest_build import CrestOptions, CrestProgress, build_crest
 from draftstore.entries import LMDB_FILE, LmdbEntries, entries_digest, key_dtype
 from draftstore.envelope import Entry, Envelope, entry_bytes
 from draftstore.errors import BuildError, StoreError
 from draftstore.files import locked_directory
-from draftstore.manifest import load_manifest
+from draftstore.manifest import load_manifest, manifest_digest
 from draftstore.selection import GAIN_NODES, POOL_FACTOR, SELECTIONS
 from draftstore.staging import BuildResult
 from draftstore.stores import verify_store

@@ -17,8 +17,8 @@ from draftstore.cli.common import (
     stdout_console,
 )
 from draftstore.errors import counted
-from draftstore.manifest import load_manifest, verify_files
-from draftstore.stores import verify_entries
+from draftstore.manifest import load_manifest
+from draftstore.stores import verify_store
 
 
 @click.command()
@@ -71,8 +71,7 @@ def verify(directory: Path, as_json: bool) -> None:
     manifest = load_manifest(directory)
     with count_progress("bytes") as bars:
         task = bars.add_task("verifying", total=manifest.size, detail="")
-        problems = verify_files(directory, manifest, lambda size: bars.advance(task, size))
-    problems = problems or verify_entries(directory, manifest)
+        problems = verify_store(directory, manifest, lambda size: bars.advance(task, size))
     if as_json:
         whole = {"path": str(directory), "whole": not problems, "bytes": manifest.size}
         print_json({**whole, "problems": problems})

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
 from draftstore.errors import StoreError
 from draftstore.files import remove
+from draftstore.manifest import manifest_digest
 from schema import catalogue
 from schema.adding import has_statistics, load_statistics
 from schema.cli.common import (
@@ -193,7 +194,7 @@ def _live(session: Session) -> dict[int, list[str]]:
 def _is_still(directory: Path, build: Build) -> bool:
     """Tell whether a directory holds the store of a build, and not another one by now."""
     try:
-        return catalogue.store_digest(directory) == build.digest
+        return manifest_digest(directory) == build.digest
     except StoreError:
         return False
 

@@ -17,13 +17,13 @@ ENV PYTHONUNBUFFERED=1 \
 RUN groupadd --gid 10001 draftstore \
     && useradd --uid 10001 --gid draftstore --create-home draftstore \
     && install --directory --owner draftstore --group draftstore \
-        /var/lib/draftstore /var/lib/prefect /var/cache/draftstore
+        /var/lib/draftstore /var/lib/prefect /var/cache/draftstore /run/draftstore
 
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY draftstore/__init__.py draftstore/__init__.py
 # Editable: the packages beside draftstore are not part of its wheel.
-RUN pip install --constraint constraints.txt --editable '.[pipelines,quickstart]'
+RUN pip install --constraint constraints.txt --editable '.[pipelines,services,quickstart]'
 
 COPY alembic.ini prefect.yaml ./
 COPY migrations migrations

@@ -49,7 +49,7 @@ clean:  ## Remove what was installed and built here
 	$(PYTHON) -m venv .venv
 
 .venv/.quickstart: $(INPUTS) | .venv/bin/python
-	$(INSTALL) '.[schema,quickstart]'
+	$(INSTALL) '.[services,quickstart]'
 	@touch $@
 
 .venv/.dev: $(INPUTS) | .venv/bin/python

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from benchmarks.common import SEED, STRATEGY_NAMES, RecordingSet, Source, Workspace, evenly, first_documents
 from benchmarks.measure import progress
 from benchmarks.report import save_bars, save_lines, show_table
-from draftstore.drafter import ContextSession, Draft, Drafter
+from draftstore.batch import Draft
+from draftstore.drafter import ContextSession, Drafter
 from draftstore.replay import Recording, replay
 from draftstore.rest import BUDGET, MAX_MATCH, STRATEGIES, RestDrafter, RestStore
 from draftstore.suffix import find_rows

@@ -35,7 +35,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafter import ContextSession, Draft
+from draftstore.batch import Draft
+from draftstore.drafter import ContextSession
 from draftstore.rest import BUDGET, CONTINUATION, MAX_MATCH
 from draftstore.tree import DraftTree
 

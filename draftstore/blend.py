@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.codec import get_number, read_tree, tree_size
 from draftstore.frontier import (
     depth_of,
     enter,
@@ -20,6 +21,9 @@ from draftstore.frontier import (
 )
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.tree import LEVEL_PROBS
+
+ENTRY_HEAD = 8
+"""Bytes of an entry before its tree, see `draftstore.envelope`."""
 
 
 class _Trie(NamedTuple):
@@ -64,6 +68,142 @@ def blend(
     Returns:
         tokens int32 [n], parents int16 [n], levels uint8 [n].
     """
+    nodes = new_frontier(budget)
+    count = _blend_trees(tokens, parents, levels, stops, weights, nodes, max_depth, max_level)
+    best_tokens, best_parents = np.empty(count, np.int32), np.empty(count, np.int16)
+    best_levels = np.empty(count, np.uint8)
+    unpack_nodes(nodes, count, best_tokens, best_parents, best_levels)
+    return best_tokens, best_parents, best_levels
+
+
+@kernel
+def blend_entries(
+    data: Any,
+    stops: Any,
+    lasts: Any,
+    alpha: Any,
+    beta: Any,
+    budget: Any,
+    max_depth: Any,
+    max_level: Any,
+) -> Any:
+    """Blend the entries of each context of a batch, longest n-gram first.
+
+    An n-gram that occurs c times, followed by d distinct tokens, gets c / (c + beta * d + alpha) of what is left; the
+    shortest one gets no more, so that what is seldom seen is not drafted as if it were certain. With alpha = beta = 0
+    the first takes all.
+
+    Args:
+        data: uint8 [bytes], read-only, entries one behind the other: occurrences u32, distinct tokens u32, tree.
+        stops: int64 [entries], byte behind each entry.
+        lasts: int64 [batch], entry behind the last one of each context.
+        alpha: of the share.
+        beta: of the share.
+        budget: most nodes of a blend.
+        max_depth: most tokens of a path.
+        max_level: highest level that a node may have.
+
+    Returns:
+        0 or a code of `draftstore.codec`, tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8
+        [batch, budget], sizes int32 [batch], occurrences of the longest n-gram int64 [batch].
+    """
+    batch = len(lasts)
+    tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
+    levels = np.empty((batch, budget), np.uint8)
+    sizes, occurrences = np.zeros(batch, np.int32), np.zeros(batch, np.int64)
+    problem, total = _measure_entries(data, stops, lasts)
+    scratch = (np.empty(total, np.int32), np.empty(total, np.int16), np.empty(total, np.uint8))
+    nodes = new_frontier(budget)
+    first = np.int64(0)
+    for row in range(batch if problem == 0 else 0):
+        last = lasts[row]
+        if last > first:
+            problem, ends, weights, occurrences[row] = _read_entries(
+                data, stops, first, last, alpha, beta, scratch
+            )
+            if problem != 0:
+                break
+            if len(ends) == 1 and weights[0] == 1.0:
+                size = _copy_tree(scratch, ends[0], tokens[row], parents[row], levels[row], max_level)
+            else:
+                all_nodes = ends[-1]
+                size = _blend_trees(
+                    scratch[0][:all_nodes], scratch[1][:all_nodes], scratch[2][:all_nodes], ends, weights, nodes,
+                    max_depth, max_level,
+                )  # fmt: skip
+                unpack_nodes(nodes, size, tokens[row], parents[row], levels[row])
+            sizes[row] = size
+        first = last
+    return problem, tokens, parents, levels, sizes, occurrences
+
+
+@kernel
+def _measure_entries(data: Any, stops: Any, lasts: Any) -> Any:
+    """Return 0, or why an entry is none, and the most nodes that the entries of a context have together."""
+    most, entry, start = np.int64(0), 0, np.int64(0)
+    for row in range(len(lasts)):
+        total = np.int64(0)
+        while entry < lasts[row]:
+            size = tree_size(data, start + ENTRY_HEAD, stops[entry])
+            if size < 0:
+                return size, np.int64(0)
+            total += size
+            start = stops[entry]
+            entry += 1
+        most = max(most, total)
+    return np.int64(0), most
+
+
+@kernel
+def _read_entries(data: Any, stops: Any, first: Any, last: Any, alpha: Any, beta: Any, scratch: Any) -> Any:
+    """Read the trees of entries `first` to `last`, and share the probability out among them.
+
+    Returns:
+        0 or why an entry is none, the node behind the last of each tree, the weight of each, occurrences of the first.
+    """
+    tokens, parents, levels = scratch
+    ends, weights = np.empty(last - first, np.int64), np.empty(last - first, np.float64)
+    occurrences, left, place = np.int64(0), 1.0, np.int64(0)
+    for i in range(last - first):
+        start = stops[first + i - 1] if first + i > 0 else np.int64(0)
+        count, distinct = get_number(data, start, 4), get_number(data, start + 4, 4)
+        if i == 0:
+            occurrences = count
+        whole = count + beta * distinct + alpha
+        weights[i] = left * (count / whole) if whole > 0 else 0.0
+        left -= weights[i]
+        start += ENTRY_HEAD
+        size = tree_size(data, start, stops[first + i])
+        problem = read_tree(data, start, size, tokens, parents, levels, place)
+        if problem != 0:
+            return np.int64(problem), ends, weights, occurrences
+        place += size
+        ends[i] = place
+    return np.int64(0), ends, weights, occurrences
+
+
+@leaf_kernel
+def _copy_tree(scratch: Any, size: Any, tokens: Any, parents: Any, levels: Any, max_level: Any) -> Any:
+    """Copy as much of a tree as there is room for, down to a level; return the nodes copied."""
+    i = 0
+    while i < min(size, len(tokens)) and scratch[2][i] <= max_level:
+        tokens[i], parents[i], levels[i] = scratch[0][i], scratch[1][i], scratch[2][i]
+        i += 1
+    return i
+
+
+@kernel
+def _blend_trees(
+    tokens: Any,
+    parents: Any,
+    levels: Any,
+    stops: Any,
+    weights: Any,
+    nodes: Any,
+    max_depth: Any,
+    max_level: Any,
+) -> Any:
+    """Blend trees into a frontier, see `blend`; return the number of nodes."""
     trie = _new_trie(len(tokens) + 1)
     places = np.empty(len(tokens), np.int64)
     size, start = 1, 0
@@ -78,12 +218,7 @@ def blend(
             trie.probs[place] += weights[tree] * LEVEL_PROBS[levels[node]]
             places[node] = place
         start = stops[tree]
-    nodes = new_frontier(budget)
-    count = _grow(trie, nodes, np.empty(budget + 1, np.int64), max_depth, max_level)
-    best_tokens, best_parents = np.empty(count, np.int32), np.empty(count, np.int16)
-    best_levels = np.empty(count, np.uint8)
-    unpack_nodes(nodes, count, best_tokens, best_parents, best_levels)
-    return best_tokens, best_parents, best_levels
+    return _grow(trie, nodes, np.empty(len(nodes.keys) + 1, np.int64), max_depth, max_level)
 
 
 @kernel

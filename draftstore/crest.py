@@ -10,16 +10,18 @@
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.blend import blend
-from draftstore.drafter import ContextSession, Draft, check_request
+from draftstore.batch import Draft, DraftBatch
+from draftstore.blend import blend_entries
+from draftstore.drafter import ContextSession, check_request
 from draftstore.entries import Entries, context_bytes, key_dtype, open_entries
-from draftstore.envelope import Entry, Envelope
+from draftstore.envelope import Entry, Envelope, damaged, entry_bytes
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.frontier import MAX_DEPTH
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
@@ -64,13 +66,21 @@ class CrestDrafter:
         """Draft from n-grams of up to `max_n` tokens."""
         self._entries = entries
         self._envelope = envelope
-        self._blending = blending
+        self._shares = blending.alpha, blending.beta
+        self._longest_takes_all = blending.longest_takes_all
+        self._lengths = range(max_n, 0, -1)
         self._key = key_dtype(vocab_size)
         self.vocab_size = vocab_size
         self.context_size = max_n
 
     def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`.
+        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
+        return self.draft_batch(contexts, budget, min_prob).drafts()
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
+    ) -> DraftBatch:
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
         All n-grams of all contexts are looked up in one read transaction.
 
@@ -80,14 +90,37 @@ class CrestDrafter:
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
-            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
-        keys = self._keys(contexts)
-        values = self._entries.get(keys)
-        longest = self.context_size
-        return [
-            self._draft(values[start : start + longest], keys[start : start + longest], budget, level)
-            for start in range(0, len(keys), longest)
-        ]
+            return DraftBatch.empty(len(contexts))
+        found, lasts, matches = self._choose(self._entries.get(self._keys(contexts)))
+        data = self._envelope.unpack(found)
+        stops = np.fromiter(accumulate(map(len, data)), np.int64, len(data))
+        problem, tokens, parents, levels, sizes, occurrences = blend_entries(
+            np.frombuffer(b"".join(data), np.uint8), stops, np.array(lasts, np.int64), *self._shares, budget,
+            MAX_DEPTH, level,
+        )  # fmt: skip
+        if problem:
+            raise damaged(f"code {problem} of the tree codec")
+        return DraftBatch(tokens, parents, levels, sizes, np.array(matches, np.int32), occurrences)
+
+    def _choose(self, values: Sequence[bytes | None]) -> tuple[list[bytes], list[int], list[int]]:
+        """Choose the entries that count among those of every n-gram of every context, longest first.
+
+        Returns:
+            values, the place behind the last one of each context, and the length of its longest n-gram.
+        """
+        chosen: list[bytes] = []
+        lasts, matches = [], []
+        for start in range(0, len(values), self.context_size):
+            match = 0
+            for n, value in zip(self._lengths, values[start : start + self.context_size], strict=True):
+                if value is not None:
+                    match = match or n
+                    chosen.append(value)
+                    if self._longest_takes_all:
+                        break
+            lasts.append(len(chosen))
+            matches.append(match)
+        return chosen, lasts, matches
 
     def _keys(self, contexts: NDArray[np.int32]) -> list[bytes]:
         """Return the keys of every context, longest first."""
@@ -101,26 +134,6 @@ class CrestDrafter:
             for n in range(size, 0, -1)
         ]
 
-    def _draft(self, values: Sequence[bytes | None], keys: Sequence[bytes], budget: int, level: int) -> Draft:
-        """Draft from the values of one context, longest n-gram first."""
-        entries: list[Entry] = []
-        match = 0
-        for key, value in zip(keys, values, strict=True):
-            if value is not None:
-                entries.append(self._envelope.open(value))
-                match = match or len(key) // self._key.itemsize
-                if self._blending.longest_takes_all:
-                    break
-        if not entries:
-            return Draft(DraftTree.empty(), 0, 0)
-        if self._blending.longest_takes_all:
-            tree = entries[0].tree
-            size = budget if level == LOWEST_LEVEL else int(np.searchsorted(tree.levels, level, "right"))
-            tree = tree if size >= len(tree) <= budget else tree.prefix(min(size, budget))
-        else:
-            tree = blend_entries(entries, self._blending, budget, level)
-        return Draft(tree, match, entries[0].occurrences)
-
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`.
 
@@ -131,33 +144,9 @@ class CrestDrafter:
 
     def warm_up(self) -> None:
         """Compile the kernel, or load it from numba's cache, before the first draft is waited for."""
-        tree = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
-        blend_entries([Entry(tree, 1, 1)] * 2, self._blending, 1, LOWEST_LEVEL)
-
-
-def blend_entries(entries: Sequence[Entry], blending: Blending, budget: int, level: int) -> DraftTree:
-    """Blend the trees of one context's n-grams, longest first.
-
-    An n-gram that occurs c times, followed by d distinct tokens, gets c / (c + beta * d + alpha) of what is left; the
-    shortest one gets no more, so that what is seldom seen is not drafted as if it were certain.
-    """
-    left, weights = 1.0, []
-    for _, count, distinct in entries:
-        weights.append(left * count / (count + blending.beta * distinct + blending.alpha))
-        left -= weights[-1]
-    trees = [entry.tree for entry in entries]
-    return DraftTree(
-        *blend(
-            np.concatenate([tree.tokens for tree in trees]),
-            np.concatenate([tree.parents for tree in trees]),
-            np.concatenate([tree.levels for tree in trees]),
-            np.cumsum([len(tree) for tree in trees]),
-            np.array(weights),
-            budget,
-            MAX_DEPTH,
-            level,
-        )
-    )
+        entry = np.frombuffer(entry_bytes(Entry(DraftTree.empty(), 1, 1)), np.uint8)
+        places = np.ones(1, np.int64)
+        blend_entries(entry, places * len(entry), places, *self._shares, 1, MAX_DEPTH, LOWEST_LEVEL)
 
 
 class CrestStore:

@@ -1,29 +1,24 @@
 """What a decoder asks of anything that proposes drafts, and the session that all static stores share.
 
-session = drafter.session(prompt_ids)
-while decoding:
-tree = session.propose(budget=64)
-...one forward pass over the tree...
-session.observe(accepted_ids)          # what the pass accepted, the bonus token last
+    session = drafter.session(prompt_ids)
+    while decoding:
+        tree = session.propose(budget=64)
+        ...one forward pass over the tree...
+        session.observe(accepted_ids)          # what the pass accepted, the bonus token last
+
+All drafters answer alike, whether their store is here, behind the lookup service, or the request itself.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from draftstore.batch import Draft, DraftBatch
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.frontier import MAX_BUDGET
 from draftstore.tree import LOWEST_LEVEL, DraftTree, highest_level
-
-
-class Draft(NamedTuple):
-    """A tree and where it comes from: the longest match in the store, in tokens, and its occurrences."""
-
-    tree: DraftTree
-    match_length: int
-    match_count: int
 
 
 class Session(Protocol):
@@ -81,6 +76,9 @@ class ContextDrafter(Protocol):
 
 class StoreDrafter(ContextDrafter, Protocol):
     """The drafter of a static store."""
+
+    def draft_batch(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> DraftBatch:
+        """Draft as `draft` does, into arrays."""
 
     def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
         """Start the drafts of one text; see `Drafter.session`."""

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import zstandard
 
 from draftstore.errors import DraftTreeError, StoreError
@@ -27,7 +26,6 @@ MAX_ENTRY_BYTES = 1 << 18
 
 _COUNTS = struct.Struct("<II")
 _MOST = (1 << 32) - 1
-_PLACES = np.arange(1 << 16, dtype=np.uint16)
 
 
 class Entry(NamedTuple):
@@ -51,16 +49,9 @@ def train_dictionary(samples: Sequence[bytes]) -> bytes:
         return b""
 
 
-def _read_tree(data: memoryview) -> DraftTree:
-    """Return a tree whose parents stand before their children: kernels follow them without looking.
-
-    Raises:
-        DraftTreeError: they do not, or these are not the bytes of a tree.
-    """
-    tree = DraftTree.from_bytes(data)
-    if ((tree.parents + 1).view(np.uint16) > _PLACES[: len(tree)]).any():
-        raise DraftTreeError("a node stands before its parent")
-    return tree
+def damaged(error: object) -> StoreError:
+    """Return the error of an entry that cannot be read."""
+    return StoreError(f"an entry cannot be read ({error}): the store is damaged, build it again")
 
 
 class Envelope:
@@ -103,15 +94,25 @@ class Envelope:
         Raises:
             StoreError: it is damaged.
         """
+        (data,) = self.unpack([value])
         try:
-            data = self._decompressor().decompress(value, max_output_size=MAX_ENTRY_BYTES)
             count, distinct = _COUNTS.unpack_from(data)
-            return Entry(_read_tree(memoryview(data)[_COUNTS.size :]), count, distinct)
-        except (zstandard.ZstdError, struct.error, DraftTreeError, MemoryError) as error:
+            return Entry(DraftTree.from_bytes(memoryview(data)[_COUNTS.size :]), count, distinct)
+        except (struct.error, DraftTreeError) as error:
+            raise damaged(error) from None
+
+    def unpack(self, values: Sequence[bytes]) -> list[bytes]:
+        """Return values as they were before compression.
+
+        Raises:
+            StoreError: one is damaged.
+        """
+        decompress = self._decompressor().decompress
+        try:
+            return [decompress(value, MAX_ENTRY_BYTES) for value in values]
+        except (zstandard.ZstdError, MemoryError) as error:
             # A damaged frame may claim any size, more than there is memory for.
-            raise StoreError(
-                f"an entry cannot be read ({error}): the store is damaged, build it again"
-            ) from None
+            raise damaged(error) from None
 
     def _decompressor(self) -> zstandard.ZstdDecompressor:
         """Return this thread's decompressor."""

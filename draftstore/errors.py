@@ -45,6 +45,14 @@ class ReplayError(DraftstoreError):
     """A replay file cannot be used: a bad record, no row left after the filters."""
 
 
+class WireError(DraftstoreError):
+    """Bytes that are not a frame of the lookup service, or a request that no frame can carry."""
+
+
+class LookupServiceError(DraftstoreError):
+    """The lookup service is away, or refuses: unknown release, wrong token, another tokenizer."""
+
+
 class MissingPluginError(DraftstoreError):
     """What another package brings is needed, and that package or what it needs is absent."""
 

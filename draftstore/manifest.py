@@ -186,9 +186,7 @@ def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(
-            f"{directory} is not a store: it has no {MANIFEST_NAME} (an unfinished build has none)"
-        ) from None
+        raise _no_store(directory) from None
     except UnicodeDecodeError as error:
         raise StoreError(
             f"{path} is not UTF-8 text ({error}): the store is damaged, build it again"
@@ -210,7 +208,16 @@ def manifest_digest(directory: Path) -> str:
     try:
         return hash_file(directory / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(f"{directory} is not a store: it has no {MANIFEST_NAME}") from None
+        raise _no_store(directory) from None
+
+
+def _no_store(directory: Path) -> StoreError:
+    """Return the error of a path without a manifest."""
+    if directory.is_dir():
+        why = f"it has no {MANIFEST_NAME} (an unfinished build has none)"
+    else:
+        why = "it is a file" if directory.exists() else "there is no such directory"
+    return StoreError(f"{directory} is not a store: {why}")
 
 
 def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[str]:

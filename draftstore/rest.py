@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafter import ContextSession, Draft, check_request
+from draftstore.batch import Draft, DraftBatch
+from draftstore.drafter import ContextSession, check_request
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.expand import Rule, draft_batch, draft_one
 from draftstore.jit import read_only
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.tree import DraftTree
 
 KIND = "rest"
 MAX_MATCH = 16
@@ -66,7 +66,13 @@ class RestDrafter:
         self.context_size = rule.max_match
 
     def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`.
+        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
+        return self.draft_batch(contexts, budget, min_prob).drafts()
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
+    ) -> DraftBatch:
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
         An id outside the vocabulary hides all before it; a context without a match gets an empty tree.
 
@@ -75,15 +81,22 @@ class RestDrafter:
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
-            return [Draft(DraftTree.empty(), 0, 0)] * len(contexts)
+            return DraftBatch.empty(len(contexts))
         if len(contexts) == 1:
-            *tree, match, count = draft_one(*self.index, self._rule, contexts[0], budget, level)
-            return [Draft(DraftTree(*tree), match, count)]
+            tokens, parents, levels, match, count = draft_one(
+                *self.index, self._rule, contexts[0], budget, level
+            )
+            facts = np.array([[len(tokens)], [match], [count]])
+            return DraftBatch(
+                tokens.reshape(1, -1), parents.reshape(1, -1), levels.reshape(1, -1),
+                facts[0].astype(np.int32), facts[1].astype(np.int32), facts[2],
+            )  # fmt: skip
         tokens, parents, levels, summary = draft_batch(self.index, self._rule, contexts, budget, level)
-        return [
-            Draft(DraftTree(tokens[i, :size], parents[i, :size], levels[i, :size]), match, count)
-            for i, (size, match, count, _) in enumerate(summary.tolist())
-        ]
+        sizes, matches, counts, _ = summary.T
+        return DraftBatch(
+            tokens, parents, levels, sizes.astype(np.int32), matches.astype(np.int32),
+            np.ascontiguousarray(counts),
+        )  # fmt: skip
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`.

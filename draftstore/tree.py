@@ -21,13 +21,16 @@ Both widths are the narrowest that hold the tree, so that equal trees are equal 
 """
 
 import dataclasses
-import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore import codec
+from draftstore.codec import MAX_NODES
 from draftstore.errors import DraftTreeError
+from draftstore.jit import read_only
 
 LEVELS_PER_OCTAVE = 16
 LEVEL_PROBS: NDArray[np.float32] = np.exp2(-np.arange(256) / LEVELS_PER_OCTAVE).astype(np.float32)
@@ -35,13 +38,6 @@ LEVEL_PROBS: NDArray[np.float32] = np.exp2(-np.arange(256) / LEVELS_PER_OCTAVE).
 LOWEST_LEVEL = len(LEVEL_PROBS) - 1
 LEVEL_BOUNDS: NDArray[np.float64] = np.exp2(-(np.arange(256) + 0.5) / LEVELS_PER_OCTAVE)
 """Least probability that rounds to each level; what is below the last is not worth a node."""
-
-CODEC_VERSION = 1
-MAX_NODES = 2**15 - 1
-
-_HEADER = struct.Struct("<BBH")
-_WIDE_TOKENS = 1
-_WIDE_PARENTS = 2
 
 
 def level_of(prob: float) -> int:
@@ -184,41 +180,55 @@ class DraftTree:
 
     def to_bytes(self) -> bytes:
         """Encode the tree; see the module's description of the binary form."""
-        n = len(self)
-        wide_tokens = n > 0 and int(self.tokens.max()) > 0xFFFF
-        wide_parents = n > 0x100
-        flags = _WIDE_TOKENS * wide_tokens | _WIDE_PARENTS * wide_parents
-        return b"".join(
-            (
-                _HEADER.pack(CODEC_VERSION, flags, n),
-                self.tokens.astype("<u4" if wide_tokens else "<u2").tobytes(),
-                (self.parents + 1).astype("<u2" if wide_parents else "u1").tobytes(),
-                self.levels.tobytes(),
-            )
+        _, data = codec.encode_trees(
+            _row(self.tokens, np.int32),
+            _row(self.parents, np.int16),
+            _row(self.levels, np.uint8),
+            read_only(np.array([len(self)], np.int32)),
         )
+        return bytes(data)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "DraftTree":
-        """Decode `to_bytes`.
+        """Decode `to_bytes`. Parents stand before their children; `validate` checks the rest.
 
         Raises:
-            DraftTreeError: unknown version or flags, or a length that does not fit.
+            DraftTreeError: unknown version or flags, a length that does not fit, or a parent behind its child.
         """
-        if len(data) < _HEADER.size:
-            raise DraftTreeError(f"a draft tree has at least {_HEADER.size} bytes, found {len(data)}")
-        version, flags, n = _HEADER.unpack_from(data)
-        if version != CODEC_VERSION:
-            raise DraftTreeError(
-                f"draft tree of version {version}, this draftstore reads version {CODEC_VERSION}"
-            )
-        if flags & ~(_WIDE_TOKENS | _WIDE_PARENTS):
-            raise DraftTreeError(f"draft tree with unknown flags {flags:#04x}")
-        token_type = np.dtype("<u4" if flags & _WIDE_TOKENS else "<u2")
-        parent_type = np.dtype("<u2" if flags & _WIDE_PARENTS else "u1")
-        expected = _HEADER.size + n * (token_type.itemsize + parent_type.itemsize + 1)
-        if len(data) != expected:
-            raise DraftTreeError(f"a draft tree of {n} nodes has {expected} bytes here, found {len(data)}")
-        tokens = np.frombuffer(data, token_type, n, _HEADER.size)
-        parents = np.frombuffer(data, parent_type, n, _HEADER.size + tokens.nbytes)
-        levels = np.frombuffer(data, np.uint8, n, expected - n)
-        return cls(tokens.astype(np.int32), parents.astype(np.int16) - np.int16(1), levels)
+        length = read_only(np.array([len(data)], np.uint32))
+        problem, _, _, *arrays = codec.decode_trees(
+            read_only(np.frombuffer(data, np.uint8)), 0, length, 0, MAX_NODES
+        )
+        if problem:
+            raise DraftTreeError(explain(problem, data))
+        return cls(*arrays)
+
+
+def _row(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return an array as a matrix of one row, of the one type that the codec is compiled for."""
+    return read_only(np.ascontiguousarray(array, dtype).reshape(1, -1))
+
+
+def explain(problem: int, data: bytes | memoryview) -> str:
+    """Say in words why bytes are no tree; the problem is one of the codes of `draftstore.codec`."""
+    if len(data) < codec.HEADER_BYTES:
+        problem = codec.CUT
+    if problem == codec.WRONG_LENGTH:
+        n = int.from_bytes(data[2:4], "little")
+        size = 4 + n * (
+            (4 if data[1] & codec.WIDE_TOKENS else 2) + (2 if data[1] & codec.WIDE_PARENTS else 1) + 1
+        )
+        if n > MAX_NODES:
+            return f"a draft tree of {n} nodes, expected at most {MAX_NODES}"
+        return f"a draft tree of {n} nodes has {size} bytes here, found {len(data)}"
+    if problem == codec.OTHER_VERSION:
+        return f"draft tree of version {data[0]}, this draftstore reads version {codec.CODEC_VERSION}"
+    return {
+        codec.CUT: f"a draft tree has at least {codec.HEADER_BYTES} bytes, found {len(data)}",
+        codec.UNKNOWN_FLAGS: f"draft tree with unknown flags 0x{bytes(data[1:2]).hex()}",
+        codec.WRONG_PARENT: "a node stands before its parent",
+        codec.WRONG_TOKEN: "a token id lies outside the vocabulary",
+        codec.WRONG_ORDER: "nodes are out of order: expected level, depth, token id and parent to ascend",
+        codec.TOO_MANY: f"{int.from_bytes(data[2:4], 'little')} nodes, more than were asked for",
+        codec.TWINS: "two children of one node carry the same token",
+    }[problem]

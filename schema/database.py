@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
 
 from schema.embedded import Lease, acquire
 from schema.errors import DatabaseError, DatabaseUrlError, SchemaError
@@ -35,6 +36,7 @@ __all__ = [
     "alembic_config",
     "close",
     "connect",
+    "connect_as",
     "data_home",
     "database_errors",
     "database_url",
@@ -51,6 +53,7 @@ CONNECT_TIMEOUT = 10
 RESTART_PAUSES = (0.1, 0.5)
 """Seconds before another attempt to reach an embedded server."""
 Connected = TypeVar("Connected")
+Kind = TypeVar("Kind", bound="psycopg.Connection[Any]")
 
 _guard = threading.RLock()
 _leases: dict[Path, Lease] = {}
@@ -118,16 +121,31 @@ def connect(*, check: bool = True, **options: Any) -> psycopg.Connection:
     Raises:
         DatabaseError: the server is away or refuses, or the tables are not those that we need.
     """
-    url = database_url()
+    return connect_as(psycopg.Connection[TupleRow], check=check, **options)
+
+
+def connect_as(kind: type[Kind], url: str | None = None, *, check: bool = True, **options: Any) -> Kind:
+    """Connect as `connect` does, with a class of connections of one's own.
+
+    Args:
+        kind: The class.
+        url: The database; None for the one that everything uses.
+        check: Whether to make sure, once a process, that the tables are those that we need.
+        options: More for `psycopg.connect`, such as `autocommit`.
+
+    Raises:
+        DatabaseError: the server is away or refuses, or the tables are not those that we need.
+    """
+    url = url or database_url()
     if check:
         require_schema(url)
-    return _connect(url, **options)
+    return _connect(url, kind, **options)
 
 
-def _connect(url: str, **options: Any) -> psycopg.Connection:
+def _connect(url: str, kind: type[Kind], **options: Any) -> Kind:
     options = {**_defaults(url), **options}
     with database_errors():
-        return _with_patience(lambda: psycopg.connect(database_url() if is_embedded() else url, **options))
+        return _with_patience(lambda: kind.connect(database_url() if is_embedded() else url, **options))
 
 
 def _with_patience(attempt: Callable[[], Connected]) -> Connected:
@@ -200,7 +218,7 @@ def require_schema(url: str | None = None) -> None:
     url = url or database_url()
     if url in _current or expected_revision() is None:
         return
-    with _connect(url, autocommit=True) as connection:
+    with _connect(url, psycopg.Connection[TupleRow], autocommit=True) as connection:
         state, found = schema_state(connection)
     if state in (SchemaState.EMPTY, SchemaState.BEHIND) and is_embedded():
         migrate()
@@ -234,7 +252,7 @@ def migrate() -> str | None:
     import alembic.command
 
     url = database_url()
-    with _connect(url, autocommit=True) as connection:
+    with _connect(url, psycopg.Connection[TupleRow], autocommit=True) as connection:
         state, found = schema_state(connection)
     if state is SchemaState.AHEAD:
         raise _schema_error(state, found, url)

@@ -1,7 +1,8 @@
 """Releases: names that point at builds, moved by publishing and rollback.
 
 A move is one transaction of the caller with a lock on the release; what takes long, reading every byte of the store,
-comes before the lock. Readers see the build before or the build after.
+comes before the lock. Readers see the build before or the build after, and those who listen hear of the move when it is
+committed (`schema.notices`).
 """
 
 import re
@@ -16,6 +17,7 @@ from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.manifest import Manifest, load_manifest, manifest_digest, verify_files
 from schema.builds import CatalogueError, get_build
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
+from schema.notices import announce
 
 NOT_DRAFTING = frozenset({"tokens", "ngrams"})
 Verify = Callable[[Build], list[str]]
@@ -91,6 +93,7 @@ def publish(session: Session, name: str, build_id: int, *, verify: Verify = veri
     if session.scalars(made).one_or_none():
         session.add(ReleaseMove(release=name, from_build=None, to_build=build_id, action="publish"))
         session.flush()
+        announce(session, name)
         return get_release(session, name)
     release = get_release(session, name, lock=True)
     if release.build_id != build_id:
@@ -132,6 +135,7 @@ def remove(session: Session, name: str) -> int:
     session.execute(delete(ReleaseMove).filter_by(release=name))
     session.delete(release)
     session.flush()
+    announce(session, name)
     return build_id
 
 
@@ -199,6 +203,7 @@ def _move(session: Session, release: Release, build_id: int, action: str) -> Non
     release.moved_at = func.now()
     session.flush()
     session.refresh(release)
+    announce(session, release.name)
 
 
 def _require_finished(build: Build) -> None:

@@ -2,25 +2,31 @@
 
 The entries of a store are the partition `trees_<build id>` of the build whose digest is that of the store's manifest.
 A lookup asks the partition by its name, so that nothing is left to plan: one prepared statement, one round trip for
-all keys, binary both ways.
+all keys, binary both ways. All stores of a process share one pool of connections.
 """
 
-import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
 from draftstore.entries import Entries
 from draftstore.errors import StoreError
 from draftstore.manifest import Manifest, manifest_digest
-from schema.database import connect, database_errors
+from schema.pooling import SharedPool, join_pool
 
 PAGE_ROWS = 4096
+GET_SECONDS = 2.0
+"""How long a lookup may take: a thousand times what it does."""
+PAGE_SECONDS = 60.0
+"""How long reading a page may take, from a cold disk."""
+FIND_BUILD = (
+    b"SELECT id FROM builds WHERE digest = %t AND kind = 'crest' AND state = 'finished'"
+    b" AND to_regclass('trees_' || id) IS NOT NULL ORDER BY id DESC LIMIT 1"
+)
 
 Entry = tuple[bytes, bytes]
-Connect = Callable[[], psycopg.Connection[Any]]
 Progress = Callable[[int, int], None]
 
 
@@ -29,36 +35,35 @@ def _silent(_done: int, _total: int) -> None:
 
 
 class PostgresEntries:
-    """Entries of one build. Threads may share it, and then wait for one another; a forked process connects anew."""
+    """Entries of one build. Threads share it, each on a connection of its own; a forked process connects anew."""
 
-    def __init__(self, build_id: int, connect: Connect = connect) -> None:
-        """Connect to the database.
+    def __init__(self, build_id: int, pool: SharedPool | None = None) -> None:
+        """Read through a pool.
 
         Args:
             build_id: a build whose trees are loaded.
-            connect: opens a connection; called again when that is lost.
+            pool: connections, which are left at the end; None joins those that everything shares.
 
         Raises:
-            DatabaseError: the server is away or refuses.
+            DatabaseError: there is no such server, or the embedded one cannot be started.
         """
         where = f"FROM trees_{build_id:d} WHERE build_id = {build_id:d}"
         self.build_id = build_id
         self._lookup = f"SELECT key, value {where} AND key = ANY(%b)".encode()
         self._page = f"SELECT key, value {where} AND key > %b ORDER BY key LIMIT {PAGE_ROWS}".encode()
-        self._connect = connect
-        with database_errors():
-            self._open()
+        self._pool = pool or join_pool()
+        self._leave = weakref.finalize(self, self._pool.leave)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, None where there is none; one round trip.
 
         Raises:
-            DatabaseError: the server is away, and one attempt to connect anew has failed.
+            DatabaseError: the server is away or hangs, and one attempt to connect anew has failed.
             StoreError: the build has been dropped.
         """
         if not keys:
             return []
-        found = dict(self._rows(self._lookup, list(keys)))
+        found = dict(self._rows(self._lookup, list(keys), GET_SECONDS))
         return [found.get(key) for key in keys]
 
     def items(self) -> Iterator[Entry]:
@@ -69,37 +74,17 @@ class PostgresEntries:
             StoreError: as `get`.
         """
         last = b""
-        while page := self._rows(self._page, last):
+        while page := self._rows(self._page, last, PAGE_SECONDS):
             yield from page
             last = page[-1][0]
 
     def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """Let go of the connections, which others may use on."""
+        self._leave()
 
-    def _open(self) -> None:
-        self._connection = self._connect()
-        self._connection.autocommit = True
-        # The plan does not depend on the keys: it need not be made again for each lookup.
-        self._connection.execute("SET plan_cache_mode = force_generic_plan")
-        self._owner = os.getpid()
-
-    def _rows(self, query: bytes, parameter: object) -> list[Entry]:
-        """Run a query; on a new connection if the old one is lost, or is that of the process we were forked from."""
-        with database_errors():
-            try:
-                if self._owner == os.getpid():
-                    return self._ask(query, parameter)
-            except psycopg.OperationalError:
-                if not self._connection.closed:
-                    raise
-            self._open()
-            return self._ask(query, parameter)
-
-    def _ask(self, query: bytes, parameter: object) -> list[Entry]:
+    def _rows(self, query: bytes, parameter: object, seconds: float) -> list[Entry]:
         try:
-            with self._connection.cursor(binary=True) as cursor:
-                return cursor.execute(query, (parameter,), prepare=True).fetchall()
+            return self._pool.fetch(query, (parameter,), seconds)
         except psycopg.errors.UndefinedTable:
             raise StoreError(
                 f"the database no longer holds the trees of build {self.build_id}: the build has been dropped; "
@@ -119,19 +104,20 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
         StoreError: the database does not know the store, or holds no trees of it.
     """
     digest = manifest_digest(path)
-    with connect() as connection, database_errors():
-        row = connection.execute(
-            "SELECT id FROM builds WHERE digest = %s AND kind = 'crest' AND state = 'finished'"
-            " AND to_regclass('trees_' || id) IS NOT NULL ORDER BY id DESC LIMIT 1",
-            (digest,),
-        ).fetchone()
-    if row is None:
-        raise StoreError(
-            f"the database holds no trees of {path} (manifest {digest[:12]}; its backends are "
-            f"{', '.join(manifest.parameters.get('backends', [])) or 'unknown'}): build it with --backend postgres, "
-            "or set DRAFTSTORE_DATABASE_URL to the database that it was built in"
-        )
-    return PostgresEntries(row[0])
+    pool = join_pool()
+    try:
+        rows = pool.fetch(FIND_BUILD, (digest,), PAGE_SECONDS)
+        if rows:
+            return PostgresEntries(rows[0][0], pool)
+    except BaseException:
+        pool.leave()
+        raise
+    pool.leave()
+    raise StoreError(
+        f"the database holds no trees of {path} (manifest {digest[:12]}; its backends are "
+        f"{', '.join(manifest.parameters.get('backends', [])) or 'unknown'}): build it with --backend postgres, "
+        "or set DRAFTSTORE_DATABASE_URL to the database that it was built in"
+    )
 
 
 def load_store(

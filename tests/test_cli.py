@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from draftstore import __version__
+from draftstore.batch import Draft
 from draftstore.cli import Commands, cli, main
 from draftstore.cli.common import CountColumn, ManyValues, count_progress
 from draftstore.cli.query import describe
-from draftstore.drafter import Draft
 from draftstore.errors import DraftstoreError, counted
 from draftstore.manifest import load_manifest
 from draftstore.tokenizer import TextTokenizer
@@ -526,7 +526,7 @@ def every_reader(run: Runner, store: Path, replays: Path) -> list[Ran]:
 def test_not_a_store(run: Runner, tmp_path: Path, replays: Path) -> None:
     for path in (tmp_path, tmp_path / "absent", replays):
         for ran in every_reader(run, path, replays):
-            assert ran.error().startswith(f"error: {path} is not a store: it has no manifest.json")
+            assert ran.error().startswith(f"error: {path} is not a store: ")
 
 
 def test_a_cut_file(run: Runner, store: Path, replays: Path) -> None:

@@ -153,13 +153,17 @@ class Machine:
     def __init__(self, services: Services, image: dict[str, str], folder: Path, stack: ExitStack) -> None:
         self._services, self._image, self._folder, self._stack = services, image, folder, stack
         self.server_port, health_port = free_port(), free_port()
+        self.lookup_port = free_port()
         self._changes = {
             "0.0.0.0": "127.0.0.1",
             "prefect-server:4200": f"127.0.0.1:{self.server_port}",
             "4200": str(self.server_port),
             "8080": str(health_port),
+            "7780": str(self.lookup_port),
+            "7781": str(free_port()),
             "/var/lib/": f"{folder}/",
             "/var/cache/": f"{folder}/",
+            "/run/": f"{folder}/",
         }
         self._programs = [str(Path(sys.executable).parent)]
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -265,3 +269,26 @@ def test_every_service_starts_by_its_own_command_and_is_healthy(machine: Machine
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == []
+
+
+@pytest.mark.slow
+def test_the_lookup_service_serves_what_is_published(
+    machine: Machine, services: Services, small_crest: Path
+) -> None:
+    for name in ("postgres", "migrate", "lookup"):
+        machine.start(name)
+    subprocess.run(
+        ["draftstore", "releases", "publish", "chat", str(small_crest)],
+        cwd=ROOT,
+        env=machine.environment("lookup"),
+        check=True,
+    )
+    url = f"http://127.0.0.1:{machine.lookup_port}/v1"
+    body = json.dumps({"release": "chat", "text": "the"}).encode()
+    request = urllib.request.Request(f"{url}/draft", body, {"Content-Type": "application/json"})
+    end = time.monotonic() + SECONDS
+    while "chat" not in urllib.request.urlopen(f"{url}/releases", timeout=10).read().decode():
+        assert time.monotonic() < end, machine.log("lookup")
+        time.sleep(0.1)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert json.load(answer)["drafts"][0]["nodes"]

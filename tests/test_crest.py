@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from draftstore.batch import Draft
 from draftstore.crest import (
     DEFAULT_STRATEGY,
     DICTIONARY_FILE,
@@ -22,7 +23,7 @@ from draftstore.crest import (
     CrestDrafter,
     CrestStore,
 )
-from draftstore.drafter import Draft, propose_batch
+from draftstore.drafter import propose_batch
 from draftstore.entries import LMDB_FILE, key_dtype
 from draftstore.envelope import Entry, Envelope, entry_bytes
 from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.drafter import ContextDrafter, ContextSession, Draft, Drafter, Session, propose_batch
+from draftstore.batch import Draft
+from draftstore.drafter import ContextDrafter, ContextSession, Drafter, Session, propose_batch
 from draftstore.errors import TokenRangeError
 from draftstore.rest import STRATEGIES, RestDrafter
 from draftstore.tree import DraftTree

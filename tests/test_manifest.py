@@ -156,9 +156,14 @@ def test_another_kind(store: Path) -> None:
 
 def test_no_store(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "absent", tmp_path / "file"):
-        with pytest.raises(StoreError, match=r"is not a store: it has no manifest\.json"):
-            load_manifest(path)
+    reasons = {
+        "": r"it has no manifest\.json",
+        "absent": "there is no such directory",
+        "file": "it is a file",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(StoreError, match=f"is not a store: {reason}"):
+            load_manifest(tmp_path / name)
 
 
 def test_another_tokenizer() -> None:

@@ -3,9 +3,13 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,20 @@ import numpy as np
 import polars as pl
 import pytest
 
+from draftstore.stores import open_store
 from draftstore.tokenizer import load_tokenizer
 from schema.database import URL_VARIABLE
 from tests.databases import new_database
+from tests.servers import free_port
 
 README = Path(__file__).parent.parent / "README.md"
-COMMANDS = re.findall(
-    r"^\$ (?:\.venv/bin/)?draftstore (.+)$", README.read_text(encoding="utf-8"), re.MULTILINE
+TEXT = README.read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ (?:\.venv/bin/)?draftstore (.+)$", TEXT, re.MULTILINE)
+SERVICE = re.findall(r"^\$ draftstore (serve .+) &$", TEXT, re.MULTILINE)
+REQUESTS = re.findall(r"^\$ (curl .+)$", TEXT, re.MULTILINE)
+LOCAL, REMOTE = sorted(
+    re.findall(r"^```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL),
+    key=lambda code: "RemoteStore" in code,
 )
 
 
@@ -57,7 +68,8 @@ def test_readme_names_commands() -> None:
 @pytest.fixture(scope="module")
 def answers(checkout: Path) -> dict[str, str]:
     """Run every command of the README, in order, and return what each prints."""
-    return {command: run(shlex.split(command), checkout) for command in COMMANDS}
+    commands = [command for command in COMMANDS if not command.endswith("&")]
+    return {command: run(shlex.split(command), checkout) for command in commands}
 
 
 def rows_of(checkout: Path, part: str) -> list[dict[str, Any]]:
@@ -140,13 +152,57 @@ def test_two_builds_compare_as_their_stores_do(answers: dict[str, str], checkout
 
 @pytest.mark.slow
 def test_the_python_example_runs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(
-        r"^```python\n(.+?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
     monkeypatch.chdir(checkout)
     names: dict[str, Any] = {}
-    exec(example, names)
+    exec(LOCAL, names)
     assert names["mask"].shape == (len(names["positions"]),) * 2
+
+
+@pytest.fixture
+def service(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Start the lookup service as the README does, on a port and a socket of its own; yield its URL."""
+    (command,) = SERVICE
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("DRAFTSTORE_SOCKET", str(tmp_path / "lookup.sock"))
+    arguments = [*shlex.split(command), "--http", address]
+    with subprocess.Popen([sys.executable, "-m", "draftstore", *arguments], cwd=checkout) as process:
+        try:
+            wait_until_ready(f"http://{address}/readyz", process)
+            yield address
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + 90
+    while process.poll() is None and time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.1)
+    pytest.fail(f"{url} does not get ready")
+
+
+@pytest.mark.slow
+def test_the_service_answers_as_the_readme_says(
+    service: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert REQUESTS
+    for request in REQUESTS if shutil.which("curl") else []:
+        command = shlex.split(request.replace("127.0.0.1:7780", service))
+        printed = subprocess.run([*command, "--fail", "--silent"], capture_output=True, check=True).stdout
+        assert printed, request
+    monkeypatch.chdir(checkout)
+    names: dict[str, Any] = {}
+    exec(REMOTE, names)
+    local = (
+        open_store(checkout / "data" / "small")
+        .drafter()
+        .session(names["tokenizer"].encode("import os\nfor i in range(", bos=True))
+    )
+    assert names["tree"] == local.propose(budget=64)
+    assert names["store"].counters["answered"] == names["store"].counters.calls == 1
 
 
 def test_every_file_that_the_readme_links_to_exists() -> None:

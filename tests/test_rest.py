@@ -266,8 +266,8 @@ def test_manifest_values_that_make_no_sense_are_refused(store: Path, fields: dic
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path, store: Path) -> None:
-    assert "is not a store: it has no manifest.json" in refusal(tmp_path / "nowhere")
-    assert "is not a store: it has no manifest.json" in refusal(store / "tokens.bin")
+    assert "is not a store: there is no such directory" in refusal(tmp_path / "nowhere")
+    assert "is not a store: it is a file" in refusal(store / "tokens.bin")
     (store / "manifest.json").unlink()
     assert "an unfinished build has none" in refusal(store)
 

@@ -1,10 +1,12 @@
 """Draft trees in PostgreSQL: the same bytes as in LMDB, and all of them or none."""
 
 import dataclasses
+import gc
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import polars as pl
 import psycopg
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.crest import CrestStore
@@ -24,11 +26,13 @@ from draftstore.envelope import Entry, Envelope, entry_bytes
 from draftstore.errors import StoreError
 from draftstore.manifest import FileEntry, Manifest, load_manifest, save_manifest
 from draftstore.tree import DraftTree
-from schema import crest_loading, trees
+from schema import crest_loading, pooling, trees
 from schema.builds import drop_build, finish_build, list_builds, start_build
 from schema.database import migrate
 from schema.errors import DatabaseAwayError
+from schema.pooling import MOST_CONNECTIONS, join_pool
 from schema.trees import PostgresEntries, load_store
+from tests.proxies import freezing_proxy
 from tests.servers import postgres_server
 
 Connection = psycopg.Connection[Any]
@@ -326,6 +330,128 @@ def test_the_server_is_restarted(server_of_ones_own: Any, crest: Crest) -> None:
         server_of_ones_own.start()
         assert entries.get([key]) == [value]  # lost and found again unnoticed
     entries.close()
+
+
+def backends(database: str) -> int:
+    """Return how many others are connected to a database."""
+    with psycopg.connect(database) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def wait_for_backends(database: str, number: int) -> None:
+    """Wait until so many others are connected: the server takes a moment to see that one has gone."""
+    end = time.monotonic() + 30
+    while (found := backends(database)) != number:
+        assert time.monotonic() < end, f"{found} are connected, expected {number}"
+        time.sleep(0.02)
+
+
+def test_connections_are_shared_by_stores_and_closed_with_the_last(
+    database: str, loaded: Entries, crest: Crest
+) -> None:
+    key, value = crest.items[0]
+    others = [open_entries(crest.path, crest.manifest, "postgres") for _ in range(5)]
+    for entries in (loaded, *others):
+        assert entries.get([key]) == [value]
+    assert backends(database) == 1
+    for entries in others:
+        entries.close()
+        entries.close()
+    assert loaded.get([key]) == [value]
+    loaded.close()
+    wait_for_backends(database, 0)
+
+
+def test_entries_that_nobody_closes_let_go_too(database: str, loaded: Entries, crest: Crest) -> None:
+    loaded.close()
+    assert open_entries(crest.path, crest.manifest, "postgres").get([b""]) == [None]
+    gc.collect()
+    wait_for_backends(database, 0)
+
+
+def test_threads_look_up_beside_each_other(database: str, crest: Crest, loaded: PostgresEntries) -> None:
+    pool = join_pool()
+    meeting = threading.Barrier(3, timeout=30)
+    found = list[list[Any]]()
+
+    def sleep() -> None:
+        meeting.wait()
+        found.append(pool.fetch(b"SELECT pg_backend_pid() FROM pg_sleep(0.5)", (), 30))
+
+    threads = [threading.Thread(target=sleep) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    meeting.wait()
+    assert loaded.get([crest.items[0][0]]) == [crest.items[0][1]]
+    for thread in threads:
+        thread.join()
+    assert len({row[0] for rows in found for row in rows}) == 2
+    pool.leave()
+
+
+def test_more_threads_than_connections_take_turns(database: str, crest: Crest, loaded: Entries) -> None:
+    wrong = list[bytes]()
+
+    def look_up(begin: int) -> None:
+        for key, value in crest.items[begin : begin + 100]:
+            if loaded.get([key]) != [value]:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=look_up, args=(begin,)) for begin in range(3 * MOST_CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert backends(database) <= MOST_CONNECTIONS
+
+
+def test_connections_that_the_server_ends_go_unnoticed(database: str, crest: Crest, loaded: Entries) -> None:
+    key, value = crest.items[0]
+
+    def look_up() -> None:
+        for _ in range(50):
+            assert loaded.get([key]) == [value]
+
+    for _ in range(3):
+        threads = [threading.Thread(target=look_up) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        assert loaded.get([key]) == [value]
+
+
+def test_a_database_that_hangs_costs_a_bounded_wait(
+    server_of_ones_own: Any, crest: Crest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "GET_SECONDS", 0.5)
+    monkeypatch.setattr(pooling, "CONNECT_SECONDS", 0.5)
+    with freezing_proxy("127.0.0.1", server_of_ones_own.port) as proxy:
+        url = make_url(server_of_ones_own.url).set(port=proxy.port).render_as_string(hide_password=False)
+        monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", url)
+        load_store(crest.path, crest.path, crest.manifest, crest.source)
+        entries = open_entries(crest.path, crest.manifest, "postgres")
+        key, value = crest.items[0]
+        assert entries.get([key]) == [value]
+        proxy.freeze()
+        with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
+            entries.get([key])
+        with pytest.raises(DatabaseAwayError, match=r"no connection within 0\.5 seconds"):
+            entries.get([key])
+        proxy.thaw()
+        monkeypatch.setattr(pooling, "CONNECT_SECONDS", 30.0)
+        assert entries.get([key]) == [value]
+        entries.close()
 
 
 @pytest.mark.parametrize("backends", [("postgres",), ("lmdb", "postgres")])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 from rich.tree import Tree
 
+from draftstore.batch import Draft
 from draftstore.cli.common import (
     STORE,
     drafting_options,
@@ -19,7 +20,7 @@ from draftstore.cli.common import (
     stdout_console,
     warm,
 )
-from draftstore.drafter import Draft, StoreDrafter
+from draftstore.drafter import StoreDrafter
 from draftstore.errors import counted
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree

@@ -148,6 +148,7 @@ def quickstart(
     )
     output.print(f"  {command} info {path}", soft_wrap=True)
     output.print(f'  {command} query {path} --text "for i in range("', soft_wrap=True)
+    output.print(f"  {command} serve --store {path}", soft_wrap=True)
 
 
 def command_line() -> str:

@@ -1,0 +1,230 @@
+"""Where the lookup service listens: addresses in text, and host names that are resolved without making anyone wait.
+
+Addresses are `unix:/run/draftstore.sock`, `/run/draftstore.sock`, `tcp://10.0.0.7:7781`, `10.0.0.7:7781`, or
+`[::1]:7781`.
+"""
+
+import os
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from draftstore.errors import DraftstoreError
+
+DEFAULT_PORT = 7781
+SOCKET_VARIABLE = "DRAFTSTORE_SOCKET"
+MAX_SOCKET_PATH = 107
+"""Bytes of the longest path that a Unix socket can have."""
+
+_EXPECTED = "expected unix:/path, /path, tcp://host:port or host:port"
+
+
+class Address(NamedTuple):
+    """A Unix socket (`path`), or a port of a host."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: "str | Path | Address") -> "Address":
+        """Read an address.
+
+        Raises:
+            DraftstoreError: it is none.
+        """
+        if isinstance(text, Address):
+            return text
+        text = str(text)
+        if text.startswith("unix:"):
+            return _socket_at(text.removeprefix("unix:").removeprefix("//"), text)
+        if "/" in text and not text.startswith("tcp://"):
+            return _socket_at(text, text)
+        return _port_at(text)
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+def _socket_at(path: str, text: str) -> Address:
+    """Return the address of a Unix socket.
+
+    Raises:
+        DraftstoreError: no absolute path, or one that is too long.
+    """
+    if not path.startswith("/") or "\0" in path:
+        raise DraftstoreError(f"the address {text!r} has no absolute path: {_EXPECTED}")
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise DraftstoreError(
+            f"the path of a Unix socket has at most {MAX_SOCKET_PATH} bytes, {path!r} has "
+            f"{len(os.fsencode(path))}: put the socket into a folder with a shorter name"
+        )
+    return Address(path=path)
+
+
+def _port_at(text: str) -> Address:
+    """Return the address of a port of a host.
+
+    Raises:
+        DraftstoreError: no host, or no port from 1 to 65,535.
+    """
+    schemed = text.startswith("tcp://")
+    try:
+        parts = urlsplit(text if schemed else f"tcp://{text}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise DraftstoreError(f"the address {text!r} cannot be read ({error}): {_EXPECTED}") from None
+    if port is None and schemed:
+        port = DEFAULT_PORT
+    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    if not host or not port or extra or any(letter.isspace() for letter in host):
+        raise DraftstoreError(f"the address {text!r} names no host and port: {_EXPECTED}")
+    return Address(host=host, port=port)
+
+
+def default_socket() -> Path:
+    """Return where `draftstore serve` and its clients meet unless told otherwise.
+
+    $DRAFTSTORE_SOCKET, or draftstore.sock in $XDG_RUNTIME_DIR, or lookup.sock in a folder of this user's own under
+    the folder of temporary files.
+    """
+    if given := os.environ.get(SOCKET_VARIABLE):
+        return Path(given)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "draftstore.sock"
+    return own_folder() / "lookup.sock"
+
+
+def own_folder() -> Path:
+    """Return the folder of this user under the folder of temporary files; it need not exist."""
+    return Path(tempfile.gettempdir()) / f"draftstore-{os.getuid()}"
+
+
+def check_owner(path: str) -> None:
+    """Refuse a socket in `own_folder` when that is someone else's: anyone could have made a folder of that name.
+
+    Raises:
+        PermissionError: the folder is not this user's, or others may write in it.
+    """
+    folder = own_folder()
+    if Path(path).parent != folder:
+        return
+    found = folder.lstat()
+    if found.st_uid not in (0, os.getuid()) or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} belongs to another user, or others may write in it")
+
+
+Destination = tuple[int, Any]
+"""A family of sockets, and an address as `socket.connect` takes it."""
+
+
+class Endpoint:
+    """The places that an address stands for, one after the other.
+
+    A host name may stand for several (`localhost` for ::1 and 127.0.0.1), and resolving it may take seconds, so that
+    happens in a thread. What fails is followed by the next; when all have failed, the name is resolved anew.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        resolve: Callable[..., list[Any]] = socket.getaddrinfo,
+        clock: Callable[[], float] = time.monotonic,
+        refresh: float = 5.0,
+    ) -> None:
+        """Start to resolve the address.
+
+        Args:
+            address: a socket or a port.
+            resolve: as `socket.getaddrinfo`.
+            clock: returns seconds.
+            refresh: least seconds between two resolutions.
+        """
+        self.address = address
+        self._resolve = resolve
+        self._clock = clock
+        self._refresh = refresh
+        self._places: list[Destination] = []
+        self._next = 0
+        self._named = False
+        self.renew()
+        if address.path:
+            self._places = [(socket.AF_UNIX, address.path)]
+            return
+        try:
+            self._places = self._look_up(socket.AI_NUMERICHOST)
+        except OSError:
+            self._named = True
+            self._look_up_later()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def renew(self) -> None:
+        """Forget a resolution under way: a forked process has no such thread."""
+        self._asked = float("-inf")
+        self._known = threading.Event()
+        self._lock = threading.Lock()
+
+    def pick(self) -> Destination:
+        """Return where to connect now.
+
+        Raises:
+            OSError: the host name is not resolved, or the socket is in a folder of someone else.
+        """
+        places = self._places
+        if not places:
+            self._look_up_later()
+            raise OSError(f"the host name {self.address.host!r} is not resolved")
+        if self.address.path:
+            check_owner(self.address.path)
+        return places[self._next % len(places)]
+
+    def failed(self, place: Destination) -> None:
+        """Take the next place after `place` from now on."""
+        with self._lock:
+            places = self._places
+            if not places or places[self._next % len(places)] != place:
+                return  # someone else has noticed
+            self._next = (self._next + 1) % len(places)
+        if self._next == 0:
+            self._look_up_later()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a host name is resolved, or could not be."""
+        if self._named and not self._places:
+            self._known.wait(seconds)
+
+    def _look_up_later(self) -> None:
+        """Resolve the name in a thread, unless that has just been done."""
+        with self._lock:
+            now = self._clock()
+            if not self._named or now - self._asked < self._refresh:
+                return
+            self._asked = now
+        threading.Thread(target=self._look_up_now, name="draftstore-resolve", daemon=True).start()
+
+    def _look_up_now(self) -> None:
+        """Resolve the name; what was known stays when that fails."""
+        with suppress(OSError, UnicodeError):
+            found = self._look_up(0)
+            with self._lock:
+                if found and found != self._places:
+                    self._places, self._next = found, 0
+        self._known.set()
+
+    def _look_up(self, flags: int) -> list[Destination]:
+        """Return the places of the host, without duplicates."""
+        host, port = self.address.host, self.address.port
+        found = self._resolve(host, port, type=socket.SOCK_STREAM, flags=flags)
+        return list(dict.fromkeys((int(family), place) for family, _, _, _, place in found))

@@ -1,0 +1,92 @@
+"""What a client of the lookup service counts: how each call ended, and what it brought."""
+
+import enum
+import threading
+
+
+class Outcome(enum.StrEnum):
+    """How a call of `draft` ended; only the first brings drafts."""
+
+    ANSWERED = "answered"
+    SKIPPED = "skipped"
+    """Not asked: the service has failed or refused lately, or the client is closed."""
+    TIMEOUT = "timeout"
+    """No answer within the deadline."""
+    UNREACHABLE = "unreachable"
+    """Nobody listens at the address, or it takes no connections."""
+    CLOSED = "closed"
+    """The service closed the connection without an answer."""
+    GARBAGE = "garbage"
+    """What came is no frame of the lookup service, or no answer to what was asked."""
+    INVALID = "invalid"
+    """An answer that cannot be used: a broken tree, more nodes than asked for, another number of drafts."""
+    OTHER_TOKENIZER = "other_tokenizer"
+    """The drafts are made of another tokenizer's ids."""
+    BAD_REQUEST = "bad_request"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    TOO_LARGE = "too_large"
+    BUSY = "busy"
+    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"
+
+
+OTHERS = ("contexts", "drafted", "nodes", "retries", "late", "connections", "opened")
+
+
+class Counters:
+    """Totals of one client, shared by its threads; read one with `counters["timeout"]`.
+
+    The outcomes add up to the number of calls. Besides them:
+
+        contexts      that drafts were wanted for
+        drafted       contexts that got a draft, of at least one node
+        nodes         of all drafts
+        retries       requests that were sent once more, as their connection had gone
+        late          answers that came after the deadline, and were dropped
+        connections   made
+        opened        times that the circuit breaker opened
+    """
+
+    def __init__(self) -> None:
+        """Start from zero."""
+        self._totals = dict.fromkeys([*map(str, Outcome), *OTHERS], 0)
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the lock anew: in a forked process nobody may be left to release it."""
+        self._lock = threading.Lock()
+
+    def call(self, outcome: Outcome, contexts: int, drafted: int = 0, nodes: int = 0) -> None:
+        """Count a call."""
+        totals = self._totals
+        with self._lock:
+            totals[outcome] += 1
+            totals["contexts"] += contexts
+            totals["drafted"] += drafted
+            totals["nodes"] += nodes
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Count something else than a call."""
+        with self._lock:
+            self._totals[name] += number
+
+    def __getitem__(self, name: str) -> int:
+        return self._totals[name]
+
+    @property
+    def calls(self) -> int:
+        """Calls of `draft` so far that wanted at least one node."""
+        with self._lock:
+            return sum(self._totals[outcome] for outcome in Outcome)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return all totals by name."""
+        with self._lock:
+            return {str(name): number for name, number in self._totals.items()}
+
+    def __repr__(self) -> str:
+        return (
+            f"Counters({', '.join(f'{name}={number}' for name, number in self.as_dict().items() if number)})"
+        )

@@ -1,0 +1,177 @@
+"""`draftstore serve`: the lookup service."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from draftstore.addresses import default_socket
+from draftstore.cli.common import json_option, print_json, printable
+from draftstore.entries import BACKENDS
+from draftstore.errors import LookupServiceError, MissingExtraError
+from services.lookup.limits import Limits
+from services.lookup.logs import FORMATS, LEVELS
+from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LOOPBACK, Endpoint, Settings
+from services.lookup.stores.targets import parse_store
+
+NOWHERE = "none"
+
+
+@click.command()
+@click.option(
+    "--release", "releases", multiple=True, metavar="NAME", help="Serve a release of the catalogue."
+)
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    metavar="[NAME=]DIR",
+    help="Serve a directory, under its own name or another one.",
+)
+@click.option("--backend", type=click.Choice(BACKENDS), help="Where the entries of CREST stores are read.")
+@click.option(
+    "--socket",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PATH",
+    help="The Unix socket of the binary protocol. [default: $DRAFTSTORE_SOCKET, else one of this user's own]",
+)
+@click.option(
+    "--socket-mode",
+    default="600",
+    show_default=True,
+    metavar="OCTAL",
+    help="Who on this machine may connect to it.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help=f"Speak the binary protocol over TCP too; port {DRAFT_PORT} if none is named.",
+)
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    default=f"{LOOPBACK}:{HTTP_PORT}",
+    show_default=True,
+    help=f"JSON, health, metrics and the page; `{NOWHERE}` leaves them out.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that look up."
+)
+@click.option(
+    "--tokens",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Ask for bearer tokens, see `draftstore tokens`.",
+)
+@click.option(
+    "--anonymous",
+    is_flag=True,
+    help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Start even if nothing can be served yet; what is published later is.",
+)
+@click.option(
+    "--poll-seconds",
+    type=click.FloatRange(0.05, 3600),
+    default=5.0,
+    show_default=True,
+    help="Time between two looks at the catalogue; publishing is noticed at once.",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Time that clients have to go elsewhere when the service stops.",
+)
+@click.option(
+    "--hang-seconds",
+    type=click.FloatRange(1, 3600),
+    default=30.0,
+    show_default=True,
+    help="Time without a sign of life after which a worker is replaced.",
+)
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@json_option
+def serve(
+    releases: tuple[str, ...], stores: tuple[str, ...], backend: str | None, path: Path | None, socket_mode: str,
+    listen: str | None, http: str, drain_seconds: float, as_json: bool, **more: Any,
+) -> None:  # fmt: skip
+    """Serve drafts to decoding workers, until SIGTERM or Ctrl-C.
+
+    Without --release and --store every release of the catalogue is served from which drafts can be made. Releases
+    follow the catalogue: publishing or rolling back swaps the store between two requests.
+
+    \b
+    Examples:
+      draftstore serve --store stores/chat
+      draftstore serve --release chat-vicuna --release code --workers 2
+      draftstore serve --listen 0.0.0.0:7781 --http 0.0.0.0:7780 --tokens tokens.toml --log-format json
+
+    Ctrl-C and SIGTERM end it without losing an answer, SIGHUP has it read the file of tokens again.
+    """
+    try:
+        from services.lookup.processes.supervisor import run
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "services") from None
+    targets = tuple(parse_store(store, backend) for store in stores)
+    settings = Settings(
+        socket=path or default_socket(),
+        socket_mode=_mode(socket_mode),
+        listen=Endpoint.parse(listen, DRAFT_PORT) if listen else None,
+        http=None if http == NOWHERE else Endpoint.parse(http, HTTP_PORT),
+        stores=targets,
+        releases=releases,
+        backend=backend,
+        limits=Limits(drain_seconds=drain_seconds),
+        **more,
+    )
+    names = [target.name for target in targets] + sorted(set(releases))
+    if len(set(names)) < len(names):
+        raise LookupServiceError(
+            "two stores or releases have the same name: give a store another with --store NAME=DIR"
+        )
+    sys.exit(run(settings, print_json if as_json else _print_started))
+
+
+def _mode(text: str) -> int:
+    """Return the permissions of a socket.
+
+    Raises:
+        LookupServiceError: no such permissions.
+    """
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0o600 <= mode <= 0o777:
+        raise LookupServiceError(
+            f"--socket-mode {text} is none: expected an octal number from 600 to 777, such as 660"
+        )
+    return mode
+
+
+def _print_started(started: dict[str, Any]) -> None:
+    """Print what is served, and where."""
+    for release in started["releases"]:
+        tokenizer = release["tokenizer"]["name"]
+        click.echo(
+            f"serving {release['name']}: {release['kind']} build {release['build']} for {printable(tokenizer)}, "
+            f"{release['entries']:,} entries"
+        )
+    if not started["releases"]:
+        click.echo("serving nothing yet: publish a release")
+    click.echo(f"drafts  unix:{printable(started['socket'])}")
+    if started["listen"]:
+        click.echo(f"        tcp://{started['listen']}")
+    if started["url"]:
+        click.echo(f"page    {started['url']}")
+    if started["needs_token"]:
+        click.echo("access  with a bearer token, see `draftstore tokens`")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""The counters of the service: words in shared memory that every process adds to, and what is read from them."""

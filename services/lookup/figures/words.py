@@ -1,0 +1,63 @@
+"""Where each figure of a process lies in shared memory: int64 words, see `services.lookup.figures.counting`.
+
+A slot, the part of one process, is a head and `RELEASES + 1` entries. Entry 0 counts what belongs to no release that is
+served (unknown names, broken requests), the others a release each, in the order in which they were first served.
+"""
+
+from itertools import accumulate
+
+from draftstore.wire import Status
+
+RELEASES = 127
+"""Releases that a worker counts apart over its life; those beyond are counted as belonging to none."""
+
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Contexts of a request, upper bounds; one more bucket is above them, as in every histogram here."""
+MATCH_BUCKETS = tuple(range(17))
+"""Tokens of a longest match; 0 is a miss."""
+SECONDS_BUCKETS = (
+    25e-6, 50e-6, 75e-6, 100e-6, 150e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3,
+)  # fmt: skip
+"""Seconds from the arrival of a whole request to its answer."""
+
+WORD = 8
+NAME_WORDS = 32
+"""Of the name of a release, which a frame limits to 255 bytes: one zero is always behind it."""
+LABEL_WORDS = 4
+
+
+def _offsets(*sizes: int) -> tuple[int, ...]:
+    """Return where fields of so many words start, and behind the last one where they end."""
+    return tuple(accumulate(sizes, initial=0))
+
+
+# The head of a slot.
+(PID, STATE, HEARTBEAT, RESTARTS, IN_FLIGHT, CONNECTIONS, WAITING, READ, USED, HEAD) = _offsets(*[1] * 9)
+
+# An entry. The number of queries is the sum of its batches, that of contexts the sum of its matches.
+(
+    VERSION, NAME, KIND, BUILD, TOKENIZER, READY, MISSES, NODES, REQUESTED, ANSWERED, SWAPS, LAPSE,
+    FAILURES, BATCHES, MATCHES, LAPSES, ENTRY,
+) = _offsets(
+    1, NAME_WORDS, LABEL_WORDS, LABEL_WORDS, LABEL_WORDS, *[1] * 7,
+    len(Status), len(BATCH_BUCKETS) + 1, len(MATCH_BUCKETS) + 1, len(SECONDS_BUCKETS) + 1,
+)  # fmt: skip
+
+SLOT = HEAD + (RELEASES + 1) * ENTRY
+
+
+def entry_of(slot: memoryview, position: int) -> memoryview:
+    """Return an entry of a slot."""
+    start = HEAD + position * ENTRY
+    return slot[start : start + ENTRY]
+
+
+def read_text(words: memoryview) -> str:
+    """Return text that ends with a zero."""
+    return bytes(words).partition(b"\0")[0].decode(errors="replace")
+
+
+def write_text(words: memoryview, text: str) -> None:
+    """Write text, cut to what fits with a zero behind it."""
+    space = words.nbytes
+    words.cast("B")[:] = text.encode()[: space - 1].ljust(space, b"\0")

@@ -1,0 +1,1 @@
+"""The binary protocol: connections, their turns, and the answers."""

@@ -1,0 +1,295 @@
+"""Requests into answers: checks, the lookup, and the form in which it goes back. Knows no sockets.
+
+    job = answerer.begin(frame, grant)      # a draft request, checked; or the bytes of a refusal
+    while job.left:
+        job.work(rows)                      # all of them, or some at a time
+    data = answerer.finish(job)
+
+A job keeps its book to the end, so that no answer mixes builds.
+"""
+
+import logging
+from math import ceil
+from time import monotonic, perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafter import StoreDrafter
+from draftstore.errors import DraftstoreError, WireError
+from draftstore.wire import (
+    VERSION,
+    DraftRequest,
+    EncodedDrafts,
+    Failure,
+    Frame,
+    Header,
+    Operation,
+    Status,
+    decode_request,
+    encode_drafts,
+    encode_failure,
+    encode_json,
+    join_answer,
+)
+from services.lookup.figures.counting import ReleaseFigures, Slot
+from services.lookup.limits import Limits
+from services.lookup.permissions import Grant, Permissions
+from services.lookup.stores.shelf import Book, Shelf, UnknownReleaseError
+
+LOG = logging.getLogger(__name__)
+_DRAFT = int(Operation.DRAFT)
+_HELLO = int(Operation.HELLO)
+_RELEASES = int(Operation.RELEASES)
+_AGAIN_SECONDS = 1.0
+"""How long a decoder should leave a store alone that could not be read."""
+_LOG_SECONDS = 1.0
+"""A release that fails is logged once in this time."""
+
+
+class Line:
+    """What is known of the requests for one release: its counters, and what a lookup costs."""
+
+    __slots__ = ("costs", "figures", "logged")
+
+    def __init__(self, figures: ReleaseFigures) -> None:
+        """Start with a guess of the costs."""
+        self.figures = figures
+        self.costs = [10e-6 + 0.2e-6 * 2.0**bits for bits in range(14)]
+        """Seconds a context, by the bits of the budget; running averages."""
+        self.logged = -_LOG_SECONDS
+
+    def learn(self, bits: int, seconds: float) -> None:
+        """Take in what a context has cost."""
+        known = self.costs[bits]
+        self.costs[bits] = (
+            known + (min(seconds, 4 * known) - known) / 8
+        )  # a page that had to be read is no rule
+
+
+class Job:
+    """A draft request that was found right, and what is done of it.
+
+    It keeps one book to its end: no answer mixes builds.
+    """
+
+    __slots__ = (
+        "_bits", "_contexts", "_drafter", "_matches", "_min_prob", "_parts", "_sizes", "batch", "began", "book",
+        "budget", "failure", "left", "line", "request_bytes", "request_id", "seconds",
+    )  # fmt: skip
+
+    def __init__(
+        self, frame: Frame, request: DraftRequest, book: Book, drafter: StoreDrafter, line: Line, began: float
+    ) -> None:
+        """Begin with nothing done."""
+        self.request_id = frame.header.request_id
+        self.request_bytes = frame.header.length
+        self.book = book
+        self.line = line
+        self.began = began
+        self.budget = request.budget
+        self.batch = self.left = len(request.contexts)
+        self.seconds = 0.0
+        self.failure: Failure | None = None
+        self._contexts = request.contexts
+        self._min_prob = request.min_prob
+        self._drafter = drafter
+        self._bits = request.budget.bit_length()
+        self._parts: list[EncodedDrafts] = []
+        self._sizes: list[NDArray[np.int32]] = []
+        self._matches: list[NDArray[np.int32]] = []
+
+    @property
+    def cost(self) -> float:
+        """Seconds that a context will probably take."""
+        return self.line.costs[self._bits]
+
+    def work(self, rows: int) -> None:
+        """Draft for the next contexts, at most `rows`; what goes wrong ends the job with a failure."""
+        contexts = self._contexts
+        if rows < self.batch or self.left < self.batch:
+            done = self.batch - self.left
+            contexts = contexts[done : done + rows]
+        count = len(contexts)
+        begin = perf_counter()
+        try:
+            drafts = self._drafter.draft_batch(contexts, self.budget, self._min_prob)
+            seconds = perf_counter() - begin
+            self._parts.append(encode_drafts(drafts))
+        except DraftstoreError as error:
+            self._fail(
+                Status.UNAVAILABLE, "its store cannot be read now; the log of the service says why", error
+            )
+            return
+        except Exception as error:  # noqa: BLE001 - one request must not end the others
+            self._fail(Status.INTERNAL, "an error that nobody expected; the log of the service has it", error)
+            return
+        self.seconds += seconds
+        self.left -= count
+        self._sizes.append(drafts.sizes)
+        self._matches.append(drafts.match_lengths)
+        if count:
+            self.line.learn(self._bits, seconds / count)
+
+    def encode(self, flags: int) -> bytes:
+        """Return the answer; the job is over then."""
+        if self.failure is not None:
+            return encode_failure(_DRAFT, self.request_id, self.failure, flags)
+        micros = ceil(self.seconds * 1e6)
+        return join_answer(self.request_id, self.book.build, self.book.tokenizer, micros, self._parts, flags)
+
+    def count(self, answer_bytes: int) -> None:
+        """Count what was done; best when the answer is on its way."""
+        figures = self.line.figures
+        if self.failure is not None:
+            figures.fail(self.failure.status, self.request_bytes, answer_bytes)
+            return
+        seconds = perf_counter() - self.began
+        sizes, matches = _joined(self._sizes), _joined(self._matches)
+        if self.batch == 1:  # the same, faster
+            nodes = sizes.item()
+            misses = int(nodes == 0)
+        else:
+            nodes = int(sizes.sum())
+            misses = self.batch - int(np.count_nonzero(sizes))
+        figures.record(self.batch, matches, nodes, misses, self.request_bytes, answer_bytes, seconds)
+
+    def _fail(self, status: Status, message: str, error: Exception) -> None:
+        """End with a failure, and log why, not too often: no path or message of the system goes to a client."""
+        self.left = 0
+        name = self.book.name
+        self.failure = Failure(status, _AGAIN_SECONDS, f"no drafts from {name!r}: {message}")
+        now = monotonic()
+        if now - self.line.logged >= _LOG_SECONDS:
+            self.line.logged = now
+            unexpected = error if status == Status.INTERNAL else None
+            LOG.error("no drafts from %r: %s", name, error or type(error).__name__, exc_info=unexpected)
+
+
+def _joined(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """Return the parts of a job as one array."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class Answerer:
+    """Answers the requests of one process."""
+
+    def __init__(self, shelf: Shelf, permissions: Permissions, limits: Limits, slot: Slot) -> None:
+        """Answer from the books of a shelf.
+
+        Args:
+            shelf: what is served.
+            permissions: who may ask for what; may be replaced at any time.
+            limits: what is refused.
+            slot: the counters of this process.
+        """
+        self.permissions = permissions
+        self.limits = limits
+        self.slot = slot
+        self._shelf = shelf
+        self._lines: dict[str, Line] = {}
+
+    def answer(self, frame: Frame, grant: Grant | None, flags: int = 0) -> bytes:
+        """Answer one request from beginning to end."""
+        if frame.header.operation != _DRAFT:
+            return self.answer_other(frame, grant, flags)
+        job = self.begin(frame, grant, flags)
+        if isinstance(job, bytes):
+            return job
+        job.work(job.batch)
+        return self.finish(job, flags)
+
+    def begin(self, frame: Frame, grant: Grant | None, flags: int = 0) -> Job | bytes:
+        """Check a draft request.
+
+        Args:
+            frame: of the operation `DRAFT`.
+            grant: of who asks; None before a token was presented where one is needed.
+            flags: of the answer, should it be a refusal.
+
+        Returns:
+            What is to be done, or the answer if that is nothing.
+        """
+        began = perf_counter()
+        if grant is None:
+            return self.refuse(
+                frame.header, Status.UNAUTHORIZED, "this service wants a token first (operation HELLO)", flags
+            )
+        try:
+            request = decode_request(frame.payload)
+        except WireError as error:
+            return self.refuse(frame.header, Status.BAD_REQUEST, str(error), flags)
+        name = request.name
+        if not grant.allows(name):  # whether or not it exists
+            return self.refuse(
+                frame.header, Status.FORBIDDEN, f"the token {grant.name!r} may not use {name!r}", flags
+            )
+        limits = self.limits
+        batch, width = request.contexts.shape
+        if batch > limits.batch or width > limits.context or request.budget > limits.budget:
+            return self.refuse(frame.header, Status.TOO_LARGE, self._too_large(request), flags)
+        try:
+            book = self._shelf.get(name)
+            drafter = book.drafter(request.strategy)
+        except UnknownReleaseError as error:
+            return self.refuse(frame.header, Status.NOT_FOUND, str(error), flags)
+        except DraftstoreError as error:
+            return self.refuse(frame.header, Status.NOT_FOUND, f"{name!r}: {error}", flags)
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = Line(self.slot.release(name))
+        return Job(frame, request, book, drafter, line, began)
+
+    def finish(self, job: Job, flags: int = 0) -> bytes:
+        """Return the answer to a job that is done, and count it."""
+        data = job.encode(flags)
+        job.count(len(data))
+        return data
+
+    def answer_other(self, frame: Frame, grant: Grant | None, flags: int = 0) -> bytes:
+        """Answer a request that is neither for drafts nor a greeting."""
+        header = frame.header
+        if header.operation != _RELEASES:
+            message = f"operation {header.operation} is unknown: this service speaks version {VERSION}"
+            return self.refuse(header, Status.BAD_REQUEST, message, flags)
+        if grant is None:
+            return self.refuse(
+                header, Status.UNAUTHORIZED, "this service wants a token first (operation HELLO)", flags
+            )
+        return encode_json(
+            _RELEASES, header.request_id, {"releases": self._shelf.describe(grant.allows)}, flags
+        )
+
+    def greet(self, frame: Frame, flags: int = 0) -> tuple[Grant | None, bytes]:
+        """Answer a greeting.
+
+        Returns:
+            What the client may do, None if its token is unknown, and the answer.
+        """
+        header = frame.header
+        grant = self.permissions.identify(frame.payload)
+        if grant is None:
+            message = "this token is not known here"
+            return None, self.refuse(header, Status.UNAUTHORIZED, message, flags)
+        document = {"version": VERSION, "limits": self.limits.public()}
+        return grant, encode_json(_HELLO, header.request_id, document, flags)
+
+    def refuse(
+        self, header: Header, status: Status, message: str, flags: int = 0, retry_after: float = 0.0,
+        figures: ReleaseFigures | None = None,
+    ) -> bytes:  # fmt: skip
+        """Return a failure, and count it: for a release that is served, or for none."""
+        data = encode_failure(
+            header.operation, header.request_id, Failure(status, retry_after, message), flags
+        )
+        (figures or self.slot.nothing).fail(status, header.length, len(data))
+        return data
+
+    def _too_large(self, request: DraftRequest) -> str:
+        """Say what a request has too much of."""
+        batch, width = request.contexts.shape
+        limits = self.limits
+        return (
+            f"{batch} contexts of {width} tokens with a budget of {request.budget} nodes: expected at most "
+            f"{limits.batch} contexts of {limits.context} tokens with a budget of {limits.budget}"
+        )

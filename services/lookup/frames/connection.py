@@ -1,0 +1,303 @@
+"""One connection of a decoder: frames in, answers out, in turn with the other connections."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+
+from draftstore.errors import WireError
+from draftstore.wire import Frame, FrameBuffer, Header, LongFrameError, Operation, Status
+from services.lookup.frames.answering import Job
+from services.lookup.permissions import Grant
+
+if TYPE_CHECKING:
+    from services.lookup.frames.server import FrameServer
+
+SLICE = 0.0005
+"""Seconds that a connection may take before the others have their turn."""
+LINGER = 1.0
+"""Seconds for a client to read why it is sent away."""
+_DRAFT = int(Operation.DRAFT)
+_HELLO = int(Operation.HELLO)
+_NOBODY = Header(0, 1, 0, 0, 0, 0)
+"""Stands in for a header that cannot be read."""
+
+
+class Connection(asyncio.Protocol):
+    """Takes frames apart and answers them.
+
+    A small request is answered at once, inside the callback that brought it. What takes longer than a slice is done
+    piece by piece, when the server says that it is this connection's turn. No task is made for any of it.
+    """
+
+    def __init__(self, server: "FrameServer") -> None:
+        self.server = server
+        self.grant: Grant | None = None
+        self.transport: asyncio.Transport
+        self.frames_seen = 0
+        self.queued = False
+        """Whether it is in the server's queue for a turn."""
+        self.waiting = 0
+        """Contexts of its jobs that are not done."""
+        self._answerer = server.answerer
+        self._buffer = FrameBuffer(server.limits.payload)
+        self._frames: Iterator[Frame] | None = (
+            None  # what has arrived and is not answered; nothing is read then
+        )
+        self._jobs: deque[Job] = deque()
+        self._threads: dict[Job, Future[None]] = {}
+        self._open = True  # answers may be written
+        self._deaf = False  # sent away: what it still sends is dropped
+        self._hello: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that arrived is answered."""
+        return not (self._jobs or self._threads or self._frames)
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether there is something to do in a turn."""
+        return self._open and bool(self._jobs or self._frames)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a client in, if there is room."""
+        self.transport = transport = cast("asyncio.Transport", transport)  # that of uvloop is no subclass
+        limits = self.server.limits
+        transport.set_write_buffer_limits(high=limits.write_buffer)
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if not self.server.admit(self):
+            message = f"all {limits.connections} connections are in use: try again later"
+            self._send_away(self._answerer.refuse(_NOBODY, Status.BUSY, message, self.server.flags, 1.0))
+            return
+        self.change_grant(self._answerer.permissions.identify(None))
+        if self.grant is None:
+            self._hello = self.server.loop.call_later(limits.hello_seconds, self._not_greeted)
+
+    def change_grant(self, grant: Grant | None) -> None:
+        """Note what the client may do, and with that how much it may send."""
+        self.grant = grant
+        limits = self.server.limits
+        self._buffer.most = limits.greeting if grant is None else limits.payload
+        if grant is not None and self._hello:
+            self._hello.cancel()
+            self._hello = None
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what can be answered at once."""
+        if self._deaf:
+            return
+        frames = self._buffer.feed(data)
+        if self._frames is None:
+            self._take_all(frames)
+        else:
+            self._frames = chain(self._frames, frames)
+
+    def turn(self) -> None:
+        """Go on with what could not be answered at once, for a slice of time."""
+        if self._jobs:
+            self._work()
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            self._take_all(frames)
+            self._read_on()
+
+    def _take_all(self, frames: Iterator[Frame]) -> None:
+        """Answer frames until the time is over."""
+        end = perf_counter() + SLICE
+        try:
+            for frame in frames:
+                self._take(frame)
+                if (not self._open or perf_counter() > end) and (following := next(frames, None)):
+                    self._suspend(chain([following], frames))
+                    return
+        except LongFrameError as error:
+            self.dismiss(Status.TOO_LARGE, str(error), error.header)
+        except WireError as error:
+            self.dismiss(Status.BAD_REQUEST, str(error))
+
+    def _suspend(self, frames: Iterator[Frame]) -> None:
+        """Leave the other frames for a later turn, and read no more until then."""
+        if self._deaf or self.transport.is_closing():
+            return
+        self._frames = frames
+        self.transport.pause_reading()
+        self.server.enqueue(self)
+
+    def _take(self, frame: Frame) -> None:
+        """Answer one frame, or queue it."""
+        self.frames_seen += 1
+        answerer, server = self._answerer, self.server
+        operation = frame.header.operation
+        if operation == _DRAFT:
+            job = answerer.begin(frame, self.grant, server.flags)
+            if isinstance(job, bytes):
+                self._write(job)
+            elif job.book.blocking:
+                self._delegate(job)
+            elif job.batch * job.cost <= SLICE:
+                job.work(job.batch)
+                self._send(job)
+            elif self._admit(job):
+                self._jobs.append(job)
+                server.enqueue(self)
+        elif operation == _HELLO:
+            grant, data = answerer.greet(frame, server.flags)
+            if grant is None:
+                self._send_away(data)  # one guess a connection
+            else:
+                self.change_grant(grant)
+                self._write(data)
+        else:
+            self._write(answerer.answer_other(frame, self.grant, server.flags))
+
+    def _send(self, job: Job) -> None:
+        """Send the answer to a job that is done, and count it while the client wakes up."""
+        data = job.encode(self.server.flags)
+        self._write(data)
+        job.count(len(data))
+
+    def _write(self, data: bytes) -> None:
+        if not (self._deaf or self.transport.is_closing()):
+            self.transport.write(data)
+
+    def _admit(self, job: Job) -> bool:
+        """Make room for a job among those that wait; tell the client if there is none."""
+        server, limits = self.server, self.server.limits
+        if (
+            server.waiting + job.batch > limits.waiting or self.waiting + job.batch > limits.waiting_each
+        ) and server.waiting:
+            seconds = max(0.005, server.waiting * job.cost)
+            header = Header(job.request_bytes, 1, _DRAFT, 0, 0, job.request_id)
+            message = f"{server.waiting} contexts wait for their turn: try again later"
+            self._write(
+                self._answerer.refuse(header, Status.BUSY, message, server.flags, seconds, job.line.figures)
+            )
+            return False
+        job.book.acquire()
+        self.waiting += job.batch
+        server.count_waiting(job.batch, 1)
+        return True
+
+    def _dismiss_job(self, job: Job) -> None:
+        """Let go of what a job held."""
+        job.book.release()
+        self.waiting -= job.batch
+        self.server.count_waiting(-job.batch, -1)
+
+    def _work(self) -> None:
+        """Do a piece of the first job; more, while there is time."""
+        end = perf_counter() + SLICE
+        while self._jobs and self._open:
+            job = self._jobs[0]
+            if job.left:
+                job.work(max(1, int((end - perf_counter()) / job.cost)))
+            if not job.left:
+                self._jobs.popleft()
+                self._conclude(job)
+            if perf_counter() >= end:
+                break
+
+    def _conclude(self, job: Job) -> None:
+        """Send the answer to a job that waited."""
+        self._dismiss_job(job)
+        self._send(job)
+
+    def _delegate(self, job: Job) -> None:
+        """Have a thread look up what may wait for a database."""
+        if self._admit(job):
+            self._threads[job] = self.server.delegate(job, self._delegated)
+
+    def _delegated(self, job: Job) -> None:
+        """Send what a thread has found; called in the loop."""
+        if self._threads.pop(job, None) is not None:
+            self._conclude(job)
+        else:
+            self._dismiss_job(job)  # the client has left
+
+    def pause_writing(self) -> None:
+        """Stop answering a client that does not read its answers; cut it off if it never does."""
+        self._open = False
+        if not self._deaf:
+            self.transport.pause_reading()
+            self._set_timer(self.server.limits.stall_seconds)
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        if self._deaf:
+            return
+        self._open = True
+        self._set_timer(None)
+        if self.wants_turn:
+            self.server.enqueue(self)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, unless something else still speaks against it."""
+        if self._open and self._frames is None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def eof_received(self) -> None:
+        """Take it that the client has left: drop its requests, and close when what was written is taken."""
+        self._open, self._deaf = False, True
+        self._forget()
+        self._set_timer(self.server.limits.stall_seconds)
+
+    def close(self) -> None:
+        """Close when the client has taken what was written, and anyway after a while."""
+        if not self.transport.is_closing():
+            self._set_timer(self.server.limits.stall_seconds)
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Forget what nobody waits for any more."""
+        self._open, self._deaf = False, True
+        self._set_timer(None)
+        if self._hello:
+            self._hello.cancel()
+        self._forget()
+        self.server.forget(self)
+
+    def dismiss(self, status: Status, message: str, header: Header = _NOBODY) -> None:
+        """Say why the connection cannot go on, and end it."""
+        if not self._deaf:
+            self._send_away(self._answerer.refuse(header, status, message, self.server.flags))
+
+    def _not_greeted(self) -> None:
+        self._hello = None
+        seconds = self.server.limits.hello_seconds
+        self.dismiss(Status.UNAUTHORIZED, f"no token came within {seconds:g} s: begin with operation HELLO")
+
+    def _send_away(self, data: bytes) -> None:
+        """Write the last frame. What the client still sends is read and dropped: else it might never see that frame."""
+        self._write(data)
+        self._open, self._deaf = False, True
+        self._forget()
+        if self._hello:
+            self._hello.cancel()
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self.transport.resume_reading()
+            self._set_timer(LINGER)
+
+    def _forget(self) -> None:
+        """Drop what is not answered yet; threads that are at work go on, for nobody."""
+        self._frames = None
+        while self._jobs:
+            self._dismiss_job(self._jobs.popleft())
+        threads, self._threads = self._threads, {}
+        for future in threads.values():
+            future.cancel()
+
+    def _set_timer(self, seconds: float | None) -> None:
+        """Cut the connection off after a while; None for not at all."""
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.server.loop.call_later(seconds, self.transport.abort)

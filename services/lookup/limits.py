@@ -1,0 +1,81 @@
+"""How much one decoder may ask for, and all of them together."""
+
+import dataclasses
+
+from draftstore.errors import DraftstoreError
+from draftstore.frontier import MAX_BUDGET
+from draftstore.wire import MAX_PAYLOAD
+
+_NODE = 7
+"""Bytes of a node in its widest form: token, parent, level."""
+_DRAFT = 16
+"""Bytes of a draft beside its nodes: its column of the table, and the header of the tree."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a worker process takes. What is beyond a limit is refused, and nothing else suffers from it.
+
+    Attributes:
+        payload: bytes of a request.
+        greeting: bytes of a request before the client has said who it is, where tokens are in use.
+        batch: contexts of a request.
+        context: tokens of a context.
+        budget: nodes of a tree.
+        connections: open at the same time.
+        waiting: contexts that may wait for their turn; beyond that the answer is `BUSY`.
+        waiting_each: the same, of one connection.
+        hello_seconds: until a client has presented its token, where tokens are in use.
+        write_buffer: bytes of answers that a client has not taken yet, until no more is read from it.
+        stall_seconds: until a client that takes no answers is cut off.
+        drain_seconds: for the clients to go elsewhere when the service stops.
+        threads: lookups at the same time in stores that wait for a database.
+    """
+
+    payload: int = 1 << 20
+    greeting: int = 4096
+    batch: int = 512
+    context: int = 4096
+    budget: int = MAX_BUDGET
+    connections: int = 1024
+    waiting: int = 4096
+    waiting_each: int = 1024
+    hello_seconds: float = 5.0
+    write_buffer: int = 1 << 20
+    stall_seconds: float = 10.0
+    drain_seconds: float = 5.0
+    threads: int = 8
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if not value > 0:
+                raise DraftstoreError(f"a limit of {value} for {name!r}: expected more than 0")
+        for name, most in (
+            ("payload", MAX_PAYLOAD),
+            ("batch", 0xFFFF),
+            ("context", 0xFFFF),
+            ("budget", MAX_BUDGET),
+        ):
+            if getattr(self, name) > most:
+                raise DraftstoreError(
+                    f"a limit of {getattr(self, name):,} for {name!r}: expected at most {most:,}"
+                )
+        if self.longest_answer > MAX_PAYLOAD:
+            raise DraftstoreError(
+                f"{self.batch} contexts of {self.budget} nodes make an answer of {self.longest_answer:,} bytes, and a "
+                f"frame has at most {MAX_PAYLOAD:,}: lower the limit of the batch or of the budget"
+            )
+
+    @property
+    def longest_answer(self) -> int:
+        """Bytes of the longest answer."""
+        return self.batch * (_DRAFT + self.budget * _NODE) + 24
+
+    def public(self) -> dict[str, int]:
+        """Return what a client should know: the limits of one request."""
+        return {
+            "payload": self.payload,
+            "batch": self.batch,
+            "context": self.context,
+            "budget": self.budget,
+        }

@@ -1,0 +1,98 @@
+"""The log of the service: one line an event, for people or as JSON, on standard error.
+
+    LOG = logging.getLogger(__name__)
+    LOG.info("worker ready", extra={"pid": 4711, "releases": ["chat"]})
+
+    2026-01-01T12:00:00.123Z info    worker ready pid=4711 releases=["chat"]
+    {"time": "2026-01-01T12:00:00.123Z", "level": "info", "event": "worker ready", "pid": 4711, "releases": ["chat"]}
+
+A line goes out in one write, so that lines of several processes do not mix.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+_LIBRARIES = (
+    "uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "psycopg", "psycopg.pool", "numba", "alembic",
+)  # fmt: skip
+_USUAL = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
+
+
+def configure(form: str = "text", level: str = "info", process: str = "") -> None:
+    """Send everything that this process logs to standard error.
+
+    Args:
+        form: one of `FORMATS`.
+        level: the least that is logged, one of `LEVELS`.
+        process: goes with every line.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json(process) if form == "json" else _Text(process))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.raiseExceptions = False  # nobody may read us any more: that is no reason to stop
+    for name in _LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _Text(logging.Formatter):
+    """Lines for people."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line, and a traceback behind it where there is one."""
+        event, fields = _parts(record, self._process)
+        words = [_time(record), f"{record.levelname.lower():7}", event]
+        words += [f"{name}={_word(value)}" for name, value in fields.items()]
+        line = " ".join(words).replace("\n", "\\n")
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    """Lines for programs."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one JSON document on one line."""
+        event, fields = _parts(record, self._process)
+        document = {"time": _time(record), "level": record.levelname.lower(), "event": event, **fields}
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False, default=str)
+
+
+def _parts(record: logging.LogRecord, process: str) -> tuple[str, dict[str, Any]]:
+    """Return what happened, and the fields that say more."""
+    fields: dict[str, Any] = {"process": process} if process else {}
+    fields |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+    if record.name.partition(".")[0] not in ("services", "draftstore", "schema"):
+        fields["logger"] = record.name
+    return record.getMessage(), fields
+
+
+def _time(record: logging.LogRecord) -> str:
+    """Return when it happened, in UTC to the millisecond."""
+    when = datetime.fromtimestamp(record.created, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _word(value: Any) -> str:
+    """Return a value as one word; text that is one already stays as it is."""
+    text = str(value) if isinstance(value, str | int | float) else ""
+    return (
+        text
+        if text and not set(text) & set(" \t\n\"'=")
+        else json.dumps(value, ensure_ascii=False, default=str)
+    )

@@ -1,0 +1,102 @@
+"""One process of the service as its supervisor sees it: started, ready, dead, started again after a while."""
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from services.lookup.figures.counting import Slot
+from services.lookup.processes.forking import Nursery, Ties, ended_as
+
+LOG = logging.getLogger(__name__)
+
+STABLE = 10.0
+"""Seconds after which the end of a process has nothing to do with its start."""
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 10.0
+"""Seconds until a process that died is started again; the pause doubles while it dies young."""
+_REPORT = 1 << 20
+
+
+class Child:
+    """One process."""
+
+    def __init__(self, name: str, main: Callable[[Ties], int], slot: Slot | None = None) -> None:
+        """Know how to start it.
+
+        Args:
+            name: for the log.
+            main: that it runs.
+            slot: of its figures.
+        """
+        self.name = name
+        self.pid = 0
+        self.ready = False
+        self.reading: int | None = None
+        """Where its report can be read."""
+        self.due: float | None = None
+        """When it is started again."""
+        self.said: dict[str, Any] = {}
+        """What it has reported since its last start."""
+        self._main = main
+        self._slot = slot
+        self._started = 0.0
+        self._deaths = 0
+        self._heard = b""
+
+    def start(self, nursery: Nursery, forget: Callable[[], None]) -> None:
+        """Fork it."""
+        self.due, self.ready, self.said, self._heard = None, False, {}, b""
+        self._started = time.monotonic()
+        self.pid, self.reading = nursery.fork(self._main, forget)
+
+    def listen(self) -> None:
+        """Take in what it reports; the end of the file comes with the whole of it."""
+        assert self.reading is not None
+        data = os.read(self.reading, _REPORT)
+        self._heard += data
+        if data:
+            return
+        os.close(self.reading)
+        self.reading = None
+        with suppress(ValueError):  # it died without a word, or within one
+            self.said = json.loads(self._heard)
+            self.ready = bool(self.said.get("ready"))
+            if self.ready:
+                seconds = round(time.monotonic() - self._started, 3)
+                LOG.info("process ready", extra={"child": self.name, "pid": self.pid, "seconds": seconds})
+
+    def reap(self) -> str | None:
+        """Return how it ended; None if it runs, or is not there."""
+        if not self.pid:
+            return None
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid:
+            return None
+        self.pid, self.ready = 0, False
+        if self._slot:
+            self._slot.end()
+        return ended_as(status)
+
+    def plan_restart(self) -> float:
+        """Choose when it is started again, and return the seconds until then."""
+        now = time.monotonic()
+        self._deaths = 0 if now - self._started > STABLE else self._deaths + 1
+        pause = min(FIRST_PAUSE * 2 ** (self._deaths - 1), LONGEST_PAUSE) if self._deaths else 0.0
+        self.due = now + pause
+        return pause
+
+    def count_restart(self) -> None:
+        """Count that it is started again."""
+        if self._slot:
+            self._slot.restarted()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)

@@ -1,0 +1,95 @@
+"""What the processes of the service inherit from their supervisor: all of it is made once, before they are forked."""
+
+import secrets
+import socket
+from dataclasses import dataclass, field
+
+from services.lookup.figures.counting import Figures
+from services.lookup.permissions import EVERY, Grant, Permissions, hash_token
+from services.lookup.processes.sockets import UnixListener, open_tcp, port_of
+from services.lookup.settings import Settings
+
+WEB = "web"
+
+
+@dataclass
+class Inheritance:
+    """What the processes share.
+
+    Attributes:
+        settings: of this run.
+        figures: the counters of the workers, in shared memory.
+        unix: the Unix socket of the binary protocol.
+        tcp: sockets of the same over TCP.
+        http: sockets of the HTTP side.
+        token: that the HTTP side presents to the workers; it never leaves the memory of these processes.
+        permissions: who may do what.
+    """
+
+    settings: Settings
+    figures: Figures
+    unix: UnixListener
+    tcp: list[socket.socket]
+    http: list[socket.socket]
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    permissions: Permissions = field(default_factory=Permissions.open_to_all)
+
+    @classmethod
+    def open(cls, settings: Settings) -> "Inheritance":
+        """Open everything that a run needs.
+
+        Raises:
+            DraftstoreError: a socket cannot be opened, or the file of tokens cannot be used.
+        """
+        unix = UnixListener(settings.socket, settings.socket_mode)
+        made = cls(settings, Figures(settings.workers), unix, [], [])
+        try:
+            made.reload_permissions()
+            if settings.listen:
+                made.tcp = open_tcp(settings.listen, "--listen")
+            if settings.http:
+                made.http = open_tcp(settings.http, "--http")
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def reload_permissions(self) -> None:
+        """Read the file of tokens, where one is in use; what was known before stays if that fails.
+
+        Raises:
+            PermissionsError: the file cannot be used.
+        """
+        if self.settings.tokens:
+            grant = Grant(WEB, frozenset([EVERY]), hash_token(self.token))
+            self.permissions = Permissions.load(self.settings.tokens).including(grant)
+
+    @property
+    def tcp_port(self) -> int | None:
+        """The port of the binary protocol."""
+        return port_of(self.tcp) if self.tcp else None
+
+    @property
+    def http_port(self) -> int | None:
+        """The port of the HTTP side."""
+        return port_of(self.http) if self.http else None
+
+    def keep_for_worker(self) -> list[socket.socket]:
+        """Return the sockets that a worker listens at; close what is not for it."""
+        self.unix.disown()
+        for listening in self.http:
+            listening.close()
+        return [self.unix.socket, *self.tcp]
+
+    def keep_for_web(self) -> list[socket.socket]:
+        """Return the sockets that the HTTP side listens at; close what is not for it."""
+        self.unix.disown()
+        for listening in (self.unix.socket, *self.tcp):
+            listening.close()
+        return self.http
+
+    def close(self) -> None:
+        """Stop listening."""
+        for listening in (*self.tcp, *self.http):
+            listening.close()
+        self.unix.close()

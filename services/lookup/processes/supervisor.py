@@ -1,0 +1,281 @@
+"""The supervisor: opens the sockets, forks the processes that serve, starts anew those that die, ends them in order.
+
+It opens no store and no database, and runs no event loop of asyncio: whatever goes wrong with a store or with a
+request goes wrong in a process that can be replaced.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from draftstore.errors import DraftstoreError, LookupServiceError
+from services.lookup import logs
+from services.lookup.figures.totals import State
+from services.lookup.processes import web as web_process
+from services.lookup.processes import worker
+from services.lookup.processes.children import Child
+from services.lookup.processes.forking import HANDLED, Nursery
+from services.lookup.processes.inheritance import WEB, Inheritance
+from services.lookup.settings import Settings
+from services.lookup.stores import warming
+
+LOG = logging.getLogger(__name__)
+
+LOOK = 0.5
+"""Seconds between two looks at the silence of workers."""
+WEB_PATIENCE = 2.0
+"""Seconds that the HTTP side has to end; it is asked first, as it needs the workers for what it still answers."""
+END_PATIENCE = 3.0
+"""Seconds beyond those for draining that a worker has to end."""
+
+
+def run(settings: Settings, started: Callable[[dict[str, Any]], None] = lambda _: None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        settings: of this run.
+        started: called with what is served, where, and by which processes, once all are ready.
+
+    Returns:
+        exit status: 0 after an orderly end, 1 if somebody was in a hurry.
+
+    Raises:
+        DraftstoreError: the service cannot start; nothing of it is left.
+    """
+    logs.configure(settings.log_format, settings.log_level)
+    settings.check()
+    inherited = Inheritance.open(settings)
+    try:
+        warming.load_kernels()
+        return Supervisor(inherited, started).run()
+    finally:
+        inherited.close()
+
+
+class Supervisor:
+    """The loop around the processes."""
+
+    def __init__(self, inherited: Inheritance, started: Callable[[dict[str, Any]], None]) -> None:
+        self._inherited = inherited
+        self._started = started
+        self._settings = inherited.settings
+        self._nursery = Nursery()
+        self._selector = selectors.DefaultSelector()
+        self._wakeup, self._signals = socket.socketpair()
+        self._workers = [
+            Child(f"worker-{number}", partial(worker.main, inherited, number), inherited.figures.slot(number))
+            for number in range(self._settings.workers)
+        ]
+        self._web = [Child(WEB, partial(web_process.main, inherited))] if inherited.http else []
+        self._serving = False
+        self._stopping = False
+        self._hurry = False
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._workers, *self._web]
+
+    def run(self) -> int:
+        """Start all processes, keep them up, end them.
+
+        Returns:
+            exit status.
+
+        Raises:
+            LookupServiceError: they cannot start.
+        """
+        with self._signals_caught():
+            try:
+                for child in self._children:
+                    self._start(child)
+                while not self._stopping:
+                    self._step(self._until_next())
+                self._drain()
+            finally:
+                self._kill_all()
+                self._nursery.close()
+                self._selector.close()
+        return int(self._hurry)
+
+    @contextmanager
+    def _signals_caught(self) -> Iterator[None]:
+        """Have signals wake the selector, and nothing else."""
+        for end in (self._wakeup, self._signals):
+            end.setblocking(False)
+        before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
+        woken = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(woken)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._wakeup.close()
+            self._signals.close()
+
+    def _start(self, child: Child) -> None:
+        child.start(self._nursery, self._forget)
+        assert child.reading is not None
+        self._selector.register(child.reading, selectors.EVENT_READ, child)
+
+    def _forget(self) -> None:
+        """Close what is ours alone, in a process that was just forked."""
+        for child in self._children:
+            if child.reading is not None:
+                os.close(child.reading)
+        self._selector.close()
+        self._wakeup.close()
+        self._signals.close()
+
+    def _until_next(self) -> float:
+        """Return the seconds until something is due."""
+        times = [child.due for child in self._children if child.due is not None]
+        return max(min([time.monotonic() + LOOK, *times]) - time.monotonic(), 0.0)
+
+    def _step(self, seconds: float) -> None:
+        """Wait for signals and reports, and do what is due."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                self._receive()
+            else:
+                self._hear(key.data)
+        self._reap()
+        if not self._stopping:
+            self._restart_due()
+            self._end_hanging()
+
+    def _receive(self) -> None:
+        """Follow the signals that have arrived."""
+        with suppress(BlockingIOError):
+            for number in self._wakeup.recv(4096):
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    self._hurry = self._stopping
+                    self._stopping = True
+                elif number == signal.SIGHUP:
+                    self._reload()
+
+    def _reload(self) -> None:
+        """Read the file of tokens again, and have the others do so if it can be used."""
+        if not self._settings.tokens:
+            LOG.info("SIGHUP changes nothing: there is no file of tokens")
+            return
+        try:
+            self._inherited.reload_permissions()
+        except DraftstoreError as error:
+            LOG.warning(
+                "the file of tokens cannot be used, the tokens from before stay", extra={"error": str(error)}
+            )
+            return
+        LOG.info("tokens read again", extra={"file": str(self._settings.tokens)})
+        for child in self._children:
+            if child.ready:  # the others inherit what was just read, or read it themselves in a moment
+                child.signal(signal.SIGHUP)
+
+    def _hear(self, child: Child) -> None:
+        """Take in a report; once all processes are ready, tell who started us."""
+        reading = child.reading
+        assert reading is not None
+        child.listen()
+        if child.reading is not None:
+            return
+        self._selector.unregister(reading)
+        if not self._serving and "failed" in child.said:
+            raise LookupServiceError(child.said["failed"])
+        if not self._serving and all(other.ready for other in self._children):
+            self._serving = True
+            self._started(self._describe())
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what is served, and where."""
+        inherited, settings = self._inherited, self._settings
+        http = settings.http._replace(port=inherited.http_port or 0).reached_as if settings.http else None
+        return {
+            "pid": os.getpid(),
+            "socket": str(inherited.unix.path),
+            "listen": str(settings.listen._replace(port=inherited.tcp_port or 0))
+            if settings.listen
+            else None,
+            "url": f"http://{http}/" if http else None,
+            "needs_token": inherited.permissions.needs_token,
+            "workers": [child.pid for child in self._workers],
+            "web": self._web[0].pid if self._web else None,
+            "releases": self._workers[0].said.get("releases", []),
+        }
+
+    def _reap(self) -> None:
+        """Notice which processes have ended."""
+        for child in self._children:
+            pid = child.pid
+            how = child.reap()
+            if how is None:
+                continue
+            if self._stopping:
+                LOG.info("process ended", extra={"child": child.name, "pid": pid, "how": how})
+                continue
+            if not self._serving:
+                self._hear_last(child)
+                raise LookupServiceError(
+                    f"{child.name} ended with {how} before it was ready: the log above says more"
+                )
+            pause = child.plan_restart()
+            extra = {"child": child.name, "pid": pid, "how": how, "restart_in": round(pause, 3)}
+            LOG.error("process died", extra=extra)
+
+    def _hear_last(self, child: Child) -> None:
+        """Take in what a process that has ended said before."""
+        while child.reading is not None:
+            self._hear(child)
+
+    def _restart_due(self) -> None:
+        """Start again what has been dead long enough."""
+        now = time.monotonic()
+        for child in self._children:
+            if child.due is not None and child.due <= now:
+                while child.reading is not None:
+                    self._hear(child)
+                child.count_restart()
+                self._start(child)
+
+    def _end_hanging(self) -> None:
+        """End workers whose event loop has stopped going round."""
+        for figures, child in zip(self._inherited.figures.snapshot(), self._workers, strict=True):
+            if child.ready and figures.state == State.READY and figures.silence > self._settings.hang_seconds:
+                extra = {"child": child.name, "pid": child.pid, "silence": round(figures.silence, 1)}
+                LOG.error("process hangs, it is ended", extra=extra)
+                child.signal(signal.SIGKILL)
+
+    def _drain(self) -> None:
+        """End the HTTP side, then the workers, each with time to finish what they answer."""
+        LOG.info("draining", extra={"seconds": self._settings.limits.drain_seconds})
+        self._end(self._web, WEB_PATIENCE)
+        self._end(self._workers, self._settings.limits.drain_seconds + END_PATIENCE)
+
+    def _end(self, children: Sequence[Child], seconds: float) -> None:
+        """Ask processes to end, and wait for them."""
+        for child in children:
+            child.signal(signal.SIGTERM)
+        end = time.monotonic() + seconds
+        while (
+            not self._hurry and any(child.pid for child in children) and (left := end - time.monotonic()) > 0
+        ):
+            self._step(left)
+
+    def _kill_all(self) -> None:
+        """Leave no process behind."""
+        for child in self._children:
+            if child.pid:
+                level = logging.WARNING if self._serving else logging.DEBUG  # a start that fails says why
+                LOG.log(level, "process is killed", extra={"child": child.name, "pid": child.pid})
+            child.signal(signal.SIGKILL)
+        for child in self._children:
+            if child.pid:
+                with suppress(ChildProcessError):
+                    os.waitpid(child.pid, 0)

@@ -1,0 +1,96 @@
+"""The process of the HTTP side: runs `services.lookup.web.app`, and keeps the tokenizers of what is served."""
+
+import asyncio
+import os
+import signal
+import socket
+from functools import partial
+
+import uvloop
+from starlette.types import ASGIApp
+
+from services.lookup import logs
+from services.lookup.figures.metrics import metrics_text
+from services.lookup.permissions import Permissions
+from services.lookup.processes.forking import Ties
+from services.lookup.processes.inheritance import Inheritance
+from services.lookup.processes.worker import ORPHAN_PATIENCE, make_follower, reload_permissions
+from services.lookup.web.app import Site, make_app
+from services.lookup.web.drafting import DraftDesk
+from services.lookup.web.lexicon import Lexicon
+from services.lookup.web.live import Live
+from services.lookup.web.readings import read_figures, read_readiness
+from services.lookup.web.server import HttpServer
+from services.lookup.web.upstream import Upstream
+
+NICE = 5
+"""People wait in favour of drafts where processors are short: a new release's tokenizer takes a while to load."""
+GRACE = 1.0
+"""Seconds that requests have to end when the service stops."""
+FIRST_LOOK = 60.0
+"""Seconds that the tokenizers may take before the first request is answered without them."""
+
+
+def main(inherited: Inheritance, ties: Ties) -> int:
+    """Run the HTTP side until it is told to end; returns the exit status."""
+    logs.configure(inherited.settings.log_format, inherited.settings.log_level, "web")
+    os.nice(NICE)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(inherited, ties))
+    return 0
+
+
+async def _serve(inherited: Inheritance, ties: Ties) -> None:
+    loop = asyncio.get_running_loop()
+    sockets = inherited.keep_for_web()
+    lexicon = Lexicon()
+    site = make_site(inherited, lexicon)
+    server = Server(make_app(site, _hosts(inherited)), ties)
+    loop.add_signal_handler(signal.SIGTERM, server.stop)
+
+    def follow_permissions(permissions: Permissions) -> None:
+        site.gate = permissions
+
+    loop.add_signal_handler(signal.SIGHUP, reload_permissions, inherited, follow_permissions)
+    ties.watch(lambda: loop.call_soon_threadsafe(server.stop), GRACE + ORPHAN_PATIENCE)
+    follower = make_follower(inherited.settings, lexicon.follow)
+    follower.start()
+    await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
+    await server.serve(sockets)
+    follower.stop(timeout=0.5)
+
+
+def make_site(inherited: Inheritance, lexicon: Lexicon) -> Site:
+    """Return what the HTTP side is made of."""
+    figures = inherited.figures
+    upstream = Upstream(
+        str(inherited.unix.path), inherited.token if inherited.permissions.needs_token else ""
+    )
+    return Site(
+        upstream,
+        DraftDesk(upstream, lexicon),
+        inherited.permissions,
+        Live(partial(read_figures, figures)),
+        partial(metrics_text, figures),
+        lambda: read_readiness(figures, {*lexicon.names, *inherited.settings.names}),
+    )
+
+
+def _hosts(inherited: Inheritance) -> tuple[str, ...] | None:
+    """Return the names that requests may use: where only this machine reaches us, no name of the outside world."""
+    http = inherited.settings.http
+    return () if http and http.is_loopback() else None
+
+
+class Server(HttpServer):
+    """The HTTP server of this process."""
+
+    def __init__(self, app: ASGIApp, ties: Ties) -> None:
+        """Serve an application, and tell the supervisor when it does."""
+        super().__init__(app, GRACE)
+        self._ties = ties
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin."""
+        await super().startup(sockets)
+        self._ties.report(ready=True)

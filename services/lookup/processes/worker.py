@@ -1,0 +1,170 @@
+"""A worker process: opens the stores, answers frames from one event loop, follows the catalogue, drains."""
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from draftstore.errors import DraftstoreError
+from services.lookup import logs
+from services.lookup.figures.totals import Labels, State
+from services.lookup.frames.accepting import SharingServer
+from services.lookup.frames.answering import Answerer
+from services.lookup.permissions import Permissions
+from services.lookup.processes.forking import REFUSED, Ties
+from services.lookup.processes.inheritance import Inheritance
+from services.lookup.settings import Settings
+from services.lookup.stores.following import Catalogue, Follower, OnTargets
+from services.lookup.stores.keeping import Keeper
+from services.lookup.stores.shelf import DIGEST_SHOWN, Shelf
+
+LOG = logging.getLogger(__name__)
+
+BEAT = 0.25
+"""Seconds between two signs of life."""
+SWITCH = 1e-4
+"""Seconds that a thread that opens a store may hold up a lookup."""
+FIRST_LOOK = 24 * 3600.0
+"""Seconds until we give up waiting for the stores to be opened: large ones are read from disk first."""
+ORPHAN_PATIENCE = 3.0
+"""Seconds beyond those for draining that a process has to end when its supervisor is gone."""
+
+
+def main(inherited: Inheritance, number: int, ties: Ties) -> int:
+    """Run worker `number` until it is told to end; returns the exit status."""
+    settings = inherited.settings
+    logs.configure(settings.log_format, settings.log_level, f"worker-{number}")
+    sys.setswitchinterval(SWITCH)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Worker(inherited, number, ties).run())
+
+
+class Worker:
+    """What a worker process is made of."""
+
+    def __init__(self, inherited: Inheritance, number: int, ties: Ties) -> None:
+        """Open nothing yet."""
+        self._inherited = inherited
+        self._settings = inherited.settings
+        self._ties = ties
+        self._number = number
+        self._slot = inherited.figures.slot(number)
+        self._shelf = Shelf()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Open, serve, drain; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        sockets = self._inherited.keep_for_worker()
+        self._slot.begin()
+        answerer = Answerer(self._shelf, self._inherited.permissions, self._settings.limits, self._slot)
+        server = SharingServer(answerer)
+        self._watch(loop, server)
+        keeper = Keeper(self._shelf, self._runner(loop), swapped=self._swapped)
+        follower = make_follower(self._settings, keeper)
+        beats = asyncio.create_task(self._beat(server))
+        follower.start()
+        await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
+        problem = find_problem(self._settings, self._shelf, keeper, follower)
+        if problem and not self._slot.restarts:
+            self._ties.report(failed=problem)
+            return REFUSED
+        gc.collect()
+        gc.freeze()  # what lives as long as the process need not be looked at again
+        server.share(sockets, self._inherited.figures, self._number)
+        self._slot.state = State.READY
+        self._ties.report(ready=True, releases=self._shelf.describe())
+        await self._stop.wait()
+        self._slot.state = State.DRAINING
+        await server.drain()
+        beats.cancel()
+        follower.stop(timeout=0.5)
+        return 0
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, server: SharingServer) -> None:
+        """Follow signals, and the end of the supervisor."""
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, reload_permissions, self._inherited, server.change_permissions)
+        self._ties.watch(
+            lambda: loop.call_soon_threadsafe(self._stop.set),
+            self._settings.limits.drain_seconds + ORPHAN_PATIENCE,
+        )
+
+    def _runner(self, loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+        """Return what has the shelf changed in the loop, and tells the figures of it."""
+
+        def change(call: Callable[[], None]) -> None:
+            call()
+            self._announce()
+
+        def run(call: Callable[[], None]) -> None:
+            loop.call_soon_threadsafe(change, call)
+
+        return run
+
+    def _swapped(self, name: str) -> None:
+        self._slot.release(name).swapped()
+
+    def _announce(self) -> None:
+        """Tell the figures what is served."""
+        books = [self._shelf.get(name) for name in self._shelf.names()]
+        self._slot.announce(
+            (book.name, Labels(book.kind, book.digest[:DIGEST_SHOWN], f"{book.tokenizer:016x}"))
+            for book in books
+        )
+
+    async def _beat(self, server: SharingServer) -> None:
+        """Show that the loop goes round, and keep no more connections than our part."""
+        while True:
+            self._slot.heartbeat()
+            if self._slot.state == State.READY:
+                server.share_out(self._inherited.figures.connections())
+            await asyncio.sleep(BEAT)
+
+
+def make_follower(settings: Settings, on_targets: OnTargets) -> Follower:
+    """Return what follows the stores and releases of the settings; the catalogue only where it is needed."""
+    catalogue = None
+    if settings.uses_catalogue:
+        catalogue = Catalogue(settings.releases, settings.backend)
+    return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds)
+
+
+def find_problem(settings: Settings, shelf: Shelf, keeper: Keeper, follower: Follower) -> str | None:
+    """Return why the service should not start; None if it may.
+
+    A store or release that the user named must open. Of releases that nobody named, one is enough.
+    """
+    if settings.wait:
+        return None
+    named = {target.name for target in settings.stores} | set(settings.releases)
+    for name, reason in sorted(keeper.failures.items()):
+        if name in named or not shelf.names():
+            return f"{name!r} cannot be served: {reason}"
+    if follower.problem:
+        return f"the catalogue cannot be read: {follower.problem} (--store serves directories without one)"
+    if follower.missing:
+        missing = ", ".join(map(repr, follower.missing))
+        return f"the catalogue has no release {missing}: see `draftstore releases list`, or publish it"
+    if not shelf.names():
+        return (
+            "there is nothing to serve: publish a release with `draftstore releases publish`, name a directory with "
+            "--store, or start with --wait"
+        )
+    return None
+
+
+def reload_permissions(inherited: Inheritance, change: Callable[[Permissions], None]) -> None:
+    """Read the file of tokens again, and follow it if it can be used."""
+    try:
+        inherited.reload_permissions()
+    except DraftstoreError as error:
+        LOG.warning(
+            "the file of tokens cannot be used, the tokens from before stay", extra={"error": str(error)}
+        )
+    else:
+        change(inherited.permissions)

@@ -1,0 +1,1 @@
+"""What is served: which stores, opened, warmed, swapped and closed."""

@@ -1,0 +1,138 @@
+"""Bringing a shelf to what is to be served: the new is opened and warmed beside the old, which goes on meanwhile."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from draftstore.errors import DraftstoreError
+from services.lookup.stores.shelf import DIGEST_SHOWN, Book, Shelf, open_book
+from services.lookup.stores.targets import Target
+
+LOG = logging.getLogger(__name__)
+FIRST_PAUSE = 1.0
+"""Seconds until what could not be opened is tried again; it doubles each time."""
+LONGEST_PAUSE = 60.0
+
+Swapped = Callable[[str], None]
+Failed = Callable[[str, str], None]
+Run = Callable[[Callable[[], None]], object]
+
+
+class Failure(NamedTuple):
+    """A target that cannot be opened.
+
+    Attributes:
+        target: what.
+        message: why.
+        pause: seconds until it is tried again.
+        again_at: time of that, as `time.monotonic`.
+    """
+
+    target: Target
+    message: str
+    pause: float
+    again_at: float
+
+
+def _ignore(*_: object) -> None:
+    """Take note of nothing."""
+
+
+class Keeper:
+    """Keeps a shelf at what is to be served; the thread that follows the targets calls it, again and again."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        run: Run = lambda call: call(),
+        *,
+        swapped: Swapped = _ignore,
+        failed: Failed = _ignore,
+        open_book: Callable[[Target], Book] = open_book,
+    ) -> None:
+        """Start with what the shelf holds: nothing.
+
+        Args:
+            shelf: what is kept.
+            run: has a swap done where requests are answered, as `loop.call_soon_threadsafe` does, in order.
+            swapped: called with a name, where requests are answered, once it has another book than before.
+            failed: called with a name and a reason when it cannot be opened.
+            open_book: opens and warms.
+        """
+        self._shelf = shelf
+        self._run = run
+        self._swapped = swapped
+        self._failed = failed
+        self._open_book = open_book
+        self._opened: dict[str, Target] = {}
+        self._failures: dict[str, Failure] = {}
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why names that should be served are not, or are served from an older build."""
+        return {name: failure.message for name, failure in self._failures.items()}
+
+    def __call__(self, targets: Iterable[Target]) -> None:
+        """Open what is not open yet, and let go of what is no longer wanted; never fails."""
+        wanted = {target.name: target for target in targets}
+        for name in self._opened.keys() - wanted.keys():
+            self._remove(name)
+        for name in self._failures.keys() - wanted.keys():
+            del self._failures[name]
+        for target in wanted.values():
+            self._serve(target)
+
+    def _remove(self, name: str) -> None:
+        del self._opened[name]
+        LOG.info("no longer serving %r", name)
+        self._run(lambda: self._take_away(name))
+
+    def _take_away(self, name: str) -> None:
+        self._shelf.remove(name)
+
+    def _serve(self, target: Target) -> None:
+        """Have a target open, unless it is, or it failed just now."""
+        opened, failure = self._opened.get(target.name), self._failures.get(target.name)
+        if opened is not None and (opened.digest, opened.backend) == (target.digest, target.backend):
+            self._failures.pop(
+                target.name, None
+            )  # the newer build that could not be opened is wanted no more
+            return
+        if failure is not None and failure.target == target and time.monotonic() < failure.again_at:
+            return
+        began = time.monotonic()
+        try:
+            book = self._open_book(target)
+        except (DraftstoreError, OSError) as error:
+            self._note(target, str(error))
+        except Exception as error:
+            LOG.exception("%r cannot be opened", target.name)
+            self._note(target, f"{type(error).__name__}: {error}")
+        else:
+            LOG.info(
+                "serving %r from build %s, opened in %.2f seconds",
+                target.name, book.digest[:DIGEST_SHOWN], time.monotonic() - began,
+            )  # fmt: skip
+            self._failures.pop(target.name, None)
+            self._opened[target.name] = target._replace(digest=book.digest)
+            self._run(lambda: self._put(book))
+
+    def _put(self, book: Book) -> None:
+        if self._shelf.put(book.name, book) is not None:
+            self._swapped(book.name)
+
+    def _note(self, target: Target, message: str) -> None:
+        """Take note of a target that cannot be opened; the same reason is told once."""
+        before = self._failures.get(target.name)
+        again = before is not None and before.target == target
+        pause = min(2 * before.pause, LONGEST_PAUSE) if before is not None and again else FIRST_PAUSE
+        self._failures[target.name] = Failure(target, message, pause, time.monotonic() + pause)
+        if before is None or (before.target, before.message) != (target, message):
+            kept = self._opened.get(target.name)
+            LOG.error(
+                "%r cannot be opened: %s%s",
+                target.name, message,
+                f"; serving build {str(kept.digest)[:DIGEST_SHOWN]} as before" if kept else "",
+            )  # fmt: skip
+            self._failed(target.name, message)

@@ -1,0 +1,298 @@
+"""The stores that a worker answers from: each name stands for one open book, which is swapped for a newer one.
+
+    book = shelf.get("chat")                      # on the thread of the event loop, for an answer made at once
+    answer(book.drafter("backoff"), book.build)
+
+    book = shelf.borrow("chat")                   # for what takes longer, on any thread
+    try:
+        ...
+    finally:
+        book.release()
+
+A book that was replaced is closed after its last reader, in a thread of its own: to unmap a large file takes a while.
+An answer that needs several steps borrows a book once, and so comes from one build as a whole.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from draftstore import crest, rest
+from draftstore.drafter import StoreDrafter
+from draftstore.entries import LMDB, POSTGRES
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.manifest import load_manifest, manifest_digest
+from draftstore.stores import Store, open_store
+from draftstore.wire import short_hash
+from services.lookup.stores.targets import Target
+from services.lookup.stores.warming import warm_store
+
+LOG = logging.getLogger(__name__)
+FILES = "files"
+"""The backend of stores that have no other."""
+DIGEST_SHOWN = 16
+STRATEGIES = {rest.KIND: tuple(rest.STRATEGIES), crest.KIND: tuple(crest.STRATEGIES)}
+DEFAULT_STRATEGY = {rest.KIND: rest.DEFAULT_STRATEGY, crest.KIND: crest.DEFAULT_STRATEGY}
+
+
+class UnknownReleaseError(DraftstoreError):
+    """Nothing of this name is served here."""
+
+
+class Book:
+    """An open store under the name that it is served by.
+
+    Attributes:
+        name: what clients ask for.
+        digest: SHA-256 of its manifest, in hexadecimal digits.
+        build: the beginning of it, as answers carry it.
+        tokenizer: fingerprint of the tokenizer, as answers carry it.
+        manifest: of the store.
+        kind: of the store.
+        backend: where it is read: `files`, `lmdb` or `postgres`.
+        blocking: whether a lookup waits for a server, and belongs into a thread.
+        strategies: that it can follow.
+        default_strategy: the one that stands for none.
+        context_size: tokens that its default drafter looks at.
+    """
+
+    def __init__(self, name: str, store: Store, digest: str, backend: str) -> None:
+        """Take over an open store, and close it in the end.
+
+        Raises:
+            DraftstoreError: nothing is drafted from it.
+        """
+        self.name = name
+        self.digest = digest
+        self.build = short_hash(digest)
+        self.manifest = store.manifest
+        self.tokenizer = short_hash(store.manifest.tokenizer.fingerprint)
+        self.kind = store.manifest.kind
+        self.backend = backend
+        self.blocking = backend == POSTGRES
+        self.opened_at = datetime.now(UTC)
+        self._store: Store | None = store
+        self._drafters: dict[str, StoreDrafter] = {"": store.drafter()}
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._retire: Callable[[], None] | None = None
+        self.context_size = self._drafters[""].context_size
+        self.strategies = STRATEGIES[self.kind]
+        self.default_strategy = DEFAULT_STRATEGY[self.kind]
+
+    @property
+    def readers(self) -> int:
+        """How many have borrowed it and not given it back."""
+        return self._readers
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can no longer be read."""
+        return self._store is None
+
+    def drafter(self, strategy: str = "") -> StoreDrafter:
+        """Return the drafter that follows a strategy; callers do not keep it longer than the book.
+
+        Raises:
+            DraftstoreError: no such strategy.
+        """
+        drafter = self._drafters.get(strategy)
+        if drafter is None:
+            assert self._store is not None, "closed"
+            drafter = self._drafters[strategy] = self._store.drafter(strategy)
+        return drafter
+
+    def warm(self) -> None:
+        """Make it fast, see `services.lookup.stores.warming`.
+
+        Raises:
+            DraftstoreError: it is damaged, or its database cannot be asked.
+            OSError: a file cannot be read.
+        """
+        assert self._store is not None, "closed"
+        warm_store(self._store, [self.drafter(strategy) for strategy in self.strategies])
+
+    def acquire(self) -> None:
+        """Count one reader more; only where the book cannot have been replaced since it came from the shelf."""
+        with self._lock:
+            assert self._store is not None, "closed"
+            self._readers += 1
+
+    def release(self) -> None:
+        """Count one reader less; the last one of a book that was replaced has it closed."""
+        with self._lock:
+            self._readers -= 1
+            retire = self._retire if self._readers == 0 else None
+        if retire is not None:
+            retire()
+
+    def retire(self, close: Callable[[], None]) -> None:
+        """Have `close` called as soon as there is no reader."""
+        with self._lock:
+            self._retire = close
+            waiting = self._readers > 0
+        if not waiting:
+            close()
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        store, self._store = self._store, None
+        self._drafters.clear()
+        if store is not None:
+            store.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what clients may know of it, as JSON values; nothing about where it lies."""
+        manifest = self.manifest
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "build": self.digest[:DIGEST_SHOWN],
+            "tokenizer": {"name": manifest.tokenizer.name, "fingerprint": manifest.tokenizer.fingerprint},
+            "vocab_size": manifest.vocab_size,
+            "context_size": self.context_size,
+            "strategies": list(self.strategies),
+            "default_strategy": self.default_strategy,
+            "backend": self.backend,
+            "documents": manifest.counts.get("documents", 0),
+            "tokens": manifest.counts.get("tokens", 0),
+            "entries": manifest.counts.get("entries", 0),
+            "created": manifest.created,
+            "opened_at": self.opened_at.isoformat(timespec="seconds"),
+        }
+
+
+def open_book(target: Target, *, warm: bool = True) -> Book:
+    """Open what a name stands for, and make it fast.
+
+    Args:
+        target: what to open.
+        warm: whether to read it into memory and to draft from it first.
+
+    Raises:
+        DraftstoreError: it cannot be opened, or another build lies there.
+        OSError: a file cannot be read.
+    """
+    digest = _require_digest(target, target.digest)
+    manifest = load_manifest(target.path)
+    backend = None
+    if manifest.kind == crest.KIND:
+        backend = target.backend or next(iter(manifest.parameters.get("backends", [])), LMDB)
+    store = open_store(target.path, backend)
+    try:
+        # A build that takes the place of another one moves whole directories: files of both may be open here.
+        _require_digest(target, digest)
+        book = Book(target.name, store, digest, backend or FILES)
+        if warm:
+            book.warm()
+    except BaseException:
+        store.close()
+        raise
+    return book
+
+
+def _require_digest(target: Target, expected: str | None) -> str:
+    """Return the digest of the store that lies at a target.
+
+    Raises:
+        StoreError: there is none, or another one than expected.
+    """
+    digest = manifest_digest(target.path)
+    if expected not in (None, digest):
+        raise StoreError(
+            f"{target.path} holds another store by now (manifest {digest[:12]}, expected {str(expected)[:12]}): "
+            "publish the build that lies there, or build the expected one again"
+        )
+    return digest
+
+
+class Shelf:
+    """The open books by name.
+
+    Without borrowing, a book is safe to read only on the thread that calls `put` and `remove`: that of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._books: dict[str, Book] = {}
+        self._lock = threading.Lock()
+        self._closing = ThreadPoolExecutor(1, "draftstore-closing")
+
+    def get(self, name: str) -> Book:
+        """Return the book of a name.
+
+        Raises:
+            UnknownReleaseError: nothing of this name is served.
+        """
+        try:
+            return self._books[name]
+        except KeyError:
+            raise UnknownReleaseError(f"nothing is served under the name {name!r}") from None
+
+    def borrow(self, name: str) -> Book:
+        """Return the book of a name, which stays open until the caller calls its `release`; for any thread.
+
+        Raises:
+            UnknownReleaseError: nothing of this name is served.
+        """
+        with self._lock:
+            book = self.get(name)
+            book.acquire()
+            return book
+
+    def put(self, name: str, book: Book) -> Book | None:
+        """Answer to a name from another book now; return the one before, which is closed after its last reader."""
+        with self._lock:
+            before = self._books.get(name)
+            self._books[name] = book
+        self._retire(before)
+        return before
+
+    def remove(self, name: str) -> Book | None:
+        """Answer to a name no more; return its book, which is closed after its last reader."""
+        with self._lock:
+            before = self._books.pop(name, None)
+        self._retire(before)
+        return before
+
+    def names(self) -> list[str]:
+        """Return all names that are served."""
+        return sorted(self._books)
+
+    def describe(self, allowed: Callable[[str], bool] = lambda _: True) -> list[dict[str, Any]]:
+        """Return what is served, as JSON values.
+
+        Args:
+            allowed: tells whether the asker may know of a name.
+        """
+        books = [self._books.get(name) for name in self.names() if allowed(name)]
+        return [book.describe() for book in books if book is not None]
+
+    def close(self) -> None:
+        """Close all books, and return when those without readers are closed."""
+        for name in self.names():
+            self.remove(name)
+        self._closing.shutdown(wait=True)
+
+    def _retire(self, book: Book | None) -> None:
+        if book is not None:
+            book.retire(partial(self._close_soon, book))
+
+    def _close_soon(self, book: Book) -> None:
+        """Close a book off this thread; where the shelf is gone already, here."""
+        try:
+            self._closing.submit(_close, book)
+        except RuntimeError:
+            _close(book)
+
+
+def _close(book: Book) -> None:
+    try:
+        book.close()
+    except Exception:
+        LOG.exception("the old store of %r cannot be closed", book.name)
+    else:
+        LOG.info("closed build %s of %r", book.digest[:DIGEST_SHOWN], book.name)

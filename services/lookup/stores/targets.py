@@ -1,0 +1,81 @@
+"""What is to be served: directories that were named, and releases of the catalogue."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.manifest import manifest_digest
+from schema.notices import LiveRelease
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""Names that may be asked for; the catalogue takes the same ones for releases."""
+MOST_NAME = 255
+"""Bytes of a name in a frame."""
+
+
+class Target(NamedTuple):
+    """A name, and the store that should answer to it.
+
+    Attributes:
+        name: what clients ask for.
+        path: directory of the store.
+        digest: SHA-256 of the manifest that must lie there; None where none can be read.
+        backend: where the entries of a CREST store are read; None for the first that it was built for.
+    """
+
+    name: str
+    path: Path
+    digest: str | None = None
+    backend: str | None = None
+
+
+def parse_store(argument: str, backend: str | None = None) -> Target:
+    """Return the target of `--store [NAME=]DIR`; without a name it goes by that of the directory.
+
+    Raises:
+        DraftstoreError: nobody could ask for such a name.
+    """
+    name, separator, folder = argument.partition("=")
+    if not separator or "/" in name:
+        name, folder = "", argument
+    path = Path(folder).expanduser().resolve()
+    name = name or path.name
+    if not re.fullmatch(NAME, name) or len(name) > MOST_NAME:
+        raise DraftstoreError(
+            f"{name!r} cannot be the name of a store: expected letters, digits, '.', '_' and '-', with a letter or "
+            f"digit first; give it one with --store NAME={folder}"
+        )
+    return Target(name, path, None, backend)
+
+
+def with_digest(target: Target) -> Target:
+    """Return the target of a directory with what lies there now, which a new build may have replaced."""
+    try:
+        return target._replace(digest=manifest_digest(target.path))
+    except (StoreError, OSError):
+        return target._replace(digest=None)
+
+
+def catalogue_targets(
+    live: Iterable[LiveRelease], names: Iterable[str] = (), backend: str | None = None
+) -> list[Target]:
+    """Return the targets of releases.
+
+    Args:
+        live: all releases of the catalogue.
+        names: those that are to be served; none: all.
+        backend: where the entries of those that have it are read.
+    """
+    wanted = set(names)
+    return [
+        Target(
+            release.name,
+            Path(release.path),
+            release.digest,
+            backend if backend in release.backends else None,
+        )
+        for release in live
+        if not wanted or release.name in wanted
+    ]

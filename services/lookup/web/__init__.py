@@ -1,0 +1,1 @@
+"""HTTP: JSON, health, metrics, and the page for people."""

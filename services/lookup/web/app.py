@@ -1,0 +1,246 @@
+"""The HTTP side of the lookup service: drafts in JSON, what is served, health, metrics, and a page for people.
+
+It opens no store. Drafts come from the worker processes over their socket, so that what people ask costs the workers
+what any client's request costs, and cannot hold up the drafts of decoders.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from draftstore import wire
+from services.lookup.web import openapi, page
+from services.lookup.web.drafting import DraftDesk
+from services.lookup.web.guards import Guard, ProblemError, problem_response
+from services.lookup.web.live import Live
+from services.lookup.web.messages import FiguresReply, HealthReply, ReadyReply, ReleaseEntry, ReleasesReply
+from services.lookup.web.upstream import RefusedError, ServiceAwayError, Upstream
+
+SAMPLE_SECONDS = 1.0
+NO_STORE = {"Cache-Control": "no-store"}
+
+
+class Grant(Protocol):
+    """What someone may do."""
+
+    def allows(self, name: str) -> bool:
+        """Tell whether a release may be used; `*` stands for all of them."""
+
+
+class Gate(Protocol):
+    """Knows who may do what; `services.lookup.permissions.Permissions` is one."""
+
+    def identify(self, token: str | bytes | None) -> Grant | None:
+        """Return what the bearer of a token may do; None for an unknown token, or where none may be missing."""
+
+
+@dataclass
+class Site:
+    """What the HTTP side is made of.
+
+    Attributes:
+        upstream: the way to the workers.
+        desk: answers questions for drafts.
+        gate: who may do what; replaced when the file of tokens is read again.
+        live: figures for people.
+        metrics: returns the text for Prometheus.
+        ready: tells whether drafts are served.
+    """
+
+    upstream: Upstream
+    desk: DraftDesk
+    gate: Gate
+    live: Live
+    metrics: Callable[[], bytes]
+    ready: Callable[[], ReadyReply]
+
+
+def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
+    """Return the application.
+
+    Args:
+        site: what it shows.
+        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.Guard`.
+    """
+    api = _Api(site)
+    routes = [
+        Route("/", api.page, name="page"),
+        Route("/static/{name}", api.static),
+        Route("/v1/draft", api.draft, methods=["POST"]),
+        Route("/v1/releases", api.releases),
+        Route("/v1/figures", api.figures),
+        Route("/healthz", api.health),
+        Route("/readyz", api.ready),
+        Route("/metrics", api.metrics),
+        Route("/openapi.json", api.openapi),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, hosts=hosts)],
+        exception_handlers={
+            ProblemError: _on_problem,
+            HTTPException: _on_http_error,
+            RefusedError: _on_refused,
+            ServiceAwayError: _on_away,
+        },
+        lifespan=api.lifespan,
+    )
+
+
+class _Api:
+    """The handlers of all paths."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._document = openapi.document()
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Read the counters once a second while the application runs."""
+        task = asyncio.create_task(self._sample())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self._site.upstream.close()
+            self._site.desk.close()
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self._site.live.sample()
+
+    def _grant(self, request: Request) -> Grant:
+        """Return what the sender may do.
+
+        Raises:
+            ProblemError: a token is missing, or unknown.
+        """
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" and token.strip() else None
+        grant = self._site.gate.identify(given)
+        if grant is None:
+            found = "an unknown bearer token" if given else "no bearer token"
+            wanted = "send `Authorization: Bearer TOKEN` with one from `draftstore tokens new`"
+            raise ProblemError(401, f"{found}: {wanted}", {"WWW-Authenticate": 'Bearer realm="draftstore"'})
+        return grant
+
+    async def draft(self, request: Request) -> Response:
+        """POST /v1/draft."""
+        grant = self._grant(request)
+        return _reply(await self._site.desk.answer(request, grant.allows))
+
+    async def releases(self, request: Request) -> Response:
+        """GET /v1/releases."""
+        grant = self._grant(request)
+        return _reply(ReleasesReply(releases=await self._served(grant)))
+
+    async def _served(self, grant: Grant) -> list[ReleaseEntry]:
+        found = await self._site.upstream.releases()
+        return [ReleaseEntry.model_validate(entry) for entry in found if grant.allows(entry["name"])]
+
+    async def figures(self, request: Request) -> Response:
+        """GET /v1/figures."""
+        reply: FiguresReply = self._site.live.report(self._grant(request).allows)
+        return _reply(reply)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        if not self._grant(request).allows("*"):
+            raise ProblemError(403, "metrics tell of all releases: this takes a token for the release '*'")
+        return Response(self._site.metrics(), headers={**NO_STORE, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def health(self, _request: Request) -> Response:
+        """GET /healthz."""
+        return _reply(HealthReply())
+
+    async def ready(self, _request: Request) -> Response:
+        """GET /readyz. Names are for those who may see them; whether all is well is for everybody."""
+        reply = self._site.ready()
+        grant = self._site.gate.identify(None)
+        if grant is None:
+            problems = ["not everything is open: the log says more"] if reply.problems else []
+            reply = reply.model_copy(update={"releases": [], "problems": problems})
+        return _reply(reply, 200 if reply.status == "ready" else 503)
+
+    async def openapi(self, _request: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(self._document)
+
+    async def page(self, _request: Request) -> Response:
+        """GET /."""
+        grant = self._site.gate.identify(None)
+        served: list[ReleaseEntry] = []
+        notice = ""
+        if grant is not None:
+            try:
+                served = await self._served(grant)
+            except (RefusedError, ServiceAwayError) as error:
+                notice = str(error)
+        html = page.render(served, wants_token=grant is None, notice=notice)
+        return Response(html, headers=NO_STORE, media_type="text/html")
+
+    async def static(self, request: Request) -> Response:
+        """GET /static/NAME, from memory: no name from a request reaches the file system."""
+        asset = page.ASSETS.get(request.path_params["name"])
+        if asset is None:
+            raise ProblemError(404, "no such file")
+        headers = {"ETag": asset.tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == asset.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(asset.data, headers=headers, media_type=asset.media)
+
+
+def _reply(message: BaseModel, status: int = 200) -> Response:
+    return Response(message.model_dump_json(), status, NO_STORE, "application/json")
+
+
+async def _on_problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem_response(error.status, error.message, error.headers)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answer an unknown path or method, which Starlette finds."""
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"no such path: {request.url.path}: see /openapi.json",
+        405: f"{request.method} is not for {request.url.path}: see /openapi.json",
+    }.get(error.status_code, error.detail)
+    return problem_response(error.status_code, message, error.headers)
+
+
+STATUSES = {
+    wire.Status.BAD_REQUEST: 400,
+    wire.Status.NOT_FOUND: 404,
+    wire.Status.TOO_LARGE: 413,
+    wire.Status.BUSY: 429,
+    wire.Status.UNAVAILABLE: 503,
+    # A worker that does not let the HTTP side in is set up wrong: not the sender's fault.
+    wire.Status.UNAUTHORIZED: 503,
+    wire.Status.FORBIDDEN: 503,
+}
+
+
+async def _on_refused(_request: Request, error: Exception) -> Response:
+    """Pass on what a worker said."""
+    assert isinstance(error, RefusedError)
+    status = STATUSES.get(error.failure.status, 500)
+    wait = {"Retry-After": str(max(1, math.ceil(error.failure.retry_after)))}
+    return problem_response(status, error.failure.message, wait if status in openapi.RETRIED else None)
+
+
+async def _on_away(_request: Request, error: Exception) -> Response:
+    return problem_response(503, str(error), {"Retry-After": "1"})

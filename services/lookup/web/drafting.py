@@ -1,0 +1,173 @@
+"""Drafts for people: a question in JSON, tokenized, asked of the workers, spelled out."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+
+from draftstore import wire
+from draftstore.errors import TokenizerError, WireError
+from draftstore.tokenizer import TextTokenizer
+from services.lookup.web.guards import ProblemError, read_body
+from services.lookup.web.lexicon import Lexicon
+from services.lookup.web.messages import DraftReply, Question, TextQuestion, TokensQuestion
+from services.lookup.web.texts import encode_text, pack_contexts, show_draft
+from services.lookup.web.upstream import Drafted, Upstream
+
+MOST_AT_ONCE = 32
+THREADS = 2
+MOST_PROBLEMS = 3
+"""Told of at once."""
+EXAMPLE = {"release": "chat", "text": "The quick brown", "budget": 16}
+Spelled = TypeVar("Spelled")
+_QUESTION: TypeAdapter[TextQuestion | TokensQuestion] = TypeAdapter(Question)
+
+
+class DraftDesk:
+    """Answers questions for drafts, a limited number at once; tokenizes in threads of its own."""
+
+    def __init__(self, upstream: Upstream, lexicon: Lexicon, most_at_once: int = MOST_AT_ONCE) -> None:
+        """Answer with drafts of the workers.
+
+        Args:
+            upstream: the way to the workers.
+            lexicon: the tokenizers of what they serve.
+            most_at_once: questions; more are sent away with 429.
+        """
+        self._upstream = upstream
+        self._lexicon = lexicon
+        self._most = most_at_once
+        self._busy = 0
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def answer(self, request: Request, allows: Callable[[str], bool]) -> DraftReply:
+        """Answer one request.
+
+        Args:
+            request: whose body is a question.
+            allows: tells whether the sender may use a release.
+
+        Raises:
+            ProblemError: the question cannot be read, is not allowed, or comes with too many others.
+            RefusedError: a worker says why not.
+            ServiceAwayError: no worker answers.
+        """
+        if self._busy >= self._most:
+            message = f"{self._most} questions are being answered: try again in a second"
+            raise ProblemError(429, message, {"Retry-After": "1"})
+        self._busy += 1
+        try:
+            question = parse_question(await read_body(request))
+            if not allows(question.release):
+                raise ProblemError(403, f"this token is not for the release {question.release!r}")
+            return await self._draft(question)
+        finally:
+            self._busy -= 1
+
+    async def _draft(self, question: TextQuestion | TokensQuestion) -> DraftReply:
+        """Draft, and once more where the release has moved to another tokenizer in between."""
+        tokenizer = self._lexicon.of_release(question.release)
+        contexts = await self._contexts(question, tokenizer)
+        drafted = await self._ask(question, contexts)
+        found = self._lexicon.of_answer(drafted.answer.tokenizer)
+        if isinstance(question, TextQuestion) and (tokenizer is None or found is not tokenizer):
+            if found is None:
+                message = (
+                    f"the tokenizer of {question.release!r} is not known here yet: try again in a moment"
+                )
+                raise ProblemError(503, message, {"Retry-After": "1"})
+            contexts = await self._contexts(question, found)
+            drafted = await self._ask(question, contexts)
+        return await self._in_thread(lambda: _reply(question, contexts, drafted, found))
+
+    async def _ask(self, question: TextQuestion | TokensQuestion, contexts: NDArray[np.int32]) -> Drafted:
+        try:
+            return await self._upstream.draft(
+                question.release, contexts, question.budget, question.min_prob, question.strategy
+            )
+        except WireError as error:
+            raise ProblemError(422, str(error)) from None
+
+    async def _contexts(
+        self, question: TextQuestion | TokensQuestion, tokenizer: TextTokenizer | None
+    ) -> NDArray[np.int32]:
+        """Return the contexts of a question, int32 [batch, width]; one without ids where no tokenizer is known."""
+        if isinstance(question, TokensQuestion):
+            return pack_contexts(question.contexts)
+        if tokenizer is None:  # ask all the same: the worker knows best whether there is such a release
+            return pack_contexts([[]])
+        try:
+            return await self._in_thread(lambda: encode_text(tokenizer, question.text))
+        except TokenizerError as error:
+            raise ProblemError(422, f"text: {error}") from None
+
+    async def _in_thread(self, call: Callable[[], Spelled]) -> Spelled:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def parse_question(body: bytes) -> TextQuestion | TokensQuestion:
+    """Return the question that a body holds.
+
+    Raises:
+        ProblemError: 400 if it is not JSON, 422 if it is no question.
+    """
+    try:
+        document = json.loads(body.decode(), parse_float=_number, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(400, f"the body is not JSON: {error}") from None
+    try:
+        return _QUESTION.validate_python(document)
+    except ValidationError as error:
+        raise ProblemError(422, _wrong(document, error)) from None
+
+
+def _wrong(document: Any, error: ValidationError) -> str:
+    """Say what is wrong with a question."""
+    if not isinstance(document, dict):
+        return "expected a JSON object, such as " + json.dumps(EXAMPLE)
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = [f"{'.'.join(map(str, detail['loc'][1:]))}: {detail['msg']}" for detail in details]
+    if not document.keys() & {"text", "contexts"}:
+        problems = [problem for problem in problems if not problem.startswith("text:")]
+        problems.insert(0, "give `text`, or token ids in `contexts`")
+    more = len(problems) - MOST_PROBLEMS
+    return "; ".join(problems[:MOST_PROBLEMS]) + (f" (and {more} more)" if more > 0 else "")
+
+
+def _number(text: str) -> float:
+    """Return a number with a point or an exponent; 20.0 is an integer in JSON."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number there")
+
+
+def _reply(
+    question: TextQuestion | TokensQuestion,
+    contexts: NDArray[np.int32],
+    drafted: Drafted,
+    tokenizer: TextTokenizer | None,
+) -> DraftReply:
+    """Spell an answer out."""
+    answer: wire.DraftAnswer = drafted.answer
+    return DraftReply(
+        release=question.release,
+        strategy=question.strategy,
+        build=f"{answer.build:016x}",
+        tokenizer=f"{answer.tokenizer:016x}",
+        lookup_us=answer.micros,
+        round_trip_us=round(drafted.round_trip_us, 1),
+        drafts=[show_draft(d, row, tokenizer) for d, row in zip(answer.drafts, contexts, strict=True)],
+    )

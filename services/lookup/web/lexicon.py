@@ -1,0 +1,66 @@
+"""The tokenizers of what is served: the HTTP side turns text into ids and back, and opens no store."""
+
+import logging
+from collections.abc import Iterable
+
+from draftstore import wire
+from draftstore.errors import DraftstoreError
+from draftstore.manifest import TOKENIZER_FOLDER, load_manifest
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from services.lookup.stores.targets import Target
+
+LOG = logging.getLogger(__name__)
+
+
+class Lexicon:
+    """Tokenizers by the name of a release; releases with one tokenizer share it.
+
+    `follow` belongs to the thread that follows what is served; everything else is for any thread.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, int] = {}
+        self._tokenizers: dict[int, TextTokenizer] = {}
+        self._followed: dict[str, Target] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """What should be served."""
+        return sorted(self._followed)
+
+    def follow(self, targets: Iterable[Target]) -> None:
+        """Know the tokenizers of these targets; never fails: what cannot be read is logged, and tried again."""
+        wanted = {target.name: target for target in targets}
+        keys = {name: key for name, key in self._keys.items() if name in wanted}
+        for name, target in wanted.items():
+            # Without a digest nothing tells whether another build lies there by now.
+            if name not in keys or target.digest is None or self._followed.get(name) != target:
+                try:
+                    keys[name] = self._learn(target)
+                except (DraftstoreError, OSError) as error:
+                    if self._followed.get(name) != target:
+                        LOG.warning("the tokenizer of %r cannot be read: %s", name, error)
+        # Workers may still answer from the builds before: their tokenizers stay until the next change.
+        kept = {*self._keys.values(), *keys.values()}
+        if keys != self._keys:
+            self._tokenizers = {key: known for key, known in self._tokenizers.items() if key in kept}
+        self._keys, self._followed = keys, wanted
+
+    def _learn(self, target: Target) -> int:
+        """Have the tokenizer of a store, and return the short hash of its fingerprint."""
+        manifest = load_manifest(target.path)
+        key = wire.short_hash(manifest.tokenizer.fingerprint)
+        if key not in self._tokenizers:
+            tokenizer = load_tokenizer(target.path / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
+            manifest.require_tokenizer(tokenizer.identity, target.path)
+            self._tokenizers = {**self._tokenizers, key: tokenizer}
+        return key
+
+    def of_release(self, name: str) -> TextTokenizer | None:
+        """Return the tokenizer of a release; None if it is not known."""
+        key = self._keys.get(name)
+        return None if key is None else self._tokenizers.get(key)
+
+    def of_answer(self, tokenizer: int) -> TextTokenizer | None:
+        """Return the tokenizer with the short hash that an answer names; None if it is not known."""
+        return self._tokenizers.get(tokenizer)

@@ -1,0 +1,53 @@
+"""The page for people: one template, one style sheet and a little script, all from this folder, read once."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from draftstore import __version__
+from services.lookup.web.messages import ReleaseEntry
+
+_FOLDER = Path(__file__).parent
+_MEDIA = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+class Asset(NamedTuple):
+    """A file that the page loads."""
+
+    data: bytes
+    media: str
+    tag: str
+
+
+def _load_assets() -> dict[str, Asset]:
+    """Read all files that the page loads, by name."""
+    assets = {}
+    for path in sorted((_FOLDER / "static").iterdir()):
+        data = path.read_bytes()
+        tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+        assets[path.name] = Asset(data, _MEDIA[path.suffix], tag)
+    return assets
+
+
+ASSETS = _load_assets()
+_TEMPLATE = Environment(
+    loader=FileSystemLoader(_FOLDER / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+).get_template("index.html")
+
+
+def render(releases: Sequence[ReleaseEntry], wants_token: bool, notice: str = "") -> str:
+    """Return the page.
+
+    Args:
+        releases: what is served to those without a token.
+        wants_token: whether nothing is served to them.
+        notice: what is wrong, in a sentence; empty when nothing is.
+    """
+    return _TEMPLATE.render(releases=releases, wants_token=wants_token, notice=notice, version=__version__)

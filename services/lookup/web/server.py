@@ -1,0 +1,76 @@
+"""The server below the HTTP side: uvicorn, with bounds for clients that are slow or send without end."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+CONNECTIONS = 256
+"""Open at the same time; beyond that the answer is 503."""
+HEADERS = 32 * 1024
+"""Bytes of the headers of a request."""
+HEAD_SECONDS = 10.0
+"""In which these have to arrive."""
+IDLE_SECONDS = 15
+
+
+class _Protocol(H11Protocol):
+    """One connection, which is closed if a request does not come to the end of its headers in time."""
+
+    _stalled = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to look now and then."""
+        super().connection_made(transport)
+        self._look()
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        waits = self.cycle is None or self.cycle.response_complete
+        stalls = waits and self.timeout_keep_alive_task is None  # while that runs, uvicorn itself closes it
+        if stalls and self._stalled:
+            self.transport.close()
+            return
+        self._stalled = stalls
+        self.loop.call_later(HEAD_SECONDS, self._look)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn as a part of a process that has an event loop and signals of its own."""
+
+    def __init__(self, app: ASGIApp, drain_seconds: float = 1.0) -> None:
+        """Serve an application.
+
+        Args:
+            app: the application.
+            drain_seconds: for requests that are under way when it stops.
+        """
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http=_Protocol,  # h11: unlike httptools it bounds what a client may send before its headers end
+            h11_max_incomplete_event_size=HEADERS,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=max(1, round(drain_seconds)),
+        )
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the process."""
+        yield
+
+    def stop(self) -> None:
+        """Take no more requests, and end when those that are under way are answered; in the thread of the loop."""
+        self.should_exit = True

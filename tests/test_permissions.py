@@ -1,0 +1,284 @@
+import hashlib
+import json
+import multiprocessing
+import os
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.errors import DraftstoreError
+from services.cli.tokens import tokens
+from services.lookup.permissions import (
+    ANYBODY,
+    EVERY,
+    Grant,
+    Permissions,
+    PermissionsError,
+    hash_token,
+    new_token,
+    read_grants,
+)
+from services.lookup.token_file import _to_toml, change_grants
+
+ONE = Grant("one", frozenset(["chat", "code"]), hash_token("secret-1"))
+ALL = Grant("all", frozenset([EVERY]), hash_token("secret-2"))
+
+
+def entry(name: str = "a", sha256: str = "0" * 64, releases: str = '["x"]') -> str:
+    return f'[[token]]\nname = "{name}"\nsha256 = "{sha256}"\nreleases = {releases}\n'
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(tokens, [str(argument) for argument in arguments])
+
+
+def new(path: Path, name: str, *releases: str) -> str:
+    """Make a token by the command and return it."""
+    options = [part for release in releases for part in ("--release", release)]
+    result = invoke("new", name, *options, "--file", path)
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+def test_a_token_identifies_its_bearer() -> None:
+    permissions = Permissions([ONE, ALL])
+    assert permissions.needs_token
+    assert permissions.identify("secret-1") == permissions.identify(b"secret-1") == ONE
+    assert permissions.identify("secret-2") == ALL
+    for token in (None, "", b"", "secret", "secret-1 ", "\ud800", b"\xff\0", ONE.digest):
+        assert permissions.identify(token) is None
+
+
+def test_a_grant_allows_its_releases() -> None:
+    assert ONE.allows("chat")
+    assert ONE.allows("code")
+    assert not ONE.allows("chat2")
+    assert not ONE.allows("")
+    assert not ONE.allows(EVERY)
+    assert ALL.allows("anything")
+
+
+def test_without_tokens_everybody_may_do_everything() -> None:
+    permissions = Permissions.open_to_all()
+    assert not permissions.needs_token
+    for token in (None, "", "whatever"):
+        assert permissions.identify(token) == ANYBODY
+    assert ANYBODY.allows("chat")
+    assert permissions.including(ONE).identify("x") == ANYBODY
+
+
+def test_with_an_empty_list_of_tokens_nobody_may_do_anything() -> None:
+    permissions = Permissions([])
+    assert permissions.needs_token
+    assert permissions.identify(None) is None
+    assert permissions.identify("") is None
+
+
+def test_one_grant_more() -> None:
+    permissions = Permissions([ONE]).including(ALL)
+    assert permissions.identify("secret-2") == ALL
+    assert permissions.identify("secret-1") == ONE
+
+
+def test_grants_are_renewed_by_token_not_by_name() -> None:
+    changed = Grant("renamed", frozenset(["rest"]), ONE.digest)
+    taken_over = Grant("one", frozenset([EVERY]), hash_token("another"))
+    assert Permissions([changed]).renew(ONE) == changed
+    assert Permissions([taken_over]).renew(ONE) is None
+    assert Permissions([ONE]).renew(ANYBODY) is None
+    assert Permissions.open_to_all().renew(ONE) == ANYBODY
+
+
+def test_all_hashes_are_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def compare(known: str, given: str) -> bool:
+        compared.append(known)
+        return known == given
+
+    monkeypatch.setattr("services.lookup.permissions.hmac.compare_digest", compare)
+    permissions = Permissions([ONE, ALL])
+    for token in ("secret-1", "secret-2", "unknown"):
+        compared.clear()
+        permissions.identify(token)
+        assert compared == [ONE.digest, ALL.digest]
+
+
+def test_tokens_are_long_and_differ() -> None:
+    made = {new_token() for _ in range(100)}
+    assert len(made) == 100
+    assert all(
+        token.startswith("draftstore_") and len(token) >= 11 + 43 and token.isascii() for token in made
+    )
+
+
+def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
+    import services.lookup.permissions as module
+
+    assert module.__doc__
+    path = tmp_path / "tokens.toml"
+    path.write_text(module.__doc__.partition("\n\n")[2].rpartition("\n\n")[0])
+    [grant] = read_grants(path)
+    assert grant == Grant("engine-1", frozenset(["chat-vicuna", "code"]), hash_token("test"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[token]\n", "no TOML"),
+        ("tokens = []\n", "expected tables"),
+        ("token = 3\n", "expected tables"),
+        ("token = [3]\n", "an int"),
+        ("[token]\nname='a'\n", "expected tables"),
+        ('[[token]]\nname = "a"\n', "expected name, sha256 and releases"),
+        (entry() + "extra = 1\n", "expected name, sha256 and releases"),
+        (entry(name=""), "the name ''"),
+        (entry(sha256="secret"), "no SHA-256"),
+        (entry(sha256="A" * 64), "no SHA-256"),
+        (entry(releases='"x"'), "expected a list"),
+        (entry(releases="[1]"), "expected a list"),
+        (entry() + entry(sha256="1" * 64), "same name"),
+        (entry() + entry(name="b"), "same token"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(text)
+    with pytest.raises(PermissionsError, match=words) as caught:
+        Permissions.load(path)
+    assert str(path) in str(caught.value)
+    assert "secret" not in str(caught.value)  # a token in the wrong place is not shown
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(PermissionsError, match="draftstore tokens new"):
+        Permissions.load(tmp_path / "none.toml")
+    with pytest.raises(PermissionsError, match="cannot be read"):
+        Permissions.load(tmp_path)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(PermissionsError, match="no TOML"):
+        Permissions.load(tmp_path / "bytes")
+
+
+@given(name=st.text(min_size=1), releases=st.lists(st.text(), max_size=3))
+def test_any_text_comes_back_from_the_file(name: str, releases: list[str]) -> None:
+    grant = Grant(name, frozenset(releases), "0" * 64)
+    try:
+        text = _to_toml([grant]).encode().decode()
+    except UnicodeEncodeError:
+        return  # half a surrogate pair, which no file can hold
+    [found] = tomllib.loads(text)["token"]
+    assert (found["name"], set(found["releases"])) == (name, set(releases))
+
+
+def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    one, two = new(path, "engine-1", "chat", "code"), new(path, "page", EVERY)
+    assert one not in path.read_text()
+    permissions = Permissions.load(path)
+    grant = permissions.identify(one)
+    assert grant == Grant("engine-1", frozenset(["chat", "code"]), hashlib.sha256(one.encode()).hexdigest())
+    assert permissions.identify(two) == Grant("page", frozenset([EVERY]), hash_token(two))
+    listed = invoke("list", "--file", path)
+    assert "engine-1" in listed.output
+    assert grant.digest not in listed.output
+    assert json.loads(invoke("list", "--file", path, "--json").output) == [
+        {"name": "engine-1", "releases": ["chat", "code"]},
+        {"name": "page", "releases": ["*"]},
+    ]
+    assert invoke("remove", "engine-1", "--file", path).exit_code == 0
+    assert Permissions.load(path).identify(one) is None
+    assert Permissions.load(path).identify(two)
+    assert json.loads(invoke("remove", "page", "--file", path, "--json").output) == {
+        "name": "page",
+        "removed": True,
+    }
+    assert "nobody may ask" in invoke("list", "--file", path).output
+
+
+def test_only_the_token_goes_to_standard_output(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    result = invoke("new", "a", "--release", "x", "--file", path)
+    [token] = result.stdout.splitlines()
+    assert Permissions.load(path).identify(token)
+    assert "cannot be shown again" in result.stderr
+    document = json.loads(invoke("new", "b", "--release", "x", "--file", path, "--json").stdout)
+    assert Permissions.load(path).identify(document["token"]).name == "b"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("new", "taken", "--release", "x"), "has a token 'taken' already"),
+        (("new", " ", "--release", "x"), "cannot be the name"),
+        (("new", "a\nb", "--release", "x"), "cannot be the name"),
+        (("new", "a", "--release", ""), "is empty"),
+        (("remove", "unknown"), "no token 'unknown': it has taken"),
+    ],
+)
+def test_what_the_command_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    path = tmp_path / "tokens.toml"
+    new(path, "taken", "x")
+    before = path.read_bytes()
+    result = invoke(*arguments, "--file", path)
+    assert isinstance(result.exception, DraftstoreError)
+    assert words in str(result.exception)
+    assert path.read_bytes() == before
+    assert invoke("new", "a", "--file", path).exit_code == 2  # no release
+
+
+def test_the_command_does_not_touch_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text("[[token")
+    assert isinstance(invoke("new", "a", "--release", "x", "--file", path).exception, PermissionsError)
+    assert path.read_text() == "[[token"
+    result = invoke("new", "a", "--release", "x", "--file", tmp_path / "none" / "tokens.toml")
+    assert isinstance(result.exception, PermissionsError)
+    assert "cannot be used" in str(result.exception)
+
+
+def test_the_file_is_private_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    umask = os.umask(0)
+    try:
+        new(path, "a", "x")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)
+    link = tmp_path / "link.toml"
+    link.symlink_to(path)
+    new(link, "b", "x")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert link.is_symlink()
+    assert {grant.name for grant in read_grants(path)} == {"a", "b"}
+    assert sorted(tmp_path.iterdir()) == [link, path]
+
+
+def add_ten(path: Path, first: int) -> None:
+    for number in range(first, first + 10):
+        grant = Grant(f"t{number}", frozenset(["x"]), hash_token(str(number)))
+        change_grants(path, lambda grants, grant=grant: [*grants, grant])  # type: ignore[misc]
+
+
+def test_processes_that_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=add_ten, args=(path, 10 * number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert {grant.name for grant in read_grants(path)} == {f"t{number}" for number in range(30)}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_help_has_examples() -> None:
+    for arguments in (("--help",), ("new", "--help"), ("list", "--help"), ("remove", "--help")):
+        assert "draftstore tokens" in invoke(*arguments).output

@@ -36,8 +36,8 @@ bench: .venv/.dev  ## Run the benchmarks (minutes; needs DRAFTSTORE_TEST_DATA)
 
 lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet --upgrade '.[dev,bench]'
-	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore; echo 'torch==2.13.0+cpu'; } > constraints.new
+	.venv-lock/bin/python -m pip install --quiet --upgrade '.[dev,bench]' torch==2.13.0
+	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
 clean:  ## Remove what was installed and built here

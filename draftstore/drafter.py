@@ -22,7 +22,15 @@ from draftstore.tree import LOWEST_LEVEL, DraftTree, highest_level
 
 
 class Session(Protocol):
-    """The drafts of one text that is being decoded."""
+    """The drafts of one text that is being decoded.
+
+    Attributes:
+        needs_candidates: whether `observe` wants the target model's candidates, which cost a top-8 of every row.
+        needs_hidden: whether `observe` wants hidden states.
+    """
+
+    needs_candidates: bool
+    needs_hidden: bool
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; empty if there is none."""
@@ -55,7 +63,13 @@ class Drafter(Protocol):
         hidden: NDArray[np.float32] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
-        """Start the drafts of one text; the arguments are those of `Session.observe` after the prefill."""
+        """Start the drafts of one text.
+
+        Args:
+            prompt_ids: int32 [any], the whole text so far: the prompt, and the token that the prefill yielded.
+            hidden: float32 [d], the hidden state that predicted the last id.
+            candidates: int32 [1, 8], the target model's top 8 where it predicted the last id.
+        """
 
 
 class ContextDrafter(Protocol):
@@ -106,6 +120,9 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
 
 class ContextSession:
     """A session over a static store: the last tokens, and nothing else."""
+
+    needs_candidates = False
+    needs_hidden = False
 
     def __init__(self, drafter: ContextDrafter, prompt_ids: ArrayLike) -> None:
         """Start from a prompt.

@@ -12,19 +12,21 @@ forced. Counting, per output:
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.acceptance import Acceptance
 from draftstore.chat import as_messages
+from draftstore.decoding import Fixed, Planner, decode
 from draftstore.drafter import Drafter
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
 from draftstore.records import read_json_records
 from draftstore.tokenizer import TextTokenizer
+from draftstore.tree import DraftTree
 
 MAX_OUTPUT_TOKENS = 1024
 
@@ -168,31 +170,56 @@ def replay(
         on_progress: called after every output.
     """
     result = ReplayResult()
+    planner = Fixed(budget)
     for recording in recordings:
-        _replay_one(drafter, recording, budget, min_prob, result)
+        _replay_one(drafter, recording, planner, min_prob, result)
         result.rows += 1
         on_progress(result)
     return result
 
 
 def _replay_one(
-    drafter: Drafter, recording: Recording, budget: int, min_prob: float, result: ReplayResult
+    drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
 ) -> None:
     """Walk one output and add what happened to the totals."""
-    output = recording.output
-    if len(output) < 2:
+    if len(recording.output) < 2:
         return
-    session = drafter.session(np.concatenate([recording.prompt, output[:1]]))
-    position = 1
-    while position < len(output):
-        begin = perf_counter_ns()
-        tree = session.propose(budget, min_prob)
-        result.lookup_ns.append(perf_counter_ns() - begin)
-        agreed = len(tree.accepted(output[position:]))
-        accepted = output[position : position + agreed + 1]
-        position += len(accepted)
+    target = RecordedTarget(recording.output)
+    session = drafter.session(np.concatenate([recording.prompt, recording.output[:1]]))
+    for step in decode(target, session, planner=planner, ends=target.ends, min_prob=min_prob):
+        result.lookup_ns.append(step.draft_ns)
         result.passes += 1
-        result.tokens += len(accepted)
-        result.nodes += len(tree)
-        result.misses += len(tree) == 0
-        session.observe(accepted, tree=tree)
+        result.tokens += len(step.tokens)
+        result.nodes += len(step.tree)
+        result.misses += len(step.tree) == 0
+
+
+class RecordedTarget:
+    """A `Target`, and each of its verdicts, that says what was recorded."""
+
+    def __init__(self, output: NDArray[np.int32]) -> None:
+        """Say an output, of which the prefill has already said the first token."""
+        self._output = output.tolist()
+        self._position = 1
+
+    def verify(self, tree: DraftTree) -> "RecordedTarget":
+        """Return the verdict: the output is what it is."""
+        return self
+
+    def choose(self, row: int, emitted: Sequence[int]) -> int:
+        """Return the next recorded token."""
+        return int(self._output[self._position + len(emitted)])
+
+    def ends(self, emitted: Sequence[int]) -> bool:
+        """Tell whether that was the last recorded token."""
+        return self._position + len(emitted) == len(self._output)
+
+    def candidates(self) -> None:
+        """Return None: they were not recorded."""
+
+    def hidden(self, row: int) -> None:
+        """Return None: they were not recorded."""
+
+    def keep(self, accepted: Acceptance) -> None:
+        """Go on behind what was accepted."""
+        self._position += len(accepted.tokens)

@@ -1,0 +1,1 @@
+"""Decoding with drafts in transformers: `model.generate(..., custom_generate=speculative_generate, drafter=...)`."""

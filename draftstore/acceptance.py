@@ -95,8 +95,8 @@ def accept_sampled(
     """
 
     def draw(row: int, _emitted: Sequence[int]) -> int:
-        sums = np.cumsum(probs[row], dtype=np.float64)
-        return int(np.searchsorted(sums, generator.random() * sums[-1], side="right"))
+        sums = probs[row].cumsum(dtype=np.float64)
+        return int(sums.searchsorted(generator.random() * sums[-1], side="right"))
 
     return accept(tree, draw)
 

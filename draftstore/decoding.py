@@ -49,6 +49,9 @@ class Target(Protocol):
 class Planner(Protocol):
     """Chooses how much of a draft is worth verifying."""
 
+    def begin(self) -> None:
+        """Start a new text."""
+
     def budget(self) -> int:
         """Return the most nodes that could be worth it now; 0 spares the question."""
 
@@ -65,6 +68,9 @@ class Fixed:
     def __init__(self, budget: int = 64) -> None:
         """Ask for `budget` nodes every time."""
         self._budget = budget
+
+    def begin(self) -> None:
+        """Do nothing: all texts are alike."""
 
     def budget(self) -> int:
         """Return the budget."""
@@ -162,6 +168,7 @@ def decode(
         over = ends(emitted)
         return over
 
+    planner.begin()
     while not over:
         begin = perf_counter_ns()
         budget = planner.budget()

@@ -113,9 +113,38 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
     contexts = np.ascontiguousarray(contexts, np.int32)  # other types would compile another kernel
     if contexts.ndim != 2:
         raise DraftstoreError(f"contexts are int32 [batch, size], found an array of shape {contexts.shape}")
+    return contexts, check_budget(budget, min_prob)
+
+
+def check_budget(budget: int, min_prob: float) -> int:
+    """Return the highest level that a node of at least a probability may have; -1 if none may.
+
+    Raises:
+        DraftstoreError: the budget is not within 0 .. 4,096.
+    """
     if not 0 <= budget <= MAX_BUDGET:
         raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
-    return contexts, LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
+    return LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
+
+
+def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> NDArray[np.integer[Any]]:
+    """Return token ids as a flat array of integers.
+
+    Raises:
+        TokenRangeError: no integers, or one outside [0, vocab_size).
+    """
+    flat = np.asarray(ids).reshape(-1)
+    if len(flat) == 0:
+        return np.empty(0, np.int32)
+    if flat.dtype.kind not in "iu":
+        raise TokenRangeError(f"token ids are integers, found an array of {flat.dtype}")
+    if flat.min() < 0 or flat.max() >= vocab_size:
+        wrong = flat[(flat < 0) | (flat >= vocab_size)][0]
+        raise TokenRangeError(
+            f"token id {wrong} is outside {whose} vocabulary of {vocab_size:,} ids: "
+            "is the drafter made for this model and its tokenizer?"
+        )
+    return flat
 
 
 class ContextSession:
@@ -145,17 +174,9 @@ class ContextSession:
         Raises:
             TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
         """
-        ids = np.asarray(accepted_ids).reshape(-1)
+        ids = check_ids(accepted_ids, self._drafter.vocab_size, "the store's")
         if len(ids) == 0:
             return
-        if ids.dtype.kind not in "iu":
-            raise TokenRangeError(f"token ids are integers, found an array of {ids.dtype}")
-        if ids.min() < 0 or ids.max() >= self._drafter.vocab_size:
-            wrong = ids[(ids < 0) | (ids >= self._drafter.vocab_size)][0]
-            raise TokenRangeError(
-                f"token id {wrong} is outside the store's vocabulary of {self._drafter.vocab_size:,} ids: "
-                "is the store built for this model's tokenizer?"
-            )
         row = self.context[0]
         new = ids[-len(row) :]
         row[: len(row) - len(new)] = row[len(new) :].copy()

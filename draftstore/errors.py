@@ -25,6 +25,18 @@ class TokenizerError(DraftstoreError):
     """A tokenizer cannot be loaded, or it is not the one that a store was built with."""
 
 
+class ModelError(DraftstoreError):
+    """A target model cannot be loaded, or it cannot decode with drafts."""
+
+
+class DecodingError(DraftstoreError):
+    """A way of generating that drafts cannot serve: beams, several texts at once, a cache that cannot go back."""
+
+
+class CurveError(DraftstoreError):
+    """A cost curve cannot be read, is none, or was measured for another model or device."""
+
+
 class TokenRangeError(DraftstoreError):
     """A token id lies outside [0, vocab_size)."""
 
@@ -76,9 +88,9 @@ def type_name(value: object) -> str:
 
 
 @contextmanager
-def needs_extra(package: str) -> Iterator[None]:
+def needs_extra(package: str, extra: str = "build") -> Iterator[None]:
     """Turn a failed import of an optional package inside the block into `MissingExtraError`."""
     try:
         yield
     except ModuleNotFoundError:
-        raise MissingExtraError(package, "build") from None
+        raise MissingExtraError(package, extra) from None

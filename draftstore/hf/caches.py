@@ -1,0 +1,214 @@
+"""Taking rejected rows out of the caches of transformers.
+
+A pass appends one row of keys and values for the text's last token and one for every drafted node. Those of the
+accepted path stay, in order, as if the model had read these tokens one by one; the others go.
+
+    cached      a b c | root n0 n1 n2 n3        accepted: n1, n3
+    kept        a b c | root n1 n3
+
+Where accepted rows already stand in place, which is so for every chain and for the first branch of a tree, nothing is
+copied: the cache is only made shorter.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer
+
+
+class Memory(Protocol):
+    """A cache of which rows can be taken back.
+
+    Attributes:
+        trees: whether any rows of a pass may stay; else only the first ones.
+        drafts: whether rows can be taken back at all.
+        length: tokens in the cache.
+    """
+
+    trees: bool
+    drafts: bool
+    length: int
+
+    def room(self) -> int | None:
+        """Return how many rows a pass may have; None for any number."""
+
+    def width(self, rows: int) -> int:
+        """Return the columns that the attention of a pass sees."""
+
+    def keep(self, total: int, rows: Sequence[int]) -> None:
+        """Keep some rows of the last pass.
+
+        Args:
+            total: rows that the pass appended.
+            rows: those that stay, ascending; none undoes the pass.
+        """
+
+    def close(self) -> None:
+        """Leave the cache as plain decoding leaves it."""
+
+
+def memory_of(cache: Cache, drafting: bool = True) -> Memory:
+    """Return what handles a cache that has been filled.
+
+    Args:
+        cache: of transformers.
+        drafting: whether rows will be taken back.
+    """
+    if isinstance(cache, DynamicCache) and _consists_of(cache, DynamicLayer):
+        return GrowingMemory(cache)
+    if isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer):
+        return StaticMemory(cache)
+    return CroppedMemory(cache) if drafting and cache.is_croppable else OneWayMemory(cache)
+
+
+def can_go_back(cache: Cache) -> bool:
+    """Tell whether rows can be taken out of a cache, which may still be empty."""
+    return cache.is_croppable or (isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer))
+
+
+def _consists_of(cache: Cache, layer_type: type) -> bool:
+    """Tell whether all layers of a cache are of exactly one type and stay on their device."""
+    return not cache.offloading and all(type(layer) is layer_type for layer in cache.layers)
+
+
+class GrowingMemory:
+    """A `DynamicCache` in which every layer sees the whole text."""
+
+    trees = True
+    drafts = True
+
+    def __init__(self, cache: DynamicCache) -> None:
+        """Handle a cache that has been filled."""
+        self._layers: Sequence[Any] = cache.layers
+        self.length = int(cache.get_seq_length())
+
+    def room(self) -> None:
+        """Return None: it grows."""
+
+    def width(self, rows: int) -> int:
+        """Return the past and the rows."""
+        return self.length + rows
+
+    def keep(self, total: int, rows: Sequence[int]) -> None:
+        """Move the rows that stay to the front, and drop the rest; see `Memory`."""
+        end = self.length + len(rows)
+        if len(rows) < total:
+            move_rows(self._layers, self.length, rows)
+            for layer in self._layers:
+                layer.keys = layer.keys[:, :, :end]
+                layer.values = layer.values[:, :, :end]
+        self.length = end
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class StaticMemory:
+    """A `StaticCache` in which every layer sees the whole text."""
+
+    trees = True
+    drafts = True
+
+    def __init__(self, cache: StaticCache) -> None:
+        """Handle a cache that has been filled."""
+        self._layers: Sequence[Any] = cache.layers
+        self._size = int(cache.get_max_length())
+        self.length = int(cache.get_seq_length())
+
+    def room(self) -> int:
+        """Return the rows that are left."""
+        return self._size - self.length
+
+    def width(self, rows: int) -> int:  # noqa: ARG002 (attention always sees all of it)
+        """Return the size of the cache."""
+        return self._size
+
+    def keep(self, total: int, rows: Sequence[int]) -> None:
+        """Move the rows that stay to the front, and set the length back; see `Memory`."""
+        end = self.length + len(rows)
+        if len(rows) < total:
+            move_rows(self._layers, self.length, rows)
+            for layer in self._layers:
+                layer.cumulative_length.fill_(end)
+        self.length = end
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class CroppedMemory:
+    """A cache of any kind that can go back by some tokens: sliding windows, layers that share keys, offloaded ones."""
+
+    trees = False
+    drafts = True
+
+    def __init__(self, cache: Any) -> None:
+        """Handle a cache that has been filled; from now on it remembers what slides out of a window."""
+        self._cache = cache
+        cache.activate_past_recording()
+        self.length = int(cache.get_seq_length())
+
+    def room(self) -> None:
+        """Return None: it grows."""
+
+    def width(self, rows: int) -> int:
+        """Return the past and the rows; windows see less."""
+        return self.length + rows
+
+    def keep(self, total: int, rows: Sequence[int]) -> None:
+        """Drop the rows behind those that stay; see `Memory`. Called even if all stay: windows shrink only here."""
+        self._cache.crop(len(rows) - total)
+        self.length += len(rows)
+
+    def close(self) -> None:
+        """Stop remembering what slides out of a window."""
+        for layer in self._cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+
+
+class OneWayMemory:
+    """A cache that cannot go back: quantized, or static with a sliding window. It serves decoding without drafts."""
+
+    trees = False
+    drafts = False
+
+    def __init__(self, cache: Cache) -> None:
+        """Handle a cache that has been filled."""
+        self.length = int(cache.get_seq_length())
+
+    def room(self) -> None:
+        """Return None: it is for the cache to say."""
+
+    def width(self, rows: int) -> int:
+        """Return the past and the rows."""
+        return self.length + rows
+
+    def keep(self, total: int, rows: Sequence[int]) -> None:  # noqa: ARG002 (it cannot do otherwise)
+        """Keep all rows."""
+        self.length += total
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def move_rows(layers: Sequence[Any], past: int, rows: Sequence[int]) -> None:
+    """Copy rows of the last pass to its front, in every layer; those that stand in place are left alone.
+
+    Args:
+        layers: with `keys` and `values` [batch, heads, length, size].
+        past: tokens in front of the pass.
+        rows: ascending, at most one each, so that none is overwritten before it is read.
+    """
+    settled = next((place for place, row in enumerate(rows) if place != row), len(rows))
+    if settled == len(rows):
+        return
+    indices: dict[torch.device, torch.Tensor] = {}
+    for layer in layers:
+        device = layer.keys.device
+        if device not in indices:
+            indices[device] = torch.tensor([past + row for row in rows[settled:]], device=device)
+        for states in (layer.keys, layer.values):
+            moved = states.index_select(2, indices[device])
+            states[:, :, past + settled : past + len(rows)] = moved

@@ -1,0 +1,161 @@
+"""What can be decoded with drafts, and how: clear refusals, and whether a model takes trees or one chain."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, get_layer_types_and_kwargs
+from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
+
+from draftstore.errors import DecodingError
+from draftstore.hf.caches import Memory, can_go_back
+
+TREE_ATTENTION = ("sdpa", "eager", "flex_attention")
+"""Implementations that take a mask of one's own."""
+KNOWN = frozenset(
+    {
+        "attention_mask",
+        "inputs_embeds",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_values",
+        "position_ids",
+        "use_cache",
+    }
+)
+"""Arguments of a model that passes over trees deal with."""
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+PLAIN = "use plain generate, without custom_generate"
+
+
+def check_request(
+    model: Any,
+    input_ids: torch.Tensor,
+    config: GenerationConfig,
+    model_kwargs: Mapping[str, Any],
+    *,
+    drafting: bool,
+) -> None:
+    """Refuse what cannot be decoded with drafts, before anything is computed.
+
+    Args:
+        model: of transformers.
+        input_ids: int64 [batch, length].
+        config: of the generation.
+        model_kwargs: what the model is called with.
+        drafting: whether there is a drafter.
+
+    Raises:
+        DecodingError: see `speculative_generate`.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise DecodingError(f"{name} has an encoder, expected a decoder alone: {PLAIN}")
+    if (config.num_beams or 1) > 1:
+        raise DecodingError(f"num_beams is {config.num_beams}, expected 1: drafts follow one text; {PLAIN}")
+    if (mode := config.get_generation_mode()) not in MODES:
+        raise DecodingError(
+            f"the arguments ask for {mode.value}, expected greedy search or sampling: leave out what asks for it, "
+            f"or {PLAIN}"
+        )
+    if (config.num_return_sequences or 1) > 1:
+        raise DecodingError(
+            f"num_return_sequences is {config.num_return_sequences}, expected 1: call generate once for each"
+        )
+    if len(input_ids) != 1:
+        raise DecodingError(f"a batch of {len(input_ids)} texts, expected 1: call generate once for each")
+    if config.output_attentions:
+        raise DecodingError(
+            "output_attentions is set, and the attentions of a pass over a draft are not those of plain decoding: "
+            f"leave it out, or {PLAIN}"
+        )
+    if model._is_stateful or _linear_layers(model):
+        raise DecodingError(
+            f"{name} has layers of linear attention, whose state cannot take back rejected tokens: {PLAIN}"
+        )
+    _check_cache(name, model_kwargs, drafting)
+
+
+def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> None:
+    """Refuse to go on without a cache, or with one that cannot go back.
+
+    Raises:
+        DecodingError: so it is.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if not model_kwargs.get("use_cache") or cache is None:
+        raise DecodingError(
+            f"{name} decodes without a cache, expected use_cache=True and a cache of transformers"
+        )
+    if not isinstance(cache, Cache):
+        raise DecodingError(
+            f"past_key_values is of {type(cache).__name__}, expected a cache of transformers, like DynamicCache"
+        )
+    if drafting and not can_go_back(cache):
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in cache.layers}))
+        raise DecodingError(
+            f"a {type(cache).__name__} of {kinds} cannot take back rejected tokens: use a DynamicCache "
+            "(cache_implementation='dynamic'), or decode without a drafter"
+        )
+
+
+def _linear_layers(model: Any) -> bool:
+    """Tell whether a model has layers that keep a state in place of keys and values."""
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    return any(kind in ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba") for kind in types)
+
+
+def takes_trees(model: Any, memory: Memory, model_kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a model can verify trees; else it takes one chain.
+
+    Args:
+        model: of transformers.
+        memory: its cache.
+        model_kwargs: what plain generate would go on with.
+    """
+    config = model.config.get_text_config(decoder=True)
+    positions = model_kwargs.get("position_ids")
+    return bool(
+        memory.trees
+        and model._supports_attention_backend
+        and config._attn_implementation in TREE_ATTENTION
+        and getattr(config, "is_causal", True)
+        and set(get_layer_types_and_kwargs(config)[0]) == {"full_attention"}
+        and positions is not None
+        and positions.dim() == 2
+        and all(key in KNOWN or value is None for key, value in model_kwargs.items())
+    )
+
+
+def depth_limit(model: Any) -> Callable[[int], int]:
+    """Return a function from the position of a text's last token to the depth that a draft may have there.
+
+    Drafts end at the last position that the model was made for. In models whose rotation changes for the whole text
+    once it grows beyond a length (`longrope`), no pass may have rows on both sides of it.
+    """
+    config = model.config.get_text_config(decoder=True)
+    end = getattr(config, "max_position_embeddings", None)
+    turns = _turning_points(config)
+
+    def limit(position: int) -> int:
+        limits = [turn - 1 - position for turn in turns if position < turn]
+        if end is not None:
+            limits.append(max(0, end - 1 - position))
+        return min(limits, default=NO_LIMIT)
+
+    return limit
+
+
+NO_LIMIT = 2**31
+
+
+def _turning_points(config: Any) -> list[int]:
+    """Return the lengths beyond which the rotation of all positions changes."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    return [
+        int(kind["original_max_position_embeddings"])
+        for kind in kinds
+        if kind.get("rope_type") == "longrope" and kind.get("original_max_position_embeddings")
+    ]

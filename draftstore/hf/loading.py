@@ -1,0 +1,214 @@
+"""Loading a model with its tokenizer: from a directory, from the Hugging Face hub, or from a GGUF file."""
+
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs_extra
+from draftstore.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+EXTRA = "hf"
+CONFIG_FILE = "config.json"
+GGUF_SUFFIX = ".gguf"
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+_ACCEPTED = f"a directory with {CONFIG_FILE}, a hub name organisation/model, or a {GGUF_SUFFIX} file"
+
+
+class LoadedModel(NamedTuple):
+    """A model that is ready to decode.
+
+    Attributes:
+        model: of transformers, in evaluation mode, on its device.
+        tokenizer: of transformers, for its streamers and stop strings.
+        text: the same tokenizer as draftstore knows it: its `identity` is what stores are checked against.
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    text: TextTokenizer
+
+    @property
+    def name(self) -> str:
+        """What to call the model: the directory's name, the file's, or the hub name."""
+        return self.text.name
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model can emit; padding may make it larger than the tokenizer's."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    dtype: "torch.dtype | str | None" = None,
+    device: "torch.device | str | None" = None,
+    attention: str | None = None,
+) -> LoadedModel:
+    """Load a causal language model and its tokenizer.
+
+    Args:
+        name_or_path: a directory, a hub name `organisation/model` (taken from the local cache where there is no
+            network), or a GGUF file, whose weights are unpacked.
+        dtype: of the weights, as torch or its name, `auto` for what the files say. By default that on a GPU, and
+            float32 on a CPU, which is slow in half precision.
+        device: `cpu`, `cuda`, `cuda:1`, ...; by default the GPU if there is one.
+        attention: `sdpa`, `eager`, `flex_attention`; by default what transformers takes.
+
+    Raises:
+        ModelError: nothing there, not reachable, broken, or not a model that generates text from left to right.
+        TokenizerError: the model has no tokenizer that draftstore can use.
+        MissingExtraError: a package of the extra `hf` is absent.
+    """
+    with needs_extra("torch", EXTRA):
+        import torch
+    with needs_extra("transformers", EXTRA):
+        import transformers
+    source, file = _source(name_or_path)
+    if file is not None:
+        with needs_extra("gguf", EXTRA):
+            import gguf  # noqa: F401 (transformers needs it, and would say so in other words)
+    with _low_noise(), _told(name_or_path):
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        options: dict[str, Any] = {"dtype": _dtype(dtype, where)}
+        if attention is not None:
+            options["attn_implementation"] = attention
+        if file is not None:
+            options["gguf_file"] = file
+        elif where.type != "cpu":
+            options["device_map"] = {"": where}  # without a copy of the weights in the memory of the host
+        model = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
+        torch.nn.Module.to(model, where)
+    with _low_noise(), _told(name_or_path, "tokenizer of "):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **{"gguf_file": file} if file else {})
+    text = text_tokenizer(tokenizer, source if file is None else None, _called(name_or_path))
+    return LoadedModel(model.eval(), tokenizer, text)  # type: ignore[no-untyped-call]
+
+
+def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, name: str) -> TextTokenizer:
+    """Return a model's tokenizer as draftstore knows it.
+
+    Args:
+        tokenizer: of transformers.
+        source: the directory or hub name that it was loaded from. Where that holds no `tokenizer.json` (an older
+            model), or there is none (a GGUF file), what transformers made of it is taken.
+        name: for people.
+
+    Raises:
+        TokenizerError: it is none that the package `tokenizers` knows.
+    """
+    if source is not None and (not Path(source).is_dir() or (Path(source) / TOKENIZER_FILE).is_file()):
+        return load_tokenizer(source, name=name)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerError(
+            f"the tokenizer of {name!r} is {type(tokenizer).__name__}, which has no {TOKENIZER_FILE}: expected one "
+            "that the package 'tokenizers' knows"
+        )
+    state = backend.to_str()  # a copy: draftstore switches truncation and padding off in its own
+    return TextTokenizer(type(backend).from_str(state), name, _files_of(tokenizer, state))
+
+
+def _files_of(tokenizer: "PreTrainedTokenizerBase", state: str) -> dict[str, bytes]:
+    """Return the files that such a tokenizer would have had."""
+    named = ("bos_token", "eos_token", "unk_token", "pad_token")
+    config: dict[str, Any] = {key: getattr(tokenizer, key, None) for key in named}
+    config["chat_template"] = getattr(tokenizer, "chat_template", None)
+    config["add_bos_token"] = getattr(tokenizer, "add_bos_token", None)
+    config = {key: value for key, value in config.items() if isinstance(value, str | bool)}
+    return {TOKENIZER_FILE: state.encode(), "tokenizer_config.json": json.dumps(config).encode()}
+
+
+def _source(name_or_path: str | Path) -> tuple[str, str | None]:
+    """Return what transformers loads from: a directory or hub name, and the name of a GGUF file in it or None.
+
+    Raises:
+        ModelError: there is no such thing.
+    """
+    path, name = Path(name_or_path), str(name_or_path)
+    if path.is_dir():
+        if (path / CONFIG_FILE).is_file():
+            return name, None
+        files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+        if len(files) == 1:
+            return name, files[0].name
+        held = f"{len(files)} {GGUF_SUFFIX} files: name one of them" if files else "pass " + _ACCEPTED
+        raise ModelError(f"{path} holds no {CONFIG_FILE}: {held}")
+    if path.is_file():
+        if path.suffix == GGUF_SUFFIX:
+            return str(path.parent), path.name
+        raise ModelError(f"{path} is a file, but no {GGUF_SUFFIX} file: pass {_ACCEPTED}")
+    if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise ModelError(f"no model at {name}: pass {_ACCEPTED}")
+    return name, None
+
+
+def _called(name_or_path: str | Path) -> str:
+    """Return what to call a model."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path.stem
+    return path.resolve().name if path.is_dir() else str(name_or_path)
+
+
+def _dtype(dtype: "torch.dtype | str | None", device: "torch.device") -> "torch.dtype | str":
+    """Return the type of weights to ask transformers for.
+
+    Raises:
+        ModelError: there is none of that name.
+    """
+    if dtype is None:
+        return "float32" if device.type == "cpu" else "auto"
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ModelError(f"no weights of type {dtype!r}: expected one of {', '.join(DTYPES)}")
+    return dtype
+
+
+@contextmanager
+def _low_noise() -> Iterator[None]:
+    """Show the progress bars of transformers only where somebody looks; warnings are shown everywhere."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if sys.stderr is not None and sys.stderr.isatty():
+        yield
+        return
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with redirect_stderr(
+            io.StringIO()
+        ):  # the bar of GGUF files asks nobody; logging keeps its own stream
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _told(name_or_path: str | Path, what: str = "") -> Iterator[None]:
+    """Turn what transformers raises while it loads into one sentence.
+
+    Raises:
+        ModelError: it cannot load.
+    """
+    try:
+        yield
+    except (MemoryError, DraftstoreError):
+        raise
+    except Exception as error:
+        # Configurations, weights and hub are read by many libraries: any of their errors means the same here.
+        text = " ".join(str(error).split())
+        reason = text if len(text) <= 300 else text[:300] + "..."
+        raise ModelError(
+            f"cannot load the {what or 'model '}{name_or_path} ({type(error).__name__}: {reason}): pass {_ACCEPTED}; "
+            "a gated model needs `hf auth login` first"
+        ) from error

@@ -1,0 +1,87 @@
+"""Where a text ends: the stopping criteria of transformers, asked for every token as plain `generate` asks them.
+
+The three that nearly every request has (length, EOS, time) need no tensors; all others get the text up to the token.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
+
+from draftstore.hf.choosing import Chooser, Text
+
+Test = Callable[[int, int], bool]
+"""`test(length, token)`: whether the text ends with a token that makes it so long."""
+
+
+class Stops:
+    """The stopping criteria of a request; callable as the `ends` of `draftstore.decoding.decode`.
+
+    Attributes:
+        max_length: tokens, the prompt's among them, at which the text ends; None if there is no such criterion.
+    """
+
+    def __init__(self, criteria: Any, text: Text, chooser: Chooser) -> None:
+        """Stop by criteria.
+
+        Args:
+            criteria: a `StoppingCriteriaList`.
+            text: what is being decoded.
+            chooser: has the scores that criteria may ask for.
+        """
+        self.max_length: int | None = criteria.max_length
+        self._text = text
+        self._chooser = chooser
+        self._tests: list[Test] = []
+        self._others = StoppingCriteriaList()
+        for criterion in criteria:
+            test = _test_of(criterion)
+            if test is None:
+                self._others.append(criterion)
+            else:
+                self._tests.append(test)
+
+    def __call__(self, emitted: Sequence[int]) -> bool:
+        """Tell whether the text ends with the last emitted token. All criteria are asked, for some keep count."""
+        length, token = len(self._text) + len(emitted), emitted[-1]
+        over = False
+        for test in self._tests:
+            over |= test(length, token)
+        if self._others:
+            over |= bool(self._others(self._text.tensor(emitted), self._chooser.scores).all())
+        return over
+
+
+def _test_of(criterion: Any) -> Test | None:
+    """Return a criterion as a test of plain numbers; None if it needs tensors, or is of another class."""
+    if type(criterion) is MaxLengthCriteria:
+        return _length_test(criterion)
+    if type(criterion) is EosTokenCriteria:
+        ends = frozenset(criterion.eos_token_id.flatten().tolist())
+        return lambda _length, token: token in ends
+    if type(criterion) is MaxTimeCriteria:
+        deadline = criterion.initial_timestamp + criterion.max_time
+        return lambda _length, _token: time.time() > deadline
+    return None
+
+
+def _length_test(criterion: MaxLengthCriteria) -> Test:
+    """Return the test of a length."""
+    most = criterion.max_length
+    warns_at = most if criterion.max_position_embeddings is None else criterion.max_position_embeddings + 1
+
+    def test(length: int, _token: int) -> bool:
+        if warns_at <= length < most:
+            criterion(
+                torch.empty(1, 1).expand(1, length), None
+            )  # it looks at the shape alone, and warns once
+        return length >= most
+
+    return test

@@ -1,0 +1,139 @@
+"""`draftstore worker`: a model that decodes with drafts, behind OpenAI's API."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from draftstore.assembly import Sources
+from draftstore.cli.common import json_option, print_json, printable
+from draftstore.cli.crest import ByteSize
+from draftstore.cli.sources import Effort, effort_options, source_options
+from draftstore.errors import MissingExtraError
+from services.lookup.logs import FORMATS, LEVELS
+from services.lookup.settings import LOOPBACK, Endpoint
+from services.worker.settings import PORT, Settings
+
+
+@click.command()
+@click.option(
+    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
+)
+@click.option("--name", help="What clients call the model. [default: the directory's, the file's or hub name]")
+@click.option("--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]")
+@click.option("--dtype", metavar="T", help="auto, float32, bfloat16, ... [default: auto; on CPUs float32]")
+@click.option("--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]")
+@source_options
+@effort_options
+@click.option("--host", default=LOOPBACK, show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 is a free one.")
+@click.option(
+    "--queue",
+    type=click.IntRange(0, 10_000),
+    default=16,
+    show_default=True,
+    help="Requests that may wait while one is answered; beyond that the answer is 429.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=2048,
+    show_default=True,
+    help="Most tokens of an answer.",
+)
+@click.option(
+    "--tokens",
+    "--token-file",
+    "tokens",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Ask for bearer tokens, see `draftstore tokens`; one allows the model whose name it has as a release.",
+)
+@click.option(
+    "--anonymous",
+    is_flag=True,
+    help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
+)
+@click.option(
+    "--grace-seconds",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Time that the request in hand has to come to its end when the worker stops.",
+)
+@click.option(
+    "--response-log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep finished answers with their prompts, as a corpus in JSON Lines: see PRIVACY below.",
+)
+@click.option(
+    "--response-log-bytes",
+    type=ByteSize(),
+    default="1GB",
+    show_default=True,
+    help="Most bytes of the log; its older half lies in FILE with .1 before the ending, and goes first.",
+)
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@json_option
+def worker(
+    model: str,
+    name: str | None,
+    device: str | None,
+    dtype: str | None,
+    attention: str | None,
+    sources: Sources,
+    effort: Effort,
+    host: str,
+    port: int,
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Answer OpenAI's API with a model that decodes with drafts: the same words, in fewer forward passes.
+
+    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz, /readyz and /metrics, and
+    answers one request at a time. Drafts come from stores, from a release of the lookup service, and from the request
+    itself; `usage` of each answer tells what they saved. Without a chat template, conversations are written as
+    `USER: hi ASSISTANT:`.
+
+    \b
+    Examples:
+      draftstore worker --model ./Qwen3-8B --store stores/chat
+      draftstore worker --model org/model --release chat --lookup unix:/run/draftstore/lookup.sock --recycling
+      draftstore worker --model ./model --host 0.0.0.0 --tokens tokens.toml --log-format json
+      curl http://127.0.0.1:8000/v1/chat/completions --json '{"messages": [{"role": "user", "content": "Hi"}]}'
+
+    \b
+    The model's own answers make the best stores:
+      draftstore worker --model ./model --response-log answers.jsonl
+      draftstore build rest --corpus answers.jsonl --tokenizer ./model --out stores/answers
+
+    PRIVACY: with --response-log, whoever can read these files reads what people asked and were told, and so does, in
+    pieces, whoever gets a store that is built of them. Only their owner may read them, but they are not encrypted. The
+    log of the worker itself holds no text of requests.
+
+    SIGTERM and Ctrl-C end it after the answer in hand (a second time: at once), SIGHUP has it read the file of tokens
+    again.
+    """
+    try:
+        from services.worker.loading import loader
+        from services.worker.running import run
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "services,hf") from None
+    settings = Settings(endpoint=Endpoint(host, port), **more)
+    load = loader(
+        model, sources, effort, name=name, device=device, dtype=dtype, attention=attention
+    )
+    sys.exit(run(settings, load, print_json if as_json else _print_started))
+
+
+def _print_started(started: dict[str, Any]) -> None:
+    """Print what is served, and where."""
+    click.echo(f"serving {printable(started['model'])} on {started['device']}, {started['positions']:,} positions")
+    click.echo(f"drafts  {printable(', '.join(started['drafters']) or 'none')}")
+    click.echo(f"api     {started['url']}/v1")
+    if started["needs_token"]:
+        click.echo("access  with a bearer token, see `draftstore tokens`")
+    sys.stdout.flush()

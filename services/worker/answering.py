@@ -1,0 +1,175 @@
+"""The answer to one request on its way out: whole, or piece by piece, for as long as somebody waits for it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.worker.decoder import Decoder
+from services.worker.jobs import Delta, Event, Failed, Finished, Gone, Job
+from services.worker.replies import ALIVE, DONE, Completion, dumped, sse
+
+PATIENCE = 10.0
+"""Seconds without anything to send, after which a stream begins all the same, and then shows that it is alive."""
+NOBODY = 499
+"""The status of an answer that nobody reads, as proxies note it."""
+
+
+class Events:
+    """What the decoder says of one request, as the event loop reads it."""
+
+    def __init__(self) -> None:
+        """Belong to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+
+    def post(self, event: Event) -> None:
+        """Hand an event over; from any thread, and also when the loop has ended."""
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    async def next(self) -> Event:
+        """Wait for the next one."""
+        return await self._queue.get()
+
+    async def soon(self, seconds: float) -> Event | None:
+        """Wait for the next one; None if it does not come in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._queue.get()
+        except TimeoutError:
+            return None
+
+
+class Exchange:
+    """A request that the decoder has, and the client that waits for its answer."""
+
+    def __init__(
+        self, decoder: Decoder, job: Job, events: Events, words: Completion, request: Request
+    ) -> None:
+        """Submit a job; when the client goes away it is cancelled.
+
+        Args:
+            decoder: decodes it.
+            job: the request.
+            events: where the job posts.
+            words: of its answer.
+            request: whose body was read.
+
+        Raises:
+            ApiError: the decoder does not take it.
+        """
+        decoder.submit(job)
+        self._decoder, self._job, self._events, self._words = decoder, job, events, words
+        self._watching = asyncio.create_task(self._watch(request.receive))
+
+    async def _watch(self, receive: Receive) -> None:
+        """Wait until the client goes away; there is nothing else that it could send."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._decoder.cancel(self._job)
+        self._events.post(Gone())
+
+    def close(self) -> None:
+        """Let go of the request; where it is not finished it is cancelled."""
+        self._watching.cancel()
+        self._decoder.cancel(self._job)
+
+    def _drafters(self) -> tuple[str, ...]:
+        engine = self._decoder.engine
+        return engine.facts.drafters if engine else ()
+
+    async def whole(self) -> Response:
+        """Return the whole answer.
+
+        Raises:
+            ApiError: there is none.
+        """
+        try:
+            while True:
+                match await self._events.next():
+                    case Finished(text, reason, usage):
+                        document = self._words.answer(text, reason, usage, self._drafters())
+                        return Response(dumped(document), headers=_HEADERS, media_type="application/json")
+                    case Failed(error):
+                        raise error
+                    case Gone():
+                        return Response(status_code=NOBODY)
+        finally:
+            self.close()
+
+    async def stream(self, wants_usage: bool) -> Response:
+        """Return the answer as a stream, once its first event is there: an error before it is an error of HTTP.
+
+        Raises:
+            ApiError: there is no answer.
+        """
+        try:
+            first = await self._events.soon(PATIENCE)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if isinstance(first, Failed):
+            self.close()
+            raise first.error
+        return EventStream(self, self._pieces(first, wants_usage))
+
+    async def _pieces(self, event: Event | None, wants_usage: bool) -> AsyncIterator[bytes]:
+        """Yield the stream."""
+        for document in self._words.first():
+            yield sse(_with_usage(document, wants_usage))
+        while True:
+            match event:
+                case None:
+                    yield ALIVE
+                case Delta(text):
+                    yield sse(_with_usage(self._words.delta(text), wants_usage))
+                case Finished(_, reason, usage):
+                    yield sse(_with_usage(self._words.last(reason), wants_usage))
+                    if wants_usage:
+                        yield sse(self._words.figures(usage, self._drafters()))
+                    yield DONE
+                    return
+                case Failed(error):
+                    yield sse(error.body())
+                    yield DONE
+                    return
+                case Gone():
+                    return
+            event = await self._events.soon(PATIENCE)
+
+
+def _with_usage(document: dict[str, object], wants_usage: bool) -> dict[str, object]:
+    """Return a piece as those see it who asked for figures: without them before the end."""
+    return document | {"usage": None} if wants_usage else document
+
+
+class EventStream(Response):
+    """A response in pieces, which lets go of its request however it ends."""
+
+    def __init__(self, exchange: Exchange, pieces: AsyncIterator[bytes]) -> None:
+        """Send pieces."""
+        super().__init__(headers={**_HEADERS, "X-Accel-Buffering": "no"}, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._exchange = exchange
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the response; the exchange listens for the end of the client."""
+        try:
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            async for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._exchange.close()
+
+
+_HEADERS = {"Cache-Control": "no-store"}

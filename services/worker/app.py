@@ -1,0 +1,205 @@
+"""The HTTP side of the decoding worker: OpenAI's completions and chats, the model, health, metrics."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from services.lookup.permissions import Permissions
+from services.worker.answering import Events, Exchange
+from services.worker.asking import check_model, lead_of, make_record, make_work
+from services.worker.decoder import Decoder
+from services.worker.figures import Figures
+from services.worker.guards import Guard, identify, read_body
+from services.worker.jobs import Job
+from services.worker.messages import ChatAsk, CompletionAsk, parse
+from services.worker.problems import ApiError
+from services.worker.replies import Chat, Completion, model_entry
+from services.worker.settings import Settings
+from services.worker.work import Engine
+
+NO_STORE = {"Cache-Control": "no-store"}
+THREADS = 2
+"""In which texts become token ids, so that a long one holds nobody up."""
+
+
+class Site:
+    """What the HTTP side is made of.
+
+    Attributes:
+        decoder: the model.
+        figures: what is counted.
+        permissions: who may ask; replaced when the file of tokens is read again.
+        settings: of this run.
+    """
+
+    def __init__(
+        self, decoder: Decoder, figures: Figures, permissions: Permissions, settings: Settings
+    ) -> None:
+        """Hold everything together."""
+        self.decoder = decoder
+        self.figures = figures
+        self.permissions = permissions
+        self.settings = settings
+
+
+def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
+    """Return the application.
+
+    Args:
+        site: what it needs.
+        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.Guard`.
+    """
+    api = _Api(site)
+    routes = [
+        Route("/v1/completions", api.completions, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/healthz", api.health),
+        Route("/readyz", api.ready),
+        Route("/metrics", api.metrics),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, hosts=hosts)],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
+        lifespan=api.lifespan,
+    )
+
+
+class _Api:
+    """The handlers of all paths."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._since = int(time.time())
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Let the threads end with the application."""
+        yield
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._counted(request, CompletionAsk, Completion)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._counted(request, ChatAsk, Chat)
+
+    async def _counted(
+        self, request: Request, kind: type[CompletionAsk | ChatAsk], style: type[Completion]
+    ) -> Response:
+        """Answer, and count what is refused before the decoder has it; the decoder counts the rest."""
+        try:
+            exchange, ask = await self._begin(request, kind, style)
+        except ApiError:
+            self._site.figures.refused(style.endpoint)
+            raise
+        return await (exchange.stream(ask.wants_usage) if ask.stream else exchange.whole())
+
+    async def _begin(
+        self, request: Request, kind: type[CompletionAsk | ChatAsk], style: type[Completion]
+    ) -> tuple[Exchange, CompletionAsk | ChatAsk]:
+        """Read a request and hand it to the decoder.
+
+        Raises:
+            ApiError: it is refused.
+        """
+        engine = self._engine()
+        facts, settings = engine.facts, self._site.settings
+        grant = identify(request, self._site.permissions, facts.name)
+        ask = parse(await read_body(request, settings.body), kind)
+        check_model(ask, facts)
+        loop = asyncio.get_running_loop()
+        work = await loop.run_in_executor(self._threads, make_work, ask, engine, settings.max_tokens)
+        words, events = style(facts.name), Events()
+        job = Job(
+            id=words.id,
+            endpoint=style.endpoint,
+            work=work,
+            post=events.post,
+            stops=ask.stop,
+            lead=lead_of(ask, engine.tokenizer),
+            bearer=grant.name if self._site.permissions.needs_token else "",
+            record=make_record(ask, engine.tokenizer, facts.name, words.id)
+            if settings.response_log
+            else None,
+        )
+        return Exchange(self._site.decoder, job, events, words, request), ask
+
+    def _engine(self) -> Engine:
+        """Return the model.
+
+        Raises:
+            ApiError: it is not loaded, or stops.
+        """
+        decoder = self._site.decoder
+        if decoder.engine is None or not decoder.ready:
+            raise decoder.unavailable()
+        return decoder.engine
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        facts = self._engine().facts
+        identify(request, self._site.permissions, facts.name)
+        entries = [model_entry(facts, self._since)]
+        return JSONResponse({"object": "list", "data": entries}, headers=NO_STORE)
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        facts = self._engine().facts
+        identify(request, self._site.permissions, facts.name)
+        name = request.path_params["name"]
+        if name != facts.name:
+            message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return JSONResponse(model_entry(facts, self._since), headers=NO_STORE)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics: for everybody, or with tokens for those who may use the model, also while it is loaded."""
+        permissions, engine = self._site.permissions, self._site.decoder.engine
+        if engine is not None:
+            identify(request, permissions, engine.facts.name)
+        elif permissions.needs_token:
+            raise self._site.decoder.unavailable()
+        return Response(
+            self._site.figures.text(), headers={**NO_STORE, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4}
+        )
+
+    async def health(self, _request: Request) -> Response:
+        """GET /healthz."""
+        well = self._site.decoder.healthy
+        return JSONResponse({"status": "alive" if well else "sick"}, 200 if well else 503, NO_STORE)
+
+    async def ready(self, _request: Request) -> Response:
+        """GET /readyz."""
+        state = self._site.decoder.state
+        return JSONResponse({"status": state.value}, 200 if self._site.decoder.ready else 503, NO_STORE)
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answer an unknown path or method, which Starlette finds."""
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"no such path: {request.url.path}: there are /v1/chat/completions, /v1/completions, /v1/models",
+        405: f"{request.method} is not for {request.url.path}",
+    }.get(error.status_code, error.detail)
+    return ApiError(error.status_code, message, headers=error.headers).response()

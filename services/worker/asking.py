@@ -1,0 +1,155 @@
+"""From what a request says to what the decoder does: token ids, limits, the line of the response log."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftstoreError
+from services.worker.messages import Ask, ChatAsk, CompletionAsk
+from services.worker.problems import ApiError
+from services.worker.work import Engine, Facts, Sampling, Tokenizer, Work
+
+USUAL_TOKENS = 16
+"""Most tokens of a completion that does not say how many, as in OpenAI's API; a chat may use what there is."""
+
+Record = Callable[[str], Mapping[str, Any]]
+
+
+def check_model(ask: Ask, facts: Facts) -> None:
+    """Refuse requests for another model; those that name none get this one.
+
+    Raises:
+        ApiError: it is not the one that is here.
+    """
+    if ask.model is not None and ask.model != facts.name:
+        raise ApiError(
+            404, f"the model {ask.model[:200]!r} is not served here: ask for {facts.name!r}", param="model",
+            code="model_not_found",
+        )  # fmt: skip
+
+
+def make_work(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int) -> Work:
+    """Return what is to be decoded.
+
+    Args:
+        ask: what the client wants.
+        engine: with the model's facts and its tokenizer.
+        most_tokens: most tokens of any answer.
+
+    Raises:
+        ApiError: the prompt is no text for this model, or too long for it.
+    """
+    facts = engine.facts
+    try:
+        if isinstance(ask, ChatAsk):
+            param, prompt = "messages", _chat_ids(ask, engine.tokenizer)
+        else:
+            param, prompt = "prompt", _prompt_ids(ask.prompt, engine.tokenizer, facts.vocab_size)
+    except DraftstoreError as error:
+        raise ApiError(400, str(error), param="messages" if isinstance(ask, ChatAsk) else "prompt") from None
+    if not len(prompt):
+        raise ApiError(400, "the prompt is empty, and this model needs a token to begin with", param=param)
+    usual = most_tokens if isinstance(ask, ChatAsk) else USUAL_TOKENS
+    return Work(
+        prompt, _room(ask.wanted_tokens, usual, most_tokens, len(prompt), facts, param), _sampling(ask, facts)
+    )
+
+
+def _chat_ids(ask: ChatAsk, tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """Return a conversation as ids: a template writes its own BOS where there should be one."""
+    text = tokenizer.render_chat([message.plain for message in ask.messages], add_generation_prompt=True)
+    return tokenizer.encode(text, bos=not tokenizer.has_chat_template)
+
+
+def _prompt_ids(prompt: str | list[int], tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.int32]:
+    """Return a prompt as ids; ids are taken as they are.
+
+    Raises:
+        ApiError: an id that the model does not know.
+    """
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, bos=True)
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        message = f"the token id {str(wrong)[:30]} is none of this model, which has {vocab_size:,}"
+        raise ApiError(400, message, param="prompt")
+    return np.array(prompt, np.int32)
+
+
+def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, param: str) -> int:
+    """Return the most tokens of an answer.
+
+    Raises:
+        ApiError: there is no room for as many as are wanted.
+    """
+    rest = facts.positions - prompt
+    if rest < 1 or (wanted or 1) > rest:
+        asked = f" and an answer of {wanted:,}" if wanted else ""
+        raise ApiError(
+            400,
+            f"this model has {facts.positions:,} positions, and the prompt takes {prompt:,} tokens{asked}: shorten it"
+            + (", or ask for fewer" if wanted and rest > 0 else ""),
+            param=param,
+            code="context_length_exceeded",
+        )
+    if wanted is not None and wanted > most:
+        raise ApiError(
+            400, f"{wanted:,} tokens are wanted, at most {most:,} are written here", param="max_tokens"
+        )
+    return min(usual if wanted is None else wanted, rest, most)
+
+
+def _sampling(ask: Ask, facts: Facts) -> Sampling:
+    """Return how tokens are chosen."""
+    return Sampling(
+        temperature=ask.temperature,
+        top_p=ask.top_p,
+        top_k=None if ask.top_k is None else max(0, ask.top_k),
+        min_p=ask.min_p,
+        repetition_penalty=ask.repetition_penalty,
+        presence=ask.presence_penalty or 0.0,
+        frequency=ask.frequency_penalty or 0.0,
+        bias=_bias(ask.logit_bias or {}, facts.vocab_size),
+        seed=ask.seed,
+    )
+
+
+def _bias(bias: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    """Return what is added to logits, by token id; JSON has texts for keys.
+
+    Raises:
+        ApiError: a key is no id of the model.
+    """
+    for key in bias:
+        if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size):
+            message = f"logit_bias has the key {key[:30]!r}: expected token ids below {vocab_size:,}"
+            raise ApiError(400, message, param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def lead_of(ask: CompletionAsk | ChatAsk, tokenizer: Tokenizer) -> str:
+    """Return what an answer may begin with that is none of it: plain conversations have a space before each turn."""
+    return " " if isinstance(ask, ChatAsk) and not tokenizer.has_chat_template else ""
+
+
+def make_record(ask: CompletionAsk | ChatAsk, tokenizer: Tokenizer, name: str, id_: str) -> Record:
+    """Return what turns an answer into a line of the response log."""
+    head = {
+        "id": id_,
+        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "model": name,
+    }
+    if isinstance(ask, ChatAsk):
+        messages = [message.plain for message in ask.messages]
+        return lambda text: head | {"messages": [*messages, {"role": "assistant", "content": text}]}
+    prompt = ask.prompt if isinstance(ask.prompt, str) else _without_bos(ask.prompt, tokenizer)
+    return lambda text: head | {"text": prompt + text}
+
+
+def _without_bos(prompt: list[int], tokenizer: Tokenizer) -> str:
+    """Return the text of ids, which a tokenizer will put BOS before again."""
+    bos = tokenizer.bos_ids
+    return tokenizer.decode(prompt[len(bos) :] if tuple(prompt[: len(bos)]) == bos else prompt)

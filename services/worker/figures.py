@@ -1,0 +1,116 @@
+"""What the worker counts, as Prometheus reads it."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+import draftstore
+from services.worker.work import Facts
+from services.worker.writing import Usage
+
+OUTCOMES = ("stop", "length", "cancelled", "failed", "refused")
+"""What becomes of requests: the answer ended by itself, or at its limit; the client went away; an error; not begun."""
+ENDPOINTS = ("chat", "completions")
+FIRST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
+TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+REQUEST_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+PASS_BUCKETS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+PREFIX = "draftstore_decoding"
+
+
+class Figures:
+    """The metrics of one worker. `draftstore_decoding_...` tells them from those of the lookup service."""
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{PREFIX}_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"{PREFIX}_{name}", text, buckets=buckets, registry=registry)
+
+        self._requests = counter("requests", "Requests, by what became of them.", "endpoint", "outcome")
+        self._prompt = counter("prompt_tokens", "Tokens of prompts that were decoded.")
+        self._tokens = counter("completion_tokens", "Tokens of answers, unfinished ones included.")
+        self._passes = counter("passes", "Forward passes after the prefill.")
+        self._drafted = counter("drafted_tokens", "Draft tokens that were verified.")
+        self._accepted = counter("accepted_tokens", "Draft tokens that became part of an answer.")
+        self._lines = counter("response_log_lines", "Answers for the response log.", "outcome")
+        self._first = histogram(
+            "time_to_first_token_seconds", "From a request to its first token.", FIRST_BUCKETS
+        )
+        self._token = histogram(
+            "seconds_per_token", "Time of each answer's tokens after the first, mean.", TOKEN_BUCKETS
+        )
+        self._request = histogram(
+            "request_seconds", "From a request to the end of its answer.", REQUEST_BUCKETS
+        )
+        self._waits = histogram(
+            "queue_seconds", "From a request to the start of its decoding.", FIRST_BUCKETS
+        )
+        self._lengths = histogram(
+            "accepted_length", "Tokens that each pass of an answer yielded, mean.", PASS_BUCKETS
+        )
+        self._depth = Gauge(f"{PREFIX}_queue_depth", "Requests that wait for their turn.", registry=registry)
+        self._running = Gauge(f"{PREFIX}_running", "1 while a request is being decoded.", registry=registry)
+        self._ready = Gauge(f"{PREFIX}_ready", "1 where requests are taken.", registry=registry)
+        self._info = Info(f"{PREFIX}_worker", "The version that runs, and its model.", registry=registry)
+        for endpoint in ENDPOINTS:
+            for outcome in OUTCOMES:
+                self._requests.labels(endpoint, outcome)
+        self.describe(None)
+
+    def describe(self, facts: Facts | None) -> None:
+        """Tell of the model, once it is known."""
+        words = {"version": draftstore.__version__}
+        if facts:
+            words |= {"model": facts.name, "device": facts.device, "drafters": ",".join(facts.drafters)}
+        self._info.info(words)
+
+    def watch(self, depth: Callable[[], int], running: Callable[[], bool], ready: Callable[[], bool]) -> None:
+        """Read the state of the decoder whenever metrics are asked for."""
+        self._depth.set_function(depth)
+        self._running.set_function(running)
+        self._ready.set_function(ready)
+
+    def refused(self, endpoint: str) -> None:
+        """Count a request that was not begun."""
+        self._requests.labels(endpoint, "refused").inc()
+
+    def ended(
+        self, endpoint: str, outcome: str, waited: float, seconds: float, first: float | None, usage: Usage
+    ) -> None:
+        """Count a request that was decoded.
+
+        Args:
+            endpoint: one of `ENDPOINTS`.
+            outcome: one of `OUTCOMES`.
+            waited: seconds until its decoding began.
+            seconds: until it ended.
+            first: until its first token; None where none came.
+            usage: its figures.
+        """
+        self._requests.labels(endpoint, outcome).inc()
+        self._waits.observe(waited)
+        self._request.observe(seconds)
+        self._prompt.inc(usage.prompt_tokens)
+        self._tokens.inc(usage.completion_tokens)
+        self._passes.inc(usage.passes)
+        self._drafted.inc(usage.drafted)
+        self._accepted.inc(usage.accepted)
+        if usage.passes:
+            self._lengths.observe(usage.accepted_length)
+        if first is not None:
+            self._first.observe(first)
+            if usage.completion_tokens > 1:
+                self._token.observe((seconds - first) / (usage.completion_tokens - 1))
+
+    def logged(self, outcome: str) -> None:
+        """Count an answer for the response log: `written`, `dropped` or `failed`."""
+        self._lines.labels(outcome).inc()
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format of Prometheus, version 0.0.4."""
+        return generate_latest(self._registry)

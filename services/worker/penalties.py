@@ -1,0 +1,52 @@
+"""What requests add to logits: penalties for what the answer says already, and a bias for single tokens."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+
+class Penalties(LogitsProcessor):
+    """OpenAI's presence and frequency penalties, of the answer alone, and its logit bias.
+
+    It reads everything from the ids that it is called with, so it is exact at every node of a draft: each is judged by
+    the prefix that it would have.
+    """
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        *,
+        presence: float = 0.0,
+        frequency: float = 0.0,
+        bias: Mapping[int, float] | None = None,
+    ) -> None:
+        """Change the logits of one answer.
+
+        Args:
+            prompt_tokens: ids before it.
+            presence: taken from the logit of each token that is in the answer.
+            frequency: the same, for each time that it is.
+            bias: added to logits, by token id.
+        """
+        self._start = prompt_tokens
+        self._presence = presence
+        self._frequency = frequency
+        self._bias_ids = torch.tensor(list(bias or {}), dtype=torch.int64)
+        self._bias = torch.tensor(list((bias or {}).values()), dtype=torch.float32)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Return the new logits.
+
+        Args:
+            input_ids: int64 [texts, length], prompt and answer so far.
+            scores: float [texts, vocab_size].
+        """
+        answer = input_ids[:, self._start :].to(scores.device)
+        counts = torch.zeros_like(scores).scatter_add_(1, answer, torch.ones_like(answer, dtype=scores.dtype))
+        scores = scores - self._frequency * counts - self._presence * (counts > 0)
+        if len(self._bias_ids):
+            ids = self._bias_ids.to(scores.device)
+            scores[:, ids] += self._bias.to(scores)
+        return scores

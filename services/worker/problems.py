@@ -1,0 +1,60 @@
+"""Errors in the form that clients of OpenAI's API read."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+"""Of errors by status; all others are `invalid_request_error`."""
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Answer with an error.
+
+        Args:
+            status: of HTTP.
+            message: what was found, what was expected, what to do.
+            param: the parameter that is wrong.
+            code: one word for programs.
+            retry_after: seconds to wait before the same request is worth another try.
+            headers: more headers.
+        """
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        kind = TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the whole answer."""
+        body = json.dumps(self.body(), ensure_ascii=False).encode(errors="backslashreplace")
+        return Response(body, self.status, {"Cache-Control": "no-store", **self.headers}, "application/json")

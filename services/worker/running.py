@@ -1,0 +1,208 @@
+"""The process of the worker: loads the model, serves, and ends in order."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import uvloop
+
+from draftstore.errors import DraftstoreError, LookupServiceError
+from services.lookup import logs
+from services.lookup.permissions import Permissions
+from services.lookup.processes.sockets import open_tcp, port_of
+from services.lookup.web.server import HttpServer
+from services.worker.app import Site, make_app
+from services.worker.decoder import Decoder, State
+from services.worker.figures import Figures
+from services.worker.response_log import ResponseLog, older
+from services.worker.settings import Settings
+from services.worker.work import Engine
+
+LOG = logging.getLogger(__name__)
+LIBRARIES = ("transformers", "huggingface_hub", "accelerate", "httpx", "torch", "filelock", "urllib3")
+LAST_ANSWERS = 2.0
+"""Seconds that clients have to take the last answers."""
+CUT_SECONDS = 10.0
+"""Seconds that a forward pass may take to notice that it is not wanted any more."""
+Load = Callable[[], Engine]
+Started = Callable[[dict[str, Any]], None]
+
+
+def run(settings: Settings, load: Load, started: Started = lambda _: None) -> int:
+    """Serve a model until SIGTERM or SIGINT.
+
+    Args:
+        settings: of this run.
+        load: loads the model; called in the thread that decodes.
+        started: called with what is served, and where, once the model is there.
+
+    Returns:
+        exit status: 0 after an orderly end.
+
+    Raises:
+        DraftstoreError: the worker cannot start.
+        Exception: what loading the model raised.
+    """
+    logs.configure(settings.log_format, settings.log_level)
+    for name in LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    settings.check()
+    permissions = Permissions.load(settings.tokens) if settings.tokens else Permissions.open_to_all()
+    sockets = open_tcp(settings.endpoint, "--host")
+    figures = Figures()
+    log = _open_log(settings, figures)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            worker = Worker(settings, load, figures, permissions, log, started)
+            status = runner.run(worker.serve(sockets))
+    finally:
+        if log:
+            log.close()
+    if worker.failure:
+        raise worker.failure
+    if not worker.ended:
+        # A thread inside a forward pass, or inside the loading of a model, cannot be ended in another way.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _open_log(settings: Settings, figures: Figures) -> ResponseLog | None:
+    """Open the response log, and say what that means."""
+    if settings.response_log is None:
+        return None
+    path = settings.response_log
+    log = ResponseLog(path, settings.response_log_bytes, figures.logged)
+    LOG.warning(
+        "prompts and answers are kept: whoever can read these files reads what people asked and were told",
+        extra={"files": [str(path), str(older(path))], "bytes": settings.response_log_bytes},
+    )
+    return log
+
+
+class Worker:
+    """The event loop's side of a run.
+
+    Attributes:
+        failure: what loading the model raised, or why the decoding ended by itself.
+        ended: whether the decoding thread is gone.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Load,
+        figures: Figures,
+        permissions: Permissions,
+        log: ResponseLog | None,
+        started: Started,
+    ) -> None:
+        """Prepare a run; the arguments are those of `run`."""
+        self._settings = settings
+        self._started = started
+        self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._decoder = Decoder(
+            load, figures, queue=settings.queue, changed=self._notify, keep=log.put if log else None
+        )
+        self._site = Site(self._decoder, figures, permissions, settings)
+        self._signals = 0
+        self.failure: BaseException | None = None
+        self.ended = False
+
+    async def serve(self, sockets: list[Any]) -> int:
+        """Serve until told to stop; returns the exit status."""
+        self._loop = loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        port = port_of(sockets)
+        hosts = () if self._settings.endpoint.is_loopback() else None
+        server = HttpServer(make_app(self._site, hosts), LAST_ANSWERS)
+        serving = asyncio.create_task(server.serve(sockets))
+        self._decoder.start()
+        following = asyncio.create_task(self._follow(port))
+        await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
+        server.stop()
+        await serving
+        self.ended = self._decoder.join(0 if self._decoder.state is not State.ENDED else CUT_SECONDS)
+        following.cancel()
+        LOG.info("stopped")
+        return 0
+
+    async def _follow(self, port: int) -> None:
+        """Tell of the start, wait until it is time to end, and let what is being decoded come to its end."""
+        decoder = self._decoder
+        await self._until(lambda: decoder.state is not State.LOADING)
+        if decoder.ready:
+            self._announce(port)
+        await self._until(lambda: decoder.state is State.ENDED or self._signals > 0)
+        if self._signals and decoder.engine is not None:
+            await self._until(
+                lambda: decoder.state is State.ENDED or self._signals > 1, self._settings.grace_seconds
+            )
+            decoder.hurry()
+            await self._until(lambda: decoder.state is State.ENDED, CUT_SECONDS)
+        if decoder.failure:
+            self.failure = decoder.failure
+        elif not self._signals:
+            self.failure = LookupServiceError(
+                "the decoding thread has ended: see the log, and start the worker again"
+            )
+
+    async def _until(self, test: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until something is the case, or time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not test():
+                    await self._changed.wait()
+                    self._changed.clear()
+
+    def _announce(self, port: int) -> None:
+        engine = self._decoder.engine
+        assert engine is not None
+        facts = engine.facts
+        endpoint = self._settings.endpoint._replace(port=port)
+        told = {
+            "model": facts.name,
+            "url": f"http://{endpoint.reached_as}",
+            "device": facts.device,
+            "positions": facts.positions,
+            "drafters": list(facts.drafters),
+            "needs_token": self._site.permissions.needs_token,
+            "pid": os.getpid(),
+        }
+        LOG.info("ready", extra=told)
+        self._started(told)
+
+    def _notify(self) -> None:
+        """Wake the event loop up; called from the decoding thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            if self._loop:
+                self._loop.call_soon_threadsafe(self._changed.set)
+
+    def _on_signal(self) -> None:
+        """Stop after the request that is being decoded; at the second signal at once."""
+        self._signals += 1
+        LOG.info("stopping" if self._signals == 1 else "stopping at once")
+        self._decoder.drain()
+        self._notify()
+
+    def _reload(self) -> None:
+        """Read the file of tokens again, and follow it if it can be used."""
+        if not self._settings.tokens:
+            return
+        try:
+            self._site.permissions = Permissions.load(self._settings.tokens)
+        except DraftstoreError as error:
+            LOG.warning(
+                "the file of tokens cannot be used, the tokens from before stay", extra={"error": str(error)}
+            )
+        else:
+            LOG.info("tokens read again")

@@ -1,0 +1,101 @@
+"""Models that tests decode with: a small trained one, and tiny random ones of several architectures.
+
+    model = stories(data, torch.float64)        # trained, 260 K parameters, 512 ids; `data` is the fixture
+    model = tiny("qwen3", vocab_size=40)        # random weights, no files needed
+
+All are in evaluation mode, on the CPU, and shared between tests: change `generation_config` only in copies.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+cast(Any, logging).disable_progress_bar()
+
+STORIES = (
+    "Once upon a time",
+    "Lily and Tom",
+    "The little dog was",
+    "One day, a big bear",
+    "Mom said",
+    "There was",
+)
+"""Beginnings that the trained model continues sensibly."""
+
+
+def stories(data: Path, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> PreTrainedModel:
+    """Return the trained model stories260K."""
+    return _stories(data / "models" / "stories260K", dtype, attention)
+
+
+@functools.cache
+def _stories(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    return cast(PreTrainedModel, model.eval())
+
+
+@functools.cache
+def stories_tokenizer(data: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of stories260K, as transformers knows it."""
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+        data / "models" / "stories260K", clean_up_tokenization_spaces=False
+    )
+    return tokenizer
+
+
+def story_ids(data: Path, text: str = STORIES[0]) -> torch.Tensor:
+    """Return int64 [1, length], the ids of a text with BOS in front."""
+    tokenizer = stories_tokenizer(data)
+    ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False)
+    return torch.tensor([[1, *ids]])
+
+
+@functools.cache
+def tiny(
+    architecture: str = "llama",
+    *,
+    vocab_size: int = 64,
+    dtype: torch.dtype = torch.float64,
+    attention: str = "sdpa",
+    seed: int = 0,
+    spread: float = 0.4,
+    **changes: Any,
+) -> PreTrainedModel:
+    """Return a model of two layers with random weights.
+
+    Args:
+        architecture: `llama`, `qwen2`, `qwen3`, `mistral`, ... a model type of transformers.
+        vocab_size: ids; there is no EOS among them unless `changes` names one.
+        dtype: of the weights.
+        attention: implementation.
+        seed: of the weights.
+        spread: standard deviation of the weights. At 0.4 greedy outputs wander, near 0 they repeat one token.
+        changes: of the configuration, like `sliding_window=8`.
+    """
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+        "initializer_range": spread,
+    }
+    if architecture == "mistral":
+        shape["sliding_window"] = None
+    config = AutoConfig.for_model(architecture, vocab_size=vocab_size, **(shape | changes))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        factory: Any = AutoModelForCausalLM
+        model = factory.from_config(config, dtype=dtype, attn_implementation=attention)
+    return cast(PreTrainedModel, model.eval())

@@ -1,4 +1,4 @@
-# The image of every service but PostgreSQL: docker compose builds it.
+# The images of every service but PostgreSQL: docker compose builds them. That of the decoding worker has other EXTRAS.
 # Dependencies are installed before the code is copied, so that a change of the code rebuilds one small layer.
 FROM python:3.11.14-slim-bookworm
 
@@ -17,13 +17,14 @@ ENV PYTHONUNBUFFERED=1 \
 RUN groupadd --gid 10001 draftstore \
     && useradd --uid 10001 --gid draftstore --create-home draftstore \
     && install --directory --owner draftstore --group draftstore \
-        /var/lib/draftstore /var/lib/prefect /var/cache/draftstore /run/draftstore
+        /var/lib/draftstore /var/lib/draftstore/hub /var/lib/prefect /var/cache/draftstore /run/draftstore
 
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY draftstore/__init__.py draftstore/__init__.py
+ARG EXTRAS=pipelines,services,quickstart
 # Editable: the packages beside draftstore are not part of its wheel.
-RUN pip install --constraint constraints.txt --editable '.[pipelines,services,quickstart]'
+RUN pip install --constraint constraints.txt --editable ".[${EXTRAS}]"
 
 COPY alembic.ini prefect.yaml ./
 COPY migrations migrations

@@ -30,7 +30,9 @@ WEIGHTS = "model.safetensors"
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a converted model."""
     parser.add_argument(
-        "--model", type=Path, help=f"folder with {NAME}, converted (default: fetched and converted under --work)"
+        "--model",
+        type=Path,
+        help=f"folder with {NAME}, converted (default: fetched and converted under --work)",
     )
 
 
@@ -46,7 +48,9 @@ def smollm(workspace: Workspace, model: Path | None = None) -> Path:
     """
     if model is not None:
         if not (model / WEIGHTS).is_file():
-            raise SystemExit(f"{model} holds no {WEIGHTS}: pass --model the folder of {NAME}, or leave it out")
+            raise SystemExit(
+                f"{model} holds no {WEIGHTS}: pass --model the folder of {NAME}, or leave it out"
+            )
         return model
     target = workspace.work / "models" / NAME
     if not (target / WEIGHTS).is_file():
@@ -89,7 +93,9 @@ def _convert(gguf: Path, weights: Path) -> None:
     progress(f"unpack {gguf.name}")
     state = load_model(gguf).model.state_dict()
     half = {
-        name: value.to(torch.float16).contiguous() for name, value in state.items() if name != "lm_head.weight"
+        name: value.to(torch.float16).contiguous()
+        for name, value in state.items()
+        if name != "lm_head.weight"
     }
     save_file(half, weights, metadata={"format": "pt"})
 

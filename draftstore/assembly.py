@@ -22,6 +22,7 @@ from draftstore.client import RemoteStore
 from draftstore.drafter import ContextDrafter, ContextSession, Drafter, Session
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError
 from draftstore.manifest import TokenizerIdentity, load_manifest
+from draftstore.recycling_store import RecyclingStore
 from draftstore.rest import DEFAULT_STRATEGY
 from draftstore.stores import open_store
 from draftstore.tree import DraftTree
@@ -189,21 +190,8 @@ def _recycled(path: Path, vocab_size: int, tokenizer: TokenizerIdentity, model: 
         StoreError: they are of another model.
         TokenizerError: or of another tokenizer.
     """
-    from draftstore.recycling import RecyclingDrafter
-
-    manifest = load_manifest(path, RECYCLING)
-    manifest.require_tokenizer(tokenizer, path)
-    if model is not None and manifest.target_model not in (None, model):
-        raise StoreError(
-            f"{path} holds candidates of the model {manifest.target_model!r}, found {model!r}: leave it out, and "
-            "recycle this model's own"
-        )
-    if manifest.vocab_size != vocab_size:
-        raise StoreError(
-            f"{path} holds candidates for {manifest.vocab_size:,} ids, the model knows {vocab_size:,}: leave it out, "
-            "and recycle this model's own"
-        )
-    return Part(RECYCLING, manifest.name, RecyclingDrafter.open(path))
+    store = RecyclingStore.open(path, target_model=model, tokenizer=tokenizer, vocab_size=vocab_size)
+    return Part(RECYCLING, store.manifest.name, store.drafter(vocab_size=vocab_size))
 
 
 def _looked_up(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, opened: ExitStack) -> Part:

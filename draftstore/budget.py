@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftstore.acceptance import Acceptance
 from draftstore.errors import CurveError, DraftTreeError
 from draftstore.files import write_json
-from draftstore.jit import kernel, read_only
-from draftstore.tree import LEVEL_PROBS, DraftTree
+from draftstore.jit import read_only
+from draftstore.tree import DraftTree
+from draftstore.worth import BANDS, best_prefix, corrections, judge
 
 FORMAT = 1
 KIND = "cost curve"
@@ -48,15 +48,10 @@ SHARE = 0.02
 """Part of the text so far that speculation may lose besides."""
 ASKING_SHARE = 0.01
 """Part of the time that questions to a drafter may take while its drafts are not worth verifying."""
-TRUST = 4.0
-"""Accepted nodes that the drafter's own probabilities count for, as a whole and in each band."""
 RATE_TRUST = 10.0
 """Tokens that the rate of plain decoding counts for at the start of a text."""
 FORGETTING = 0.5 ** (1 / 300)
 """What is left of everything learned after another token of text: half of it after 300."""
-_BANDS = 16
-_LEVELS_PER_BAND = 8
-_PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +248,7 @@ class CostPlanner:
         self._draft_seconds = draft_seconds
         self._rest = max(0, math.ceil(draft_seconds / (ASKING_SHARE * self._plain)) - 1)
         self._allowance, self._share = allowance, share
-        self._seen = np.zeros((2, _BANDS, 2))
+        self._seen = np.zeros((2, BANDS, 2))
         self.begin()
         self.trim(DraftTree.empty())  # has the kernel compiled now, and not in a text
 
@@ -316,85 +311,3 @@ class CostPlanner:
             self._silence = self._rest if len(verified) == 0 else 0
         else:
             self._silence -= 1
-
-
-def corrections(seen: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return by how much to multiply the drafter's probabilities: the posterior mean of a Gamma prior.
-
-    Acceptances are taken as Poisson events, of which `factor` times as many occur as the drafter expects. The factor of
-    all children of the context, and of all deeper nodes, is drawn to 1; that of a band of probability, to the former.
-
-    Args:
-        seen: float64 [2, bands, 2], expected and real acceptances of children of the context, and of deeper nodes.
-
-    Returns:
-        float64 [2, bands].
-    """
-    whole = seen.sum(axis=1)
-    general = (whole[:, 1:] + TRUST) / (whole[:, :1] + TRUST)
-    factors: NDArray[np.float64] = (seen[:, :, 1] + TRUST * general) / (seen[:, :, 0] + TRUST)
-    return factors
-
-
-@kernel
-def best_prefix(parents: Any, levels: Any, factors: Any, costs: Any, rate: Any, account: Any) -> Any:
-    """Return how many nodes of a draft are worth verifying, the fewest of equally good numbers.
-
-    A node's chance is its parent's, times the corrected chance that it follows its parent.
-
-    Args:
-        parents: int16 [n], read-only.
-        levels: uint8 [n], read-only.
-        factors: float64 [2, bands], see `corrections`.
-        costs: float64 [at least n + 1], seconds of passes over 1 row, 2 rows, ...
-        rate: tokens per second.
-        account: seconds that the pass may take longer than one over 1 row.
-
-    Returns:
-        The size of the prefix; -i - 1 if the parent of node i is no earlier node.
-    """
-    chances = np.empty(len(parents))
-    best, most, total = 0, 0.0, 0.0
-    for i in range(len(parents)):
-        parent = np.int64(parents[i])
-        if parent < -1 or parent >= i:
-            return -i - 1
-        deeper = 1 if parent >= 0 else 0
-        steps = max(0, np.int64(levels[i]) - (np.int64(levels[parent]) if deeper else 0))
-        follows = min(1.0, _PROBS[steps] * factors[deeper, min(steps // _LEVELS_PER_BAND, _BANDS - 1)])
-        chances[i] = follows * chances[parent] if deeper else follows
-        total += chances[i]
-        extra = costs[i + 1] - costs[0]
-        if extra <= account and total - rate * extra > most:
-            best, most = i + 1, total - rate * extra
-    return best
-
-
-@kernel
-def judge(tokens: Any, parents: Any, levels: Any, came: Any, seen: Any) -> Any:
-    """Count how a draft fared against the tokens that came: the children of the context and of each node on their way.
-
-    Args:
-        tokens: int32 [n], read-only.
-        parents: int16 [n], read-only.
-        levels: uint8 [n], read-only.
-        came: int32 [any], read-only.
-        seen: float64 [2, bands, 2], is added to: what the drafter expected of these nodes, and which were right.
-    """
-    node = -1
-    for token in came:
-        before = np.int64(levels[node]) if node >= 0 else np.int64(0)
-        deeper = 1 if node >= 0 else 0
-        next_node = -1
-        for i in range(node + 1, len(tokens)):
-            if parents[i] != node:
-                continue
-            steps = max(0, np.int64(levels[i]) - before)
-            band = min(steps // _LEVELS_PER_BAND, _BANDS - 1)
-            seen[deeper, band, 0] += _PROBS[steps]
-            if tokens[i] == token:
-                seen[deeper, band, 1] += 1.0
-                next_node = i
-        if next_node < 0:
-            break
-        node = next_node

@@ -10,6 +10,7 @@ from draftstore.drafter import StoreDrafter
 from draftstore.entries import LMDB, entries_digest, open_entries
 from draftstore.errors import StoreError
 from draftstore.manifest import Manifest, load_manifest, verify_files
+from draftstore.recycling_store import KIND as RECYCLING
 from draftstore.rest import KIND as REST
 from draftstore.rest import RestStore
 
@@ -41,6 +42,11 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
     kind = load_manifest(path).kind
     if kind == CREST:
         return CrestStore.open(path, backend=backend)
+    if kind == RECYCLING:
+        raise StoreError(
+            f"{path} is of kind {kind!r}, which drafts only while its model decodes: name it to "
+            "`draftstore generate --store` or the worker"
+        )
     if kind != REST:
         raise StoreError(
             f"{path} is of kind {kind!r}, from which nothing is drafted: expected {REST!r} or {CREST!r}"

@@ -7,7 +7,9 @@ All are in evaluation mode, on the CPU, and shared between tests: change `genera
 """
 
 import functools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from transformers.utils import logging
 
 cast(Any, logging).disable_progress_bar()
 
+ATTENTION = ("sdpa", "eager", "flex_attention")
 STORIES = (
     "Once upon a time",
     "Lily and Tom",
@@ -99,3 +102,11 @@ def tiny(
         factory: Any = AutoModelForCausalLM
         model = factory.from_config(config, dtype=dtype, attn_implementation=attention)
     return cast(PreTrainedModel, model.eval())
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run what transformers compiles without compiling it: `flex_attention` takes no float64 on CPUs otherwise."""
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield

@@ -527,3 +527,70 @@ def draw_token(weights: NDArray[np.float64], draw: np.random.Generator) -> int:
         if point < 0.0 < weight:
             return token
     return int(np.flatnonzero(weights)[-1])
+
+
+# -- recycling -----------------------------------------------------------------------------------------------
+
+Rows = dict[int, list[int]]
+"""The candidates of each token, best first; -1 is none."""
+
+
+def recycled_row(candidates: Sequence[int], vocab_size: int) -> list[int]:
+    """Return the row of eight that is kept of some candidates: each once, none outside the vocabulary."""
+    first = [*candidates[:8], *[-1] * (8 - len(candidates))]
+    return [
+        token if 0 <= token < vocab_size and token not in first[:rank] else -1
+        for rank, token in enumerate(first)
+    ]
+
+
+def recycle(
+    rows: Rows,
+    last: int,
+    accepted: Sequence[int],
+    nodes: Nodes,
+    candidates: Sequence[Sequence[int]],
+    vocab_size: int,
+) -> None:
+    """Write the rows of the root and of all nodes; an accepted occurrence of a token wins, then the last one."""
+    paths: list[Ngram] = []
+    for token, parent, _ in nodes:
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    seen = [((), last), *((path, path[-1]) for path in paths)]
+    for accepted_ones in (False, True):
+        for (path, token), given in zip(seen, candidates, strict=True):
+            row = recycled_row(given, vocab_size)
+            if (path == tuple(accepted[: len(path)])) is accepted_ones and row != [-1] * 8:
+                rows[token] = row
+
+
+def count_ranks(
+    rows: Rows, last: int, accepted: Sequence[int], counts: dict[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return tries and hits of all rank paths after a text grew, as long as a path led along it."""
+    followed, token = "", last
+    counts = dict(counts)
+    for next_ in accepted:
+        row, came_true = rows.get(token, [-1] * 8), None
+        for path in [path for path in counts if path[:-1] == followed and row[int(path[-1])] >= 0]:
+            tries, hits = counts[path]
+            counts[path] = (tries + 1, hits + (row[int(path[-1])] == next_))
+            came_true = path if row[int(path[-1])] == next_ else came_true
+        if came_true is None:
+            break
+        followed, token = came_true, next_
+    return counts
+
+
+def fill_static_tree(
+    rows: Rows, last: int, chances: dict[str, float], budget: int, max_level: int = 255
+) -> Nodes:
+    """Look up the tokens of all rank paths, given their chances; keep the likeliest."""
+    filled: dict[Ngram, float] = {}
+    for path, chance in chances.items():
+        tokens: Ngram = (last,)
+        for rank in path:
+            tokens = (*tokens, rows.get(tokens[-1], [-1] * 8)[int(rank)])
+        if -1 not in tokens:
+            filled[tokens[1:]] = chance
+    return heaviest(filled, budget, 63, max_level)

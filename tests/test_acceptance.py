@@ -341,7 +341,9 @@ def test_the_chi_square_test_by_hand(counts: list[int], p: float) -> None:
 
 def test_the_chi_square_test_pools_what_is_rare_and_knows_the_impossible() -> None:
     expected = np.array([0.5, 0.3, 0.15, 0.04, 0.005, 0.005, 0.0])
-    assert chi_square_p(np.array([51, 30, 14, 5, 0, 0, 0]), expected) == pytest.approx(np.exp(-(1 / 20 + 1 / 50) / 2))
+    assert chi_square_p(np.array([51, 30, 14, 5, 0, 0, 0]), expected) == pytest.approx(
+        np.exp(-(1 / 20 + 1 / 50) / 2)
+    )
     assert chi_square_p(np.array([50, 30, 15, 4, 0, 0, 1]), expected) == 0.0
     assert chi_square_p(np.array([30, 50, 15, 4, 1, 0, 0]), expected) < CHECKED
 

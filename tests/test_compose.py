@@ -24,13 +24,15 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from draftstore.build import RestOptions, build_rest
+from draftstore.tokenizer import load_tokenizer
 from schema.postgres.placement import find_binaries
 from tests.servers import PostgresServer, free_port, postgres_server, reachable_folder
 
 ROOT = Path(__file__).parent.parent
 KEYS = {
-    "build", "command", "depends_on", "environment", "healthcheck", "image", "init", "ports", "restart", "shm_size",
-    "stop_grace_period", "volumes",
+    "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "ports", "profiles",
+    "restart", "shm_size", "stop_grace_period", "volumes",
 }  # fmt: skip
 CONDITIONS = {"service_healthy", "service_completed_successfully"}
 SECONDS = 90.0
@@ -79,11 +81,20 @@ def test_images_are_pinned(services: Services, dockerfile: list[list[str]]) -> N
         assert "latest" not in image
 
 
-def test_the_image_of_the_project_has_its_version(services: Services) -> None:
+def test_the_images_of_the_project_have_its_version(services: Services) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    assert {service["image"] for service in services.values() if "build" in service} == {
-        f"draftstore:{version}"
-    }
+    built = {service["image"]: str(service["build"]) for service in services.values() if "build" in service}
+    assert built.keys() == {f"draftstore:{version}", f"draftstore-worker:{version}"}
+    assert len(set(built.values())) == len(built)  # each image is built in one way
+
+
+def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(services: Services) -> None:
+    assert {name for name, service in services.items() if "profiles" in service} == {"worker"}
+    worker = services["worker"]
+    assert worker["profiles"] == ["gpu"]
+    [device] = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert not any("worker" in service.get("depends_on", {}) for service in services.values())
 
 
 def test_every_service_has_a_health_check_or_ends(services: Services) -> None:
@@ -97,7 +108,7 @@ def test_dependencies_exist_and_can_be_met(services: Services) -> None:
             assert rule["condition"] in CONDITIONS
             wanted = "service_completed_successfully" if one_shot(services[target]) else "service_healthy"
             assert rule["condition"] == wanted, f"{name} on {target}"
-    order(services)  # no circles
+    order(services, "gpu")  # no circles
 
 
 def test_volumes_are_declared_and_used(compose: dict[str, Any], services: Services) -> None:
@@ -127,12 +138,18 @@ def test_what_the_dockerfile_copies_exists_and_is_not_ignored(dockerfile: list[l
             assert f"!{source.split('/')[0]}" in ignored, source
 
 
-def test_the_dockerfile_installs_extras_that_exist_under_the_constraints(dockerfile: list[list[str]]) -> None:
+def test_the_images_have_extras_that_exist_under_the_constraints(
+    dockerfile: list[list[str]], services: Services
+) -> None:
     (install,) = [words for words in dockerfile if words[:3] == ["RUN", "pip", "install"]]
     assert install[install.index("--constraint") + 1] == "constraints.txt"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = install[-1].removeprefix(".[").removesuffix("]").split(",")
-    assert set(asked) <= set(extras["optional-dependencies"])
+    assert install[-1] == ".[${EXTRAS}]"
+    (usual,) = [words[1] for words in dockerfile if words[0] == "ARG"]
+    builds = [service["build"] for service in services.values() if isinstance(service.get("build"), dict)]
+    assert [build["context"] for build in builds] == ["."]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in builds)]:
+        assert set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
 def test_the_image_runs_as_an_unprivileged_user(dockerfile: list[list[str]]) -> None:
@@ -141,8 +158,13 @@ def test_the_image_runs_as_an_unprivileged_user(dockerfile: list[list[str]]) -> 
     assert dockerfile[-1][0] == "CMD"
 
 
-def order(services: Services) -> list[str]:
-    """Return the services so that each comes after those it depends on."""
+def order(services: Services, *profiles: str) -> list[str]:
+    """Return the services so that each comes after those it depends on; those of profiles only where asked for."""
+    services = {
+        name: service
+        for name, service in services.items()
+        if not service.get("profiles") or set(service["profiles"]) & set(profiles)
+    }
     graph = {name: set(service.get("depends_on", {})) for name, service in services.items()}
     return list(graphlib.TopologicalSorter(graph).static_order())
 
@@ -154,6 +176,7 @@ class Machine:
         self._services, self._image, self._folder, self._stack = services, image, folder, stack
         self.server_port, health_port = free_port(), free_port()
         self.lookup_port = free_port()
+        self.worker_port = free_port()
         self._changes = {
             "0.0.0.0": "127.0.0.1",
             "prefect-server:4200": f"127.0.0.1:{self.server_port}",
@@ -161,6 +184,7 @@ class Machine:
             "8080": str(health_port),
             "7780": str(self.lookup_port),
             "7781": str(free_port()),
+            "8000": str(self.worker_port),
             "/var/lib/": f"{folder}/",
             "/var/cache/": f"{folder}/",
             "/run/": f"{folder}/",
@@ -205,6 +229,10 @@ class Machine:
         base = {"PATH": os.pathsep.join([*self._programs, os.defpath]), "HOME": str(self._folder)}
         merged = {**self._image, **own}
         return base | dict(zip(merged, self._here(list(merged.values())), strict=True))
+
+    def place(self, name: str, here: object) -> None:
+        """Have something of this machine stand for a name."""
+        self._changes[name] = str(here)
 
     def _here(self, texts: list[str]) -> list[str]:
         for old, new in self._changes.items():
@@ -292,3 +320,43 @@ def test_the_lookup_service_serves_what_is_published(
         time.sleep(0.1)
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert json.load(answer)["drafts"][0]["nodes"]
+
+
+@pytest.mark.slow
+def test_the_decoding_worker_drafts_from_a_release(
+    machine: Machine, services: Services, data: Path, tmp_path: Path
+) -> None:
+    """On the processor, and with a model that is at hand."""
+    pytest.importorskip("transformers")
+    model = data / "models" / "stories260K"
+    machine.place("HuggingFaceTB/SmolLM2-135M-Instruct", model)
+    for name in ("postgres", "migrate", "lookup"):
+        machine.start(name)
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    (tmp_path / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
+    build_rest(
+        RestOptions((tmp_path / "tales.jsonl",), "tales"),
+        load_tokenizer(model),
+        tmp_path / "tales",
+        workers=1,
+    )
+    subprocess.run(
+        ["draftstore", "releases", "publish", "chat", str(tmp_path / "tales")],
+        cwd=ROOT,
+        env=machine.environment("lookup"),
+        check=True,
+    )
+    end = time.monotonic() + SECONDS
+    releases = f"http://127.0.0.1:{machine.lookup_port}/v1/releases"
+    while "chat" not in urllib.request.urlopen(releases, timeout=10).read().decode():
+        assert time.monotonic() < end, machine.log("lookup")
+        time.sleep(0.1)
+    machine.start("worker")
+    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}).encode()
+    url = f"http://127.0.0.1:{machine.worker_port}/v1/completions"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        reply = json.load(answer)
+    assert reply["choices"][0]["text"].startswith(", there was a little girl")
+    assert "lookup:chat" in reply["usage"]["draftstore"]["drafters"]
+    assert reply["usage"]["draftstore"]["accepted"] > 0

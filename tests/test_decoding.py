@@ -151,7 +151,7 @@ class Halving:
         self.log: list[tuple[Any, ...]] = []
 
     def begin(self) -> None:
-        """Another text starts."""
+        self.log.append(("begin",))
 
     def budget(self) -> int:
         self.log.append(("budget",))
@@ -305,9 +305,9 @@ def test_the_planner_trims_what_was_proposed_and_learns_how_it_fared() -> None:
     steps = list(decode(target, session, planner=planner, ends=target.ends_after(5), min_prob=0.25))
     assert session.asked == [(6, 0.25), (2, 0.25)]
     assert [len(tree) for tree in target.trees] == [3, 0]
-    assert [entry[0] for entry in planner.log] == ["budget", "trim", "learn"] * 2
-    assert planner.log[1][1] is first
-    _, proposed, verified, accepted = planner.log[2]
+    assert [entry[0] for entry in planner.log] == ["begin", *["budget", "trim", "learn"] * 2]
+    assert planner.log[2][1] is first
+    _, proposed, verified, accepted = planner.log[3]
     assert proposed is first
     assert verified is target.trees[0] is steps[0].tree
     assert (accepted.path, accepted.tokens.tolist()) == ([0, 1, 2], truth[:4])

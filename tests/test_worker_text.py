@@ -55,9 +55,7 @@ def test_pieces_of_any_text(small_tokenizer: TextTokenizer, prompt: str, text: s
 
 @settings(max_examples=150, deadline=None)
 @given(prompt=st.text(min_size=1, max_size=12), text=st.text(max_size=20))
-def test_pieces_of_any_text_with_spaces_before_words(
-    stories: TextTokenizer, prompt: str, text: str
-) -> None:
+def test_pieces_of_any_text_with_spaces_before_words(stories: TextTokenizer, prompt: str, text: str) -> None:
     check_text(stories, prompt, text)
 
 
@@ -118,7 +116,14 @@ def test_stop_strings(stops: list[str], text: str, expected: str) -> None:
 
 def test_nothing_of_a_stop_string_is_seen_while_it_may_come() -> None:
     stops = Stops(["</s>", "User:"])
-    assert [stops.push(text) for text in ("a<", "/", "b Us", "er", ":", "more")] == ["a", "", "</b ", "", "", ""]
+    assert [stops.push(text) for text in ("a<", "/", "b Us", "er", ":", "more")] == [
+        "a",
+        "",
+        "</b ",
+        "",
+        "",
+        "",
+    ]
     assert stops.found()
 
 

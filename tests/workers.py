@@ -7,21 +7,30 @@ with running_worker(FakeEngine(tokenizer, " one two")) as worker:
 import asyncio
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
+from starlette.datastructures import Headers
 
+from draftstore.cli.common import print_json
 from draftstore.decoding import Step
-from draftstore.tokenizer import TextTokenizer
+from draftstore.errors import DraftstoreError
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.tree import DraftTree
 from services.lookup.permissions import Grant, Permissions
 from services.lookup.settings import Endpoint
 from services.lookup.web.server import HttpServer
+from services.worker import running
 from services.worker.app import Site, make_app
 from services.worker.decoder import Decoder
 from services.worker.figures import Figures
@@ -29,7 +38,7 @@ from services.worker.response_log import ResponseLog
 from services.worker.settings import Settings
 from services.worker.work import Facts, Work
 from tests.lookups import SECONDS, until
-from tests.served import Samples, read_samples
+from tests.served import Samples, Service, read_samples
 from tests.sites import Loop
 
 MODEL = "small"
@@ -61,7 +70,9 @@ class FakeEngine:
     ) -> None:
         assert tokenizer.eos_id is not None
         self.tokenizer = tokenizer
-        self.facts = Facts(MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",))
+        self.facts = Facts(
+            MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",)
+        )
         self.works: list[Work] = []
         self.gate: threading.Semaphore | None = None
         self.closed = False
@@ -104,13 +115,13 @@ class Worker:
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> tuple[int, Headers, bytes]:
         """Send a request; return status, headers and body."""
         connection = self.connect()
         try:
             connection.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
             answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
+            return answer.status, Headers(dict(answer.getheaders())), answer.read()
         finally:
             connection.close()
 
@@ -193,3 +204,113 @@ def running_worker(
         loop.close()
         if responses:
             responses.close()
+
+
+@contextmanager
+def served_worker(*arguments: object, folder: Path, module: str = "draftstore") -> Iterator[Service]:
+    """Run `draftstore worker` in a process of its own, and wait until it is ready.
+
+    Args:
+        arguments: of the command.
+        folder: for its log.
+        module: that is run instead, with the same output: `tests.workers` has no model.
+    """
+    service = Service(launch_worker(*arguments, folder=folder, module=module), folder)
+    try:
+        assert service.process.stdout is not None
+        line = service.process.stdout.readline()
+        assert line, f"exit status {service.process.wait(SECONDS)}: {service.log}"
+        service.started = json.loads(line)
+        yield service
+    except BaseException:
+        sys.stderr.write(service.log)  # pytest shows it with the failure
+        raise
+    finally:
+        if service.process.poll() is None:
+            service.process.kill()
+        service.process.wait(SECONDS)
+        assert service.process.stdout is not None
+        service.process.stdout.close()
+
+
+def launch_worker(*arguments: object, folder: Path, module: str = "draftstore") -> "subprocess.Popen[str]":
+    """Start a worker on a free port, with JSON on standard output."""
+    command = [
+        sys.executable,
+        "-m",
+        module,
+        "worker",
+        "--json",
+        "--port",
+        "0",
+        "--log-format",
+        "json",
+        *arguments,
+    ]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [str(word) for word in command],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+
+@click.group()
+def commands() -> None:
+    """Stand in for `draftstore`, without torch."""
+
+
+@commands.command()
+@click.option("--tokenizer", type=click.Path(path_type=Path), required=True)
+@click.option("--load-seconds", type=float, default=0.0)
+@click.option("--fail", is_flag=True)
+@click.option("--pass-seconds", type=float, default=0.0)
+@click.option("--tokens", type=click.Path(path_type=Path))
+@click.option("--grace-seconds", type=float, default=30.0)
+@click.option("--cut-seconds", type=float, default=5.0)
+@click.option("--json", is_flag=True)
+@click.option("--port", type=int)
+@click.option("--log-format")
+def worker(
+    tokenizer: Path, load_seconds: float, fail: bool, pass_seconds: float, cut_seconds: float, port: int, json: bool,
+    **more: Any,
+) -> None:  # fmt: skip
+    """Run a worker whose model counts for ever, at its own pace."""
+
+    def load() -> FakeEngine:
+        time.sleep(load_seconds)
+        if fail:
+            raise DraftstoreError("there is no model")
+        loaded = load_tokenizer(tokenizer)
+        counting = loaded.encode(" " + " ".join(map(str, range(300))), bos=False).tolist()
+        return SlowEngine(loaded, lambda _work: counting, pass_seconds)
+
+    running.CUT_SECONDS = cut_seconds
+    try:
+        sys.exit(running.run(Settings(Endpoint("127.0.0.1", port), **more), load, print_json))
+    except DraftstoreError as error:
+        sys.exit(f"error: {error}")
+
+
+class SlowEngine(FakeEngine):
+    """A model that takes its time."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, answer: Callable[[Work], Sequence[int]], pass_seconds: float
+    ) -> None:
+        super().__init__(tokenizer, answer, positions=2000)
+        self._seconds = pass_seconds
+
+    def generate(self, work: Work, on_step: Callable[[Step], None]) -> None:
+        def slow(step: Step) -> None:
+            on_step(step)
+            time.sleep(self._seconds)
+
+        super().generate(work, slow)
+
+
+if __name__ == "__main__":
+    commands()

@@ -14,10 +14,13 @@ import click
 import draftstore
 from draftstore.cli.build import build
 from draftstore.cli.crest import count
+from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
+from draftstore.cli.recycling import recycling
 from draftstore.cli.replay import replay
+from draftstore.cli.tune import tune
 from draftstore.errors import DraftstoreError
 
 ADVICE = {
@@ -82,8 +85,9 @@ def cli() -> None:
     """
 
 
-for command in (build, count, info, verify, query, replay, quickstart):
+for command in (build, count, info, verify, query, replay, quickstart, tune, generate):
     cli.add_command(command)
+build.add_command(recycling)
 
 
 def main() -> None:

@@ -1,9 +1,7 @@
 """`draftstore generate`: one answer of a model, decoded with drafts, and how much sooner that is."""
 
+import secrets
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,10 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from draftstore.assembly import Sources, assemble
-from draftstore.cli.answering import Answer, Printer, Request, Sampling, decode
-from draftstore.cli.common import json_option, print_json, printable, status, stderr_console
-from draftstore.cli.sources import Effort, effort_options, source_options
+from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.cli.answering import (
+    Answer,
+    Pieces,
+    Printer,
+    Request,
+    answer,
+    check_positions,
+    first_difference,
+)
+from draftstore.cli.common import json_option, print_json, status, stderr_console, stdout_console
+from draftstore.cli.sources import Effort, Plan, choose_plan, effort_options, source_options
+from draftstore.decoding import Step
 from draftstore.errors import DraftstoreError
 from draftstore.tokenizer import TextTokenizer
 
@@ -22,4 +29,234 @@ if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
-ATTENTIONS = ("sdpa", "eager", "flex_attention")
+
+
+@click.command()
+@click.option(
+    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
+)
+@click.option("--prompt", help="What to answer. [default: read from stdin]")
+@click.option(
+    "--prompt-file",
+    type=click.File("r", encoding="utf-8"),
+    metavar="FILE",
+    help="Read it from a file; - is stdin.",
+)
+@click.option(
+    "--chat/--raw",
+    "chat",
+    default=None,
+    help="Ask in the model's chat template, or let it go on with the text. [default: --chat if it has one]",
+)
+@click.option("--system", help="The system message of the chat.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Most tokens of the answer.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="0 takes the most likely token every time.",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the most likely tokens of this mass.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the draws. [default: a new one]")
+@click.option("--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]")
+@click.option("--dtype", type=click.Choice(DTYPES), help="[default: auto; on CPUs float32]")
+@click.option("--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]")
+@source_options
+@effort_options
+@click.option("--no-compare", is_flag=True, help="Do not decode once more without drafts.")
+@json_option
+def generate(
+    model: str,
+    prompt: str | None,
+    prompt_file: Any,
+    chat: bool | None,
+    system: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    device: str | None,
+    dtype: str | None,
+    attention: str | None,
+    sources: Sources,
+    effort: Effort,
+    no_compare: bool,
+    as_json: bool,
+) -> None:
+    """Answer a prompt with drafts, then without, and compare.
+
+    The answer goes to stdout, on a terminal with accepted draft tokens in green; the figures go to stderr. Drafts come
+    from the prompt and the answer so far, and from whatever else is named.
+
+    \b
+    Examples:
+      draftstore generate --model ./SmolLM2-135M-Instruct --store stores/chat --prompt "What is a trie?"
+      draftstore generate --model org/model --recycling --temperature 0.7 --seed 1 < question.txt
+      draftstore generate --model ./model --raw --prompt "def main(" --no-compare
+    """
+    text = _prompt(prompt, prompt_file)
+    loaded = _load(model, device, dtype, attention)
+    request = Request(
+        _encode(loaded.text, text, chat, system),
+        max_new_tokens,
+        temperature,
+        top_p,
+        secrets.randbits(32) if seed is None else seed,
+    )
+    request = check_positions(loaded, request)
+    with status("opening what to draft from"):
+        assembly = assemble(
+            sources, vocab_size=loaded.vocab_size, tokenizer=loaded.text.identity, model=loaded.name
+        )
+    with assembly:
+        plan = choose_plan(effort, loaded)
+        drafted = _with_drafts(loaded, request, assembly, plan, effort, silent=as_json)
+    plain = None
+    if not no_compare:
+        with status("once more, without drafts"):
+            plain = answer(loaded, request, drafter=None)
+    report = _report(loaded, request, assembly, plan, drafted, plain)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+def _prompt(prompt: str | None, prompt_file: Any) -> str:
+    """Return the text of the prompt.
+
+    Raises:
+        UsageError: there are two, or none.
+    """
+    if prompt is not None and prompt_file is not None:
+        raise click.UsageError("--prompt and --prompt-file: give one of them")
+    if prompt is not None:
+        return prompt
+    if prompt_file is None and sys.stdin.isatty():
+        raise click.UsageError("no prompt: give --prompt, --prompt-file, or text on stdin")
+    try:
+        text: str = (prompt_file or sys.stdin).read()
+    except UnicodeDecodeError as error:
+        raise DraftstoreError(f"the prompt is not UTF-8 text: {error}") from None
+    return text.removesuffix("\n")
+
+
+def _load(model: str, device: str | None, dtype: str | None, attention: str | None) -> "LoadedModel":
+    """Load the model, with a spinner."""
+    with status("loading the model"):
+        from draftstore.hf.loading import load_model
+
+        return load_model(model, device=device, dtype=dtype, attention=attention)
+
+
+def _encode(tokenizer: TextTokenizer, text: str, chat: bool | None, system: str | None) -> NDArray[np.int32]:
+    """Return the ids of the prompt.
+
+    Raises:
+        UsageError: a system message outside a chat.
+    """
+    chat = tokenizer.has_chat_template if chat is None else chat
+    if chat:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": text})
+        text = tokenizer.render_chat(messages, add_generation_prompt=True)
+    elif system is not None:
+        raise click.UsageError(
+            "--system goes with --chat: this model has no chat template, or --raw was given"
+        )
+    return tokenizer.encode(text, bos=True)
+
+
+def _with_drafts(
+    loaded: "LoadedModel", request: Request, assembly: Assembly, plan: Plan, effort: Effort, *, silent: bool
+) -> Answer:
+    """Decode with drafts, and write the answer as it grows."""
+    drafter = assembly if assembly.parts else None
+    printer = None if silent else Printer(stdout_console(), Pieces(loaded.text, request.prompt))
+    try:
+        return answer(
+            loaded,
+            request,
+            drafter=drafter,
+            planner=plan.planner,
+            min_prob=effort.min_prob,
+            on_step=printer.take if printer else _ignore,
+        )
+    finally:
+        if printer:
+            printer.finish()
+
+
+def _ignore(_step: Step) -> None:
+    """Show nothing."""
+
+
+def _report(
+    loaded: "LoadedModel",
+    request: Request,
+    assembly: Assembly,
+    plan: Plan,
+    drafted: Answer,
+    plain: Answer | None,
+) -> dict[str, Any]:
+    """Return everything that there is to say as JSON values."""
+    kept = [token for token in drafted.tokens if token not in loaded.text.special_ids]
+    report: dict[str, Any] = {
+        "model": loaded.name,
+        "device": str(loaded.model.device),
+        "prompt_tokens": len(request.prompt),
+        "text": loaded.text.decode(kept),
+        "finish": "length" if len(drafted.tokens) == request.max_new_tokens else "stop",
+        "temperature": request.temperature,
+        "seed": request.seed if request.temperature else None,
+        "drafters": [{"kind": part.kind, "name": part.name} for part in assembly.parts],
+        "effort": plan.words,
+        "with_drafts": drafted.figures(),
+    }
+    if plain is not None:
+        report["without_drafts"] = plain.figures()
+        report["speedup"] = round(drafted.tokens_per_second / max(plain.tokens_per_second, 1e-9), 3)
+        report["first_difference"] = first_difference(drafted.tokens, plain.tokens)
+    return report
+
+
+def _show(report: dict[str, Any]) -> None:
+    """Print the figures."""
+    console = stderr_console()
+    table = Table("", "tokens", "passes", "tokens a pass", "tokens/s")
+    rows = {"with drafts": report["with_drafts"], "without": report.get("without_drafts")}
+    for name, row in rows.items():
+        if row:
+            numbers = (str(row["tokens"]), str(row["passes"]), f"{row['accepted_length']:.2f}")
+            table.add_row(name, *numbers, f"{row['tokens_per_second']:.1f}")
+    console.print(table)
+    figures = report["with_drafts"]
+    names = ", ".join(drafter["name"] for drafter in report["drafters"]) or "nothing"
+    console.print(f"drafts of {names}; {report['effort']}")
+    console.print(
+        f"{figures['drafted']:,} nodes verified, {figures['accepted']:,} accepted" + _comparison(report)
+    )
+
+
+def _comparison(report: dict[str, Any]) -> str:
+    """Say what the comparison showed."""
+    if "speedup" not in report:
+        return ""
+    place = report["first_difference"]
+    same = "the same output"
+    if place is not None:
+        same = f"another output from token {place} on: rounding decided between tokens that are as likely"
+    return f"; {report['speedup']:.2f} times as fast, {same}"

@@ -43,6 +43,8 @@ def info(directory: Path, as_json: bool) -> None:
     table.add_row(
         "tokenizer", f"{manifest.tokenizer.name}, fingerprint {manifest.tokenizer.fingerprint[:12]}"
     )
+    if manifest.target_model is not None:
+        table.add_row("model", printable(manifest.target_model))
     table.add_row("vocabulary", f"{manifest.vocab_size:,} ids, {manifest.token_dtype}")
     table.add_row("corpus", ", ".join(map(printable, manifest.corpus.get("sources", []))))
     for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document")):

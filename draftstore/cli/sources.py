@@ -3,16 +3,23 @@
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from draftstore.assembly import Sources
+from draftstore.budget import CostPlanner
 from draftstore.cli.common import STORE
+from draftstore.decoding import Fixed, Planner
 from draftstore.entries import BACKENDS
 from draftstore.frontier import MAX_BUDGET
-from draftstore.rest import STRATEGIES
+from draftstore.rest import BUDGET, STRATEGIES
 
+if TYPE_CHECKING:
+    from draftstore.hf.loading import LoadedModel
+
+FIXED_BUDGETS = {"cpu": 8}
+"""Nodes of a draft where no cost curve is known, by device: on a CPU every node counts."""
 TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
 
 
@@ -109,3 +116,30 @@ def _with(
     for option in reversed(options):
         gathered = option(gathered)
     return gathered
+
+
+class Plan(NamedTuple):
+    """A planner, and what it does in words."""
+
+    planner: Planner
+    words: str
+
+
+def choose_plan(effort: Effort, loaded: "LoadedModel") -> Plan:
+    """Return the planner of a model: by its cost curve if one was measured, else a fixed number of nodes.
+
+    Raises:
+        CurveError: the curve that was named cannot be read, or is that of another model or device.
+    """
+    from draftstore.hf.tuning import conditions_of, find_curve, load_curve
+
+    if not effort.fixed:
+        named = effort.curve
+        curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
+        if curve is not None:
+            budget = BUDGET if effort.budget is None else effort.budget
+            return Plan(CostPlanner(curve, budget), f"at most {budget} nodes a pass, where they are worth their cost")
+    default = FIXED_BUDGETS.get(loaded.model.device.type, BUDGET)
+    budget = default if effort.budget is None else effort.budget
+    advice = "" if effort.fixed else ": `draftstore tune` finds out what is worth it"
+    return Plan(Fixed(budget), f"at most {budget} nodes a pass, whatever they cost{advice}")

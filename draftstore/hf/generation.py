@@ -9,7 +9,8 @@ The second form is what the first one calls; `streamer=` and `stop_strings=` wor
 gives neither streamer nor tokenizer to a function of one's own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from time import perf_counter_ns
 from typing import Any
 
@@ -23,10 +24,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from draftstore.acceptance import accept
 from draftstore.decoding import Fixed, Planner, Step, decode
 from draftstore.drafter import Drafter, Session
+from draftstore.errors import DecodingError
 from draftstore.hf.caches import memory_of
 from draftstore.hf.checks import NO_LIMIT, check_request, depth_limit, takes_trees
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.limits import Limited
+from draftstore.hf.masks import masks_by_model
 from draftstore.hf.stopping import Stops
 from draftstore.hf.targets import (
     ChainForward,
@@ -107,11 +110,12 @@ def speculative_generate(
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
     run = _Run(model, input_ids, logits_processor, stopping_criteria, generation_config, token_streamer)
-    for step in run.steps(
-        model_kwargs, drafter, planner or Fixed(budget), min_prob, forward or default_forward
-    ):
-        if on_step is not None:
-            on_step(step)
+    planner = (planner or Fixed(budget)) if drafter is not None else Fixed(0)
+    steps = run.steps(model_kwargs, drafter, planner, min_prob, forward or default_forward)
+    with masks_by_model(model, model_kwargs["past_key_values"]), closing(steps):
+        for step in steps:
+            if on_step is not None:
+                on_step(step)
     if token_streamer is not None:
         token_streamer.end()
     return run.result()
@@ -149,9 +153,13 @@ def generate(
         generate_kwargs: of `model.generate`.
 
     Raises:
-        DecodingError: see `speculative_generate`.
+        DecodingError: see `speculative_generate`; or there is an `assistant_model`.
         ValueError: stop strings without a tokenizer, and whatever `model.generate` refuses.
     """
+    if generate_kwargs.get("assistant_model") is not None:
+        raise DecodingError(
+            "an assistant_model drafts in plain generate, expected none: drafts come from the drafter here"
+        )
     generate_kwargs["stopping_criteria"] = _with_stop_strings(model, tokenizer, stop_strings, generate_kwargs)
     output: torch.Tensor | GenerateDecoderOnlyOutput = model.generate(
         inputs,
@@ -192,7 +200,7 @@ def _with_stop_strings(
 
 
 def default_forward(prefilled: Prefilled) -> Forward:
-    """Return how the passes of a text are run: as CUDA graphs, over trees, or over chains; the first that can be had."""
+    """Return how the passes of a text are run: as CUDA graphs, over trees, or over chains, what can be had first."""
     if prefilled.model.device.type == "cuda":
         from draftstore.hf.graphs import graph_forward
 
@@ -239,7 +247,7 @@ class _Run:
         planner: Planner,
         min_prob: float,
         factory: ForwardFactory,
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         """Yield the prefill as a step, then those of decoding."""
         step, verdict = self._prefill(model_kwargs, drafter is not None)
         yield step
@@ -325,5 +333,5 @@ class _Run:
 
 
 def vocab_size(model: Any) -> int:
-    """Return the ids that a model can read."""
-    return int(model.get_input_embeddings().weight.shape[0])
+    """Return how many ids a model knows."""
+    return int(model.config.get_text_config(decoder=True).vocab_size)

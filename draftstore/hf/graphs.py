@@ -27,12 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import Cache, CacheLayerMixin, StaticCache, StaticLayer
+from transformers.cache_utils import StaticCache
 
 from draftstore.errors import DecodingError
 from draftstore.hf.caches import StaticMemory
 from draftstore.hf.checks import takes_trees
 from draftstore.hf.masks import padding_bias, shape_of
+from draftstore.hf.pools import Pool, fits_pool, host_buffer
 from draftstore.hf.targets import CANDIDATES, Forward, Prefilled, Rows, Wants, last_hidden, rows_of
 from draftstore.tree import DraftTree
 
@@ -81,8 +82,8 @@ def why_not(prefilled: Prefilled) -> str | None:
         return "the weights are quantized in a way that cannot be captured"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "the model lies on several devices"
-    if not all(type(layer) is StaticLayer and layer.is_initialized for layer in cache.layers):
-        return "the cache is not one of full attention"
+    if not fits_pool(cache):
+        return "the layers of the cache are not alike"
     return None
 
 
@@ -167,106 +168,6 @@ class GraphRows(Rows):
         return tuple(layer.clone() for layer in super().layers(row))
 
 
-class _Layer(CacheLayerMixin):
-    """A layer of the pool as the model sees it: new keys and values go to the rows that the pool names."""
-
-    is_compileable = True
-    is_sliding = False
-
-    def __init__(self, pool: "_Pool", index: int) -> None:
-        super().__init__()
-        self._pool = pool
-        self.keys, self.values = pool.keys[index], pool.values[index]
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the pool is there."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows of a pass, [1, heads, rows, size] each; return all of the layer."""
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys.index_copy_(2, self._pool.places, key_states)
-        self.values.index_copy_(2, self._pool.places, value_states)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (named so by transformers)
-        """Return the columns of a mask: all of the pool."""
-        return self._pool.length, 0
-
-    def get_seq_length(self) -> int:
-        """Return 0: positions and mask are always given, so no model asks."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return the length of the pool."""
-        return self._pool.length
-
-
-class _Pool:
-    """Keys and values of all layers in one tensor each.
-
-    Attributes:
-        length: tokens that fit.
-        keys: [layers, 1, heads, length, size]; 0 where nothing was written yet, for what is masked must be finite.
-        values: likewise.
-        places: int64 [rows], where the rows of the pass at hand are written.
-        cache: the same tensors, as a model sees them.
-    """
-
-    def __init__(self, like: Any, layers: int, length: int) -> None:
-        """Reserve memory for layers like one of a `StaticCache` that has been filled."""
-        self.length = length
-        self.keys, self.values = (
-            torch.zeros(
-                (layers, *states.shape[:2], length, states.shape[3]), dtype=states.dtype, device=states.device
-            )
-            for states in (like.keys, like.values)
-        )
-        self.places = torch.zeros(1, dtype=torch.int64, device=self.keys.device)
-        self._index = torch.empty(MOST_ROWS, dtype=torch.int64, device=self.keys.device)
-        self._source = _host_buffer(MOST_ROWS, torch.int64, self.keys.device)
-        self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
-
-    def fits(self, cache: StaticCache, length: int) -> bool:
-        """Tell whether the texts of a cache fit."""
-        layer: Any = cache.layers[0]
-        alike = (layer.keys.dtype, layer.keys.device) == (self.keys.dtype, self.keys.device)
-        return alike and self.length >= length
-
-    def fill(self, cache: StaticCache, length: int) -> None:
-        """Copy the first tokens of a cache."""
-        for index, layer in enumerate(cache.layers):
-            assert layer.keys is not None
-            assert layer.values is not None
-            self.keys[index, :, :, :length] = layer.keys[:, :, :length]
-            self.values[index, :, :, :length] = layer.values[:, :, :length]
-
-    def spill(self, cache: StaticCache, start: int, stop: int) -> None:
-        """Copy the tokens from `start` on back, so that the cache holds `stop` tokens."""
-        for index, layer in enumerate(cache.layers):
-            assert isinstance(layer, StaticLayer)
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys[:, :, start:stop] = self.keys[index, :, :, start:stop]
-            layer.values[:, :, start:stop] = self.values[index, :, :, start:stop]
-            layer.cumulative_length.fill_(stop)
-
-    def move(self, past: int, rows: Sequence[int]) -> None:
-        """Copy rows of the last pass to its front, in all layers at once; see `draftstore.hf.caches.move_rows`."""
-        settled = next((place for place, row in enumerate(rows) if place != row), len(rows))
-        count = len(rows) - settled
-        if count == 0:
-            return
-        # The last copy from this buffer is done: after it came a pass, and a token of that pass has been chosen.
-        self._source.numpy()[:count] = rows[settled:]
-        index = self._index[:count].copy_(self._source[:count], non_blocking=True).add_(past)
-        for states in (self.keys, self.values):
-            states[:, :, :, past + settled : past + len(rows)] = states.index_select(3, index)
-
-
 class _Captured:
     """A pass over a bucket of rows: a graph, and the tensors that it writes. On a processor there is no graph."""
 
@@ -282,24 +183,23 @@ class _Machine:
         mark: of the weights and of how the model is run; with others the graphs mean nothing.
     """
 
-    def __init__(self, model: Any, pool: _Pool, mark: int) -> None:
+    def __init__(self, model: Any, pool: Pool, mark: int) -> None:
         self._model = weakref.ref(model)
         self.pool, self.mark = pool, mark
         self._owner: weakref.ref[GraphForward] | None = None
         self._device = device = pool.keys.device
-        self._captures = device.type == "cuda"
+        self._captures = _captures(device)
         self._captured: dict[tuple[int, Wants], _Captured] = {}
         self._dtype = model.dtype
         self._columns = torch.arange(pool.length, device=device)
         self._seen = torch.zeros(pool.length, dtype=self._dtype, device=device)
         self._integers = torch.zeros(_HEAD + 2 * MOST_ROWS, dtype=torch.int64, device=device)
         self._bias = torch.zeros(MOST_ROWS * MOST_ROWS, dtype=torch.float32, device=device)
-        self._host_integers = _host_buffer(len(self._integers), torch.int64, device)
-        self._host_bias = _host_buffer(len(self._bias), torch.float32, device)
-        self._host_choices = _host_buffer(MOST_ROWS * (1 + CANDIDATES), torch.int64, device)
+        self._host_integers = host_buffer(len(self._integers), torch.int64, device)
+        self._host_bias = host_buffer(len(self._bias), torch.float32, device)
+        self._host_choices = host_buffer(MOST_ROWS * (1 + CANDIDATES), torch.int64, device)
         self._memory: Any = torch.cuda.graph_pool_handle() if self._captures else None
-        self._sent: Any = torch.cuda.Event() if self._captures else None
-        self._copied: Any = torch.cuda.Event() if self._captures else None
+        self._sent, self._copied = _event(device), _event(device)
 
     @property
     def busy(self) -> bool:
@@ -332,6 +232,7 @@ class _Machine:
             self._owner = None
         return mine
 
+    @torch.no_grad()
     def run(
         self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants, past: int, shift: int
     ) -> GraphRows:
@@ -371,7 +272,7 @@ class _Machine:
         """Queue the copy of the choices to the host; return int64 [count, any], which hold once the event has come."""
         if choices is None:
             return None
-        host = self._host_choices[: count * choices.shape[1]].view(count, choices.shape[1])
+        host: torch.Tensor = self._host_choices[: choices[:count].numel()].view(count, choices.shape[1])
         host.copy_(choices[:count], non_blocking=True)
         self._copied.record(torch.cuda.current_stream(self._device))
         return host
@@ -407,7 +308,7 @@ class _Machine:
         """
         if not self._captures:
             return _Captured()
-        stream = torch.cuda.Stream(self._device)
+        stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             stream.wait_stream(torch.cuda.current_stream())
@@ -438,7 +339,8 @@ def _machine_of(model: Any, cache: StaticCache, length: int) -> _Machine:
     machine = _MACHINES.get(model)
     if machine is None or machine.mark != mark or not machine.pool.fits(cache, length):
         with torch.inference_mode(mode=False):  # or the buffers could not be written outside of it
-            pool = _Pool(cache.layers[0], len(cache.layers), -(-length // _GRAIN) * _GRAIN)
+            layer, size = cache.layers[0], -(-length // _GRAIN) * _GRAIN
+            pool = Pool(layer, len(cache.layers), size, MOST_ROWS)
             machine = _Machine(model, pool, mark)
         _MACHINES[model] = machine
     return machine
@@ -450,6 +352,11 @@ def _mark_of(model: Any) -> int:
     return hash((places, model.config._attn_implementation, model.training))
 
 
-def _host_buffer(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return memory of the host, pinned where a GPU copies from it."""
-    return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
+def _captures(device: torch.device) -> bool:
+    """Tell whether passes on a device are captured as graphs."""
+    return device.type == "cuda"
+
+
+def _event(device: torch.device) -> Any:
+    """Return a mark in the work that a GPU has queued; None on a processor."""
+    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -9,20 +9,26 @@ behind those of the past, in the same order:
     row 2   x x x | x x x .
     row 3   x x x | x . . x
 
-The mask is handed over as a bias that is added to the attention scores, 0 or minus infinity, in the model's type. All
-of `sdpa`, `eager` and `flex_attention` take it as it is. A boolean mask would be turned into the same bias by every
-layer of its own in `sdpa`, and be added as 0 and 1 in `eager`. Blocks of `flex_attention` would save nothing: every
-row sees all of the past.
+`sdpa` and `eager` take a bias that is added to the attention scores, 0 or minus infinity, in the model's type. (A
+boolean mask would be turned into the same bias by every layer of its own in `sdpa`, and be added as 0 and 1 in
+`eager`.) `flex_attention` takes blocks of 128 x 128 and a function; it would take the bias too, but then what torch
+2.13 compiles for processors crashes.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention.flex_attention import BlockMask
 
 from draftstore.jit import kernel, read_only
 from draftstore.tree import DraftTree
+
+BLOCK = 128
+"""Rows and columns of a block of `flex_attention`."""
 
 
 class Shape(NamedTuple):
@@ -66,7 +72,8 @@ def attention_bias(
         shape: of its tree.
         past: keys that were there before the pass.
         width: columns: past + n + 1, or all of a static cache.
-        hidden: float [at most past], what is added at the first columns of every row: padding. None if all are seen.
+        hidden: float [at most past], what is added at the first columns of every row, minus infinity at padding. None
+            if all are seen.
         like: a tensor of the type and on the device of the result.
 
     Returns:
@@ -82,6 +89,45 @@ def attention_bias(
     return bias
 
 
+def block_mask(
+    shape: Shape, past: int, width: int, hidden: torch.Tensor | None, device: torch.device
+) -> BlockMask:
+    """Return the mask of a pass for `flex_attention`; see `attention_bias`.
+
+    Blocks of the past are computed without asking the function, blocks behind the rows not at all. The function reads
+    a tensor, so that it is the same code in every pass and is compiled once.
+    """
+    rows = len(shape.offsets)
+    tiles, blocks = -(-rows // BLOCK), -(-width // BLOCK)
+    allowed = torch.zeros(tiles * BLOCK, blocks * BLOCK, dtype=torch.bool, device=device)
+    allowed[:rows, :past] = True
+    if hidden is not None:
+        allowed[:rows, : len(hidden)] = hidden == 0
+    allowed[:rows, past : past + rows] = torch.from_numpy(shape.bias == 0)
+
+    def mask_mod(_batch: Any, _head: Any, row: Any, column: Any) -> Any:
+        return allowed[row, column]
+
+    full = past // BLOCK if hidden is None else 0
+    used = -(-(past + rows) // BLOCK)
+    return BlockMask.from_kv_blocks(
+        *_block_list(full, used, tiles, blocks, device),
+        *_block_list(0, full, tiles, blocks, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(rows, width),
+    )
+
+
+def _block_list(
+    start: int, stop: int, tiles: int, blocks: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many blocks every tile of rows attends to, int32 [1, 1, tiles], and which, [1, 1, tiles, blocks]."""
+    order = torch.arange(start, start + blocks, dtype=torch.int32, device=device).clamp_(max=blocks - 1)
+    counts = torch.full((1, 1, tiles), stop - start, dtype=torch.int32, device=device)
+    return counts, order.expand(1, 1, tiles, blocks).contiguous()
+
+
 def padding_bias(attention_mask: torch.Tensor | None, past: int, like: torch.Tensor) -> torch.Tensor | None:
     """Return what hides the padding: float [past], on the device of `like`; None if there is none.
 
@@ -94,3 +140,20 @@ def padding_bias(attention_mask: torch.Tensor | None, past: int, like: torch.Ten
         return None
     seen = attention_mask[0, :past].to(like.device) != 0
     return like.new_zeros(past).masked_fill(~seen, -torch.inf)
+
+
+@contextmanager
+def masks_by_model(model: Any, cache: Any) -> Iterator[None]:
+    """Have a model with `flex_attention` and a static cache make its masks itself.
+
+    Otherwise transformers (5.20 to 5.23 at least) makes them before, and fails: a `BlockMask` is not `contiguous()`.
+    """
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    if attention != "flex_attention" or not cache.is_compileable:
+        yield
+        return
+    model.create_masks_for_generate = lambda attention_mask=None, **_arguments: attention_mask
+    try:
+        yield
+    finally:
+        model.__dict__.pop("create_masks_for_generate", None)

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention.flex_attention import BlockMask
 
 from draftstore.acceptance import Acceptance
 from draftstore.errors import DecodingError
 from draftstore.hf.caches import Memory
 from draftstore.hf.choosing import Chooser, Text
-from draftstore.hf.masks import attention_bias, padding_bias, shape_of
+from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
 from draftstore.tree import DraftTree
 
 CANDIDATES = 8
@@ -212,7 +213,9 @@ class TreeForward:
         self._like = torch.empty(0, dtype=prefilled.model.dtype, device=self._device)
         self._shift = int(kwargs["position_ids"][0, -1]) - self._memory.length
         self._padding = padding_bias(kwargs.get("attention_mask"), self._memory.length, self._like)
-        self._masked = self._padding is not None or self._memory.room() is not None
+        attention = prefilled.model.config.get_text_config(decoder=True)._attn_implementation
+        self._flex = attention == "flex_attention"
+        self._masked = self._flex or self._padding is not None or self._memory.room() is not None
         self._kwargs = {
             key: value
             for key, value in kwargs.items()
@@ -232,10 +235,13 @@ class TreeForward:
         ids = torch.from_numpy(tokens).to(self._device)[None]
         shape = shape_of(tree)
         positions = torch.from_numpy(shape.offsets + (past + self._shift)).to(self._device)[None]
-        mask = None
+        mask: torch.Tensor | BlockMask | None = None
         if len(tree) or self._masked:
             width = self._memory.width(self._rows)
-            mask = attention_bias(shape, past, width, self._padding, self._like)
+            if self._flex:
+                mask = block_mask(shape, past, width, self._padding, self._device)
+            else:
+                mask = attention_bias(shape, past, width, self._padding, self._like)
         with last_hidden(self._model, wants.hidden) as hidden:
             outputs = self._model(
                 input_ids=ids, attention_mask=mask, position_ids=positions, return_dict=True, **self._kwargs

@@ -20,14 +20,18 @@ from services.worker.settings import PORT, Settings
 @click.option(
     "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
 )
-@click.option("--name", help="What clients call the model. [default: the directory's, the file's or hub name]")
+@click.option(
+    "--name", help="What clients call the model. [default: the directory's, the file's or hub name]"
+)
 @click.option("--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]")
 @click.option("--dtype", metavar="T", help="auto, float32, bfloat16, ... [default: auto; on CPUs float32]")
 @click.option("--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]")
 @source_options
 @effort_options
 @click.option("--host", default=LOOPBACK, show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 is a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 is a free one."
+)
 @click.option(
     "--queue",
     type=click.IntRange(0, 10_000),
@@ -93,8 +97,8 @@ def worker(
 ) -> None:
     """Answer OpenAI's API with a model that decodes with drafts: the same words, in fewer forward passes.
 
-    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz, /readyz and /metrics, and
-    answers one request at a time. Drafts come from stores, from a release of the lookup service, and from the request
+    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz, /readyz and /metrics,
+    one request at a time. Drafts come from stores, from a release of the lookup service, and from the request
     itself; `usage` of each answer tells what they saved. Without a chat template, conversations are written as
     `USER: hi ASSISTANT:`.
 
@@ -123,15 +127,15 @@ def worker(
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "services,hf") from None
     settings = Settings(endpoint=Endpoint(host, port), **more)
-    load = loader(
-        model, sources, effort, name=name, device=device, dtype=dtype, attention=attention
-    )
+    load = loader(model, sources, effort, name=name, device=device, dtype=dtype, attention=attention)
     sys.exit(run(settings, load, print_json if as_json else _print_started))
 
 
 def _print_started(started: dict[str, Any]) -> None:
     """Print what is served, and where."""
-    click.echo(f"serving {printable(started['model'])} on {started['device']}, {started['positions']:,} positions")
+    click.echo(
+        f"serving {printable(started['model'])} on {started['device']}, {started['positions']:,} positions"
+    )
     click.echo(f"drafts  {printable(', '.join(started['drafters']) or 'none')}")
     click.echo(f"api     {started['url']}/v1")
     if started["needs_token"]:

@@ -87,7 +87,7 @@ def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, 
     """
     rest = facts.positions - prompt
     if rest < 1 or (wanted or 1) > rest:
-        asked = f" and an answer of {wanted:,}" if wanted else ""
+        asked = f", and {wanted:,} are wanted behind it" if wanted else ""
         raise ApiError(
             400,
             f"this model has {facts.positions:,} positions, and the prompt takes {prompt:,} tokens{asked}: shorten it"

@@ -53,6 +53,7 @@ class TransformersEngine:
         self._planner = planner
         self._min_prob = min_prob
         self._forward = forward
+        self._cache = _cache_of(self._model)
         self._ends = _ends_of(self._model, loaded.text)
         self.facts = Facts(
             name=name or loaded.name,
@@ -89,11 +90,18 @@ class TransformersEngine:
             pad_token_id=self._ends[0] if self._ends else None,
             logits_processor=_processors(work),
             **_choices(work.sampling, self._model.generation_config),
+            **self._cache,
         )
 
     def close(self) -> None:
         """Close stores and connections."""
         self._drafters.close()
+
+
+def _cache_of(model: Any) -> dict[str, Any]:
+    """Return the arguments of `generate` for the cache: on a GPU a static one, for CUDA graphs."""
+    static = model.device.type == "cuda" and getattr(model, "_can_compile_fullgraph", False)
+    return {"cache_implementation": "static"} if static else {}
 
 
 def _ends_of(model: Any, tokenizer: TextTokenizer) -> list[int]:

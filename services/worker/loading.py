@@ -6,11 +6,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from draftstore.assembly import Sources, assemble
-from draftstore.cli.sources import Effort
+from draftstore.cli.sources import Effort, choose_plan
 from services.worker.work import Engine
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
+    from services.worker.engine import TransformersEngine
 
 LOG = logging.getLogger(__name__)
 
@@ -49,3 +50,26 @@ def loader(
         return engine
 
     return load
+
+
+def _engine(
+    loaded: "LoadedModel", sources: Sources, effort: Effort, name: str | None
+) -> "TransformersEngine":
+    """Return a model with its drafters."""
+    from services.worker.engine import TransformersEngine
+
+    plan = choose_plan(effort, loaded)
+    drafters = assemble(
+        sources, vocab_size=loaded.vocab_size, tokenizer=loaded.text.identity, model=loaded.name
+    )
+    LOG.info("drafting", extra={"plan": plan.words, "drafters": [part.name for part in drafters.parts]})
+    return TransformersEngine(loaded, drafters, plan.planner, name=name, min_prob=effort.min_prob)
+
+
+def _tame_transformers() -> None:
+    """Have transformers log as everything else does, and errors alone: it warns of settings that are meant."""
+    from transformers.utils import logging as own
+
+    own.disable_default_handler()
+    own.enable_propagation()
+    own.set_verbosity(logging.ERROR)

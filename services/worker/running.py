@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import uvloop
+from prometheus_client import disable_created_metrics
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from services.lookup import logs
@@ -51,9 +52,10 @@ def run(settings: Settings, load: Load, started: Started = lambda _: None) -> in
     logs.configure(settings.log_format, settings.log_level)
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     settings.check()
     permissions = Permissions.load(settings.tokens) if settings.tokens else Permissions.open_to_all()
-    sockets = open_tcp(settings.endpoint, "--host")
+    sockets = open_tcp(settings.endpoint, "--host or --port")
     figures = Figures()
     log = _open_log(settings, figures)
     try:
@@ -126,6 +128,7 @@ class Worker:
         hosts = () if self._settings.endpoint.is_loopback() else None
         server = HttpServer(make_app(self._site, hosts), LAST_ANSWERS)
         serving = asyncio.create_task(server.serve(sockets))
+        LOG.info("loading the model", extra={"port": port})
         self._decoder.start()
         following = asyncio.create_task(self._follow(port))
         await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +136,8 @@ class Worker:
         await serving
         self.ended = self._decoder.join(0 if self._decoder.state is not State.ENDED else CUT_SECONDS)
         following.cancel()
-        LOG.info("stopped")
+        if not self.failure:
+            LOG.info("stopped")
         return 0
 
     async def _follow(self, port: int) -> None:

@@ -1,0 +1,240 @@
+"""One answer of a model, with drafts or without, and its text as it grows."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
+from draftstore.decoding import Planner, Step, Tally
+from draftstore.drafter import Drafter
+from draftstore.errors import DraftstoreError
+from draftstore.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from draftstore.hf.loading import LoadedModel
+
+ACCEPTED = "green"
+WINDOW = 8
+"""Tokens that a new one is decoded with: what it adds may depend on those before it."""
+BROKEN = "\ufffd"
+
+
+class Request(NamedTuple):
+    """What is asked of a model.
+
+    Attributes:
+        prompt: int32 [n].
+        max_new_tokens: most tokens of the answer.
+        temperature: 0 takes the most likely token.
+        top_p: least probability mass that is kept.
+        seed: of the draws.
+    """
+
+    prompt: NDArray[np.int32]
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclasses.dataclass
+class Answer:
+    """What came of it.
+
+    Attributes:
+        tokens: ids of the answer, that which ended it among them.
+        tally: of the passes after the prefill.
+        prefill_ns: nanoseconds until the first token.
+    """
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    tally: Tally = dataclasses.field(default_factory=Tally)
+    prefill_ns: int = 0
+
+    def take(self, step: Step) -> None:
+        """Count a step; the first is the prefill."""
+        if self.tokens:
+            self.tally.add(step)
+        else:
+            self.prefill_ns = step.draft_ns + step.forward_ns + step.accept_ns
+        self.tokens += step.tokens.tolist()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first, by the time that their passes took."""
+        tally = self.tally
+        total = tally.draft_ns + tally.forward_ns + tally.accept_ns
+        return tally.tokens * 1e9 / total if total else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures as JSON values."""
+        tally = self.tally
+        total = max(tally.draft_ns + tally.forward_ns + tally.accept_ns, 1)
+        return {
+            "tokens": len(self.tokens),
+            "passes": tally.passes,
+            "accepted_length": round(tally.accepted_length, 3),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "drafted": tally.drafted,
+            "accepted": tally.accepted,
+            "prefill_seconds": round(self.prefill_ns / 1e9, 4),
+            "shares": {
+                "draft": round(tally.draft_ns / total, 4),
+                "forward": round(tally.forward_ns / total, 4),
+                "accept": round(tally.accept_ns / total, 4),
+            },
+        }
+
+
+def answer(
+    loaded: "LoadedModel",
+    request: Request,
+    *,
+    drafter: Drafter | None,
+    planner: Planner | None = None,
+    min_prob: float = 0.0,
+    on_step: Callable[[Step], None] = lambda _: None,
+) -> Answer:
+    """Decode one answer.
+
+    Args:
+        loaded: the model.
+        request: what is asked.
+        drafter: None decodes without drafts, by the same loop.
+        planner: chooses how much of a draft is verified.
+        min_prob: least probability of a node.
+        on_step: called after every step, the prefill first.
+    """
+    import torch
+
+    from draftstore.hf import generate
+
+    given = Answer()
+
+    def take(step: Step) -> None:
+        given.take(step)
+        on_step(step)
+
+    model: Any = loaded.model
+    ends = ends_of(loaded)
+    prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
+    torch.manual_seed(request.seed)
+    generate(
+        model,
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        drafter=drafter,
+        planner=planner,
+        min_prob=min_prob,
+        on_step=take,
+        max_new_tokens=request.max_new_tokens,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else None,
+        **_choices(request, model.generation_config),
+        **({"cache_implementation": "static"} if model.device.type == "cuda" else {}),  # allows CUDA graphs
+    )
+    return given
+
+
+def ends_of(loaded: "LoadedModel") -> list[int]:
+    """Return the ids that end an answer: those that the model names, else its tokenizer's."""
+    model: Any = loaded.model
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        return [] if loaded.text.eos_id is None else [loaded.text.eos_id]
+    return [int(end) for end in (ends if isinstance(ends, list | tuple) else [ends])]
+
+
+def _choices(request: Request, own: Any) -> dict[str, Any]:
+    """Return how tokens are chosen, as arguments of `generate`."""
+    if request.temperature == 0.0:
+        # What the model's own settings say of sampling would only make transformers warn that it is ignored.
+        return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    top_k = own.top_k if own.top_k is not None else 0  # transformers keeps 50 tokens unless told otherwise
+    return {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p, "top_k": top_k}
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Return where two answers part; None if they are the same."""
+    if list(left) == list(right):
+        return None
+    same = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(same) if a != b), min(len(left), len(right)))
+
+
+class Pieces:
+    """The text that tokens add to a prompt, in whole characters; special tokens add none."""
+
+    def __init__(self, tokenizer: TextTokenizer, prompt: NDArray[np.int32]) -> None:
+        """Begin behind a prompt, int32 [n]."""
+        self._tokenizer = tokenizer
+        self._window: list[int] = prompt[-WINDOW:].tolist()
+        self._shown = len(tokenizer.decode(self._window))
+
+    def push(self, token: int) -> str:
+        """Return what a token adds; nothing yet where it may end inside a character."""
+        if token in self._tokenizer.special_ids:
+            return ""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        return "" if text.endswith(BROKEN) else self._flush(text)
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._flush(self._tokenizer.decode(self._window))
+
+    def _flush(self, text: str) -> str:
+        piece = text[self._shown :]
+        self._window = self._window[-WINDOW:]
+        self._shown = len(self._tokenizer.decode(self._window))
+        return piece
+
+
+class Printer:
+    """Writes an answer as it grows; on a terminal, accepted draft tokens stand out."""
+
+    def __init__(self, console: Console, pieces: Pieces) -> None:
+        """Write to a console."""
+        self._console = console
+        self._pieces = pieces
+
+    def take(self, step: Step) -> None:
+        """Write the tokens of a step."""
+        for i, token in enumerate(step.tokens.tolist()):
+            self._write(self._pieces.push(token), ACCEPTED if i < len(step.path) else "")
+
+    def finish(self) -> None:
+        """Write what was held back, and end the line."""
+        self._write(self._pieces.finish() + "\n", "")
+
+    def _write(self, piece: str, style: str) -> None:
+        if not piece:
+            return
+        if self._console.is_terminal:
+            self._console.print(Text(piece, style=style), end="", soft_wrap=True)
+        else:
+            click.echo(piece, nl=False)
+
+
+def check_positions(loaded: "LoadedModel", request: Request) -> Request:
+    """Return a request that fits the model: with fewer new tokens if need be.
+
+    Raises:
+        DraftstoreError: the prompt alone does not fit, or is empty.
+    """
+    size = len(request.prompt)
+    if size == 0:
+        raise DraftstoreError(
+            "the prompt is empty, and this model's tokenizer puts nothing in front: give some text"
+        )
+    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    if not positions or size + request.max_new_tokens <= positions:
+        return request
+    if size >= positions:
+        raise DraftstoreError(f"a prompt of {size:,} tokens: {loaded.name!r} takes {positions - 1:,} at most")
+    return request._replace(max_new_tokens=positions - size)

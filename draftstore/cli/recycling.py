@@ -1,0 +1,108 @@
+"""`draftstore build recycling`: where the recycling of a model's candidates starts."""
+
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.cli.build import TOKENIZER_HELP, report_build
+from draftstore.cli.common import STORE, json_option, status
+from draftstore.crest import CrestStore
+from draftstore.manifest import Manifest, TokenizerIdentity
+from draftstore.rank_tree import MAX_PATHS, RankTree
+from draftstore.recycling import RecyclingDrafter
+from draftstore.recycling_build import save_recycling
+from draftstore.recycling_build import seed_from as successors
+from draftstore.rest import RestStore
+from draftstore.stores import open_store
+from draftstore.tokenizer import load_tokenizer
+
+
+@click.command()
+@click.option(
+    "--model-id", required=True, metavar="M", help="The model whose candidates they are, or will be."
+)
+@click.option("--tokenizer", metavar="T", help=TOKENIZER_HELP + " [default: that of --seed-from]")
+@click.option(
+    "--seed-from",
+    type=STORE,
+    metavar="STORE",
+    help="Start from the most common successors of each token in this REST or CREST store.",
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(1, 2**31 - 1),
+    help="Ids that the model may emit. [default: those of the tokenizer]",
+)
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_PATHS), help="Size of the static tree. [default: the paper's 80]"
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store.")
+@click.option("--name", help="Name of the store, for people. [default: the directory's]")
+@click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
+@json_option
+def recycling(
+    model_id: str,
+    tokenizer: str | None,
+    seed_from: Path | None,
+    vocab_size: int | None,
+    nodes: int | None,
+    out: Path,
+    name: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Build a recycling store: a model's candidates, empty at first or seeded with the bigrams of a corpus.
+
+    Decoding with it fills it; it belongs to one model.
+
+    \b
+    Example:
+      draftstore build recycling --model-id org/model --seed-from stores/chat --out stores/chat-recycling
+    """
+    begin = time.perf_counter()
+    if tokenizer is None and seed_from is None:
+        raise click.UsageError(
+            "Give --tokenizer, the one of the model, or --seed-from with a store that has it."
+        )
+    identity, ids = _identify(tokenizer)
+    matrix, seed = None, None
+    if seed_from is not None:
+        with status("counting successors"):
+            matrix, seed = _read_seed(seed_from, identity)
+        identity, ids = identity or seed.tokenizer, max(ids, seed.vocab_size)
+    assert identity is not None
+    drafter = RecyclingDrafter(
+        vocab_size or ids, matrix=matrix, tree=RankTree() if nodes is None else RankTree().resized(nodes)
+    )
+    result = save_recycling(
+        drafter, out, target_model=model_id, tokenizer=identity, name=name, seed=seed, overwrite=overwrite
+    )
+    report_build(result, time.perf_counter() - begin, as_json)
+
+
+def _identify(tokenizer: str | None) -> tuple[TokenizerIdentity | None, int]:
+    """Return which tokenizer was named, and how many ids it has."""
+    if tokenizer is None:
+        return None, 0
+    loaded = load_tokenizer(tokenizer)
+    return loaded.identity, loaded.vocab_size
+
+
+def _read_seed(path: Path, identity: TokenizerIdentity | None) -> tuple[NDArray[np.int32], Manifest]:
+    """Return the successors in a store, and its manifest.
+
+    Raises:
+        StoreError: it cannot be opened, or is of another kind.
+        TokenizerError: it was built with another tokenizer.
+    """
+    store = open_store(path)
+    try:
+        if identity is not None:
+            store.manifest.require_tokenizer(identity, path)
+        assert isinstance(store, RestStore | CrestStore)
+        return successors(store), store.manifest
+    finally:
+        store.close()

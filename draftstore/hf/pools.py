@@ -1,0 +1,132 @@
+"""Keys and values of all layers of a model in one tensor each, written in place.
+
+    keys, values     [layers, 1, heads, length, size]
+
+Rows of a pass that was accepted are moved to its front by one gather for keys and one for values, whatever the number
+of layers; and the addresses never change, as CUDA graphs need it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, StaticCache, StaticLayer
+
+
+class Pool:
+    """Keys and values of all layers in one tensor each.
+
+    Attributes:
+        length: tokens that fit.
+        keys: [layers, 1, heads, length, size]; 0 where nothing was written yet, for what is masked must be finite.
+        values: likewise.
+        places: int64 [rows], where the rows of the pass at hand are written.
+        cache: the same tensors, as a model sees them.
+    """
+
+    def __init__(self, like: Any, layers: int, length: int, rows: int) -> None:
+        """Reserve memory.
+
+        Args:
+            like: a layer of a `StaticCache` that has been filled.
+            layers: how many of them.
+            length: tokens that shall fit.
+            rows: most rows of a pass.
+        """
+        self.length = length
+        self.keys, self.values = (
+            torch.zeros(
+                (layers, *states.shape[:2], length, states.shape[3]), dtype=states.dtype, device=states.device
+            )
+            for states in (like.keys, like.values)
+        )
+        self.places = torch.zeros(1, dtype=torch.int64, device=self.keys.device)
+        self._index = torch.empty(rows, dtype=torch.int64, device=self.keys.device)
+        self._source = host_buffer(rows, torch.int64, self.keys.device)
+        self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
+
+    def fits(self, cache: StaticCache, length: int) -> bool:
+        """Tell whether the texts of a cache fit."""
+        layer: Any = cache.layers[0]
+        alike = (layer.keys.dtype, layer.keys.device) == (self.keys.dtype, self.keys.device)
+        return alike and self.length >= length
+
+    def fill(self, cache: StaticCache, length: int) -> None:
+        """Copy the first tokens of a cache."""
+        for index, layer in enumerate(cache.layers):
+            assert isinstance(layer, StaticLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            self.keys[index, :, :, :length] = layer.keys[:, :, :length]
+            self.values[index, :, :, :length] = layer.values[:, :, :length]
+
+    def spill(self, cache: StaticCache, start: int, stop: int) -> None:
+        """Copy the tokens from `start` on back, so that the cache holds `stop` tokens."""
+        for index, layer in enumerate(cache.layers):
+            assert isinstance(layer, StaticLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            layer.keys[:, :, start:stop] = self.keys[index, :, :, start:stop]
+            layer.values[:, :, start:stop] = self.values[index, :, :, start:stop]
+            layer.cumulative_length.fill_(stop)
+
+    def move(self, past: int, rows: Sequence[int]) -> None:
+        """Copy rows of the last pass to its front, in all layers at once; see `draftstore.hf.caches.move_rows`."""
+        settled = next((place for place, row in enumerate(rows) if place != row), len(rows))
+        count = len(rows) - settled
+        if count == 0:
+            return
+        # The last copy from this buffer is done: after it came a pass, and a token of that pass has been chosen.
+        self._source.numpy()[:count] = rows[settled:]
+        index = self._index[:count].copy_(self._source[:count], non_blocking=True).add_(past)
+        for states in (self.keys, self.values):
+            states[:, :, :, past + settled : past + len(rows)] = states.index_select(3, index)
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """A layer of the pool as the model sees it: new keys and values go to the rows that the pool names."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, pool: "Pool", index: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._pool = pool
+        self.keys, self.values = pool.keys[index], pool.values[index]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: the pool is there."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the rows of a pass, [1, heads, rows, size] each; return all of the layer."""
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys.index_copy_(2, self._pool.places, key_states)
+        self.values.index_copy_(2, self._pool.places, value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (named so by transformers)
+        """Return the columns of a mask: all of the pool."""
+        return self._pool.length, 0
+
+    def get_seq_length(self) -> int:
+        """Return 0: positions and mask are always given, so no model asks."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return the length of the pool."""
+        return self._pool.length
+
+
+def fits_pool(cache: StaticCache) -> bool:
+    """Tell whether the layers of a cache, which has been filled, are all of one shape."""
+    layers: list[Any] = list(cache.layers)
+    return len({(layer.keys.shape, layer.values.shape) for layer in layers}) == 1
+
+
+def host_buffer(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return memory of the host, pinned where a GPU copies from it."""
+    return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")

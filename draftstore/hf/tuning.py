@@ -1,0 +1,226 @@
+"""What a forward pass costs on this device, by its rows: measured once, kept, found again.
+
+    curve = find_curve(model)                   what `draftstore tune` has stored, or None
+    planner = CostPlanner(curve)                see `draftstore.budget`
+
+A pass is timed as decoding runs it: over a tree, behind a cache that is filled, until its tokens are known on the host.
+Numbers of rows take turns, so that a machine that slows down does so for all of them alike; the median counts.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, StaticCache
+
+from draftstore.budget import Conditions, CostCurve, now
+from draftstore.errors import CurveError, ModelError
+from draftstore.hf.caches import memory_of
+from draftstore.hf.choosing import Text
+from draftstore.hf.generation import default_forward
+from draftstore.hf.graphs import BUCKETS, GraphForward
+from draftstore.hf.targets import Forward, Prefilled, Wants
+from draftstore.tree import DraftTree
+
+ROWS = BUCKETS
+CACHES = ("dynamic", "static")
+CONTEXT = 512
+REPEATS = 9
+WARM_UPS = 2
+FOLDER = "draftstore/curves"
+SEED = 0
+
+LOG = logging.getLogger(__name__)
+
+
+def conditions_of(model: Any, cache: str | None = None, name: str | None = None) -> Conditions:
+    """Return what a curve of a model holds for.
+
+    Args:
+        model: of transformers, on its device.
+        cache: `dynamic` or `static`; by default static on a GPU, where it allows CUDA graphs.
+        name: what to call the model; by default as it was loaded.
+    """
+    on_cpu = model.device.type == "cpu"
+    return Conditions(
+        model=name or str(model.config.name_or_path) or type(model).__name__,
+        shape=_shape_of(model),
+        device=_device_name(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention=str(model.config.get_text_config(decoder=True)._attn_implementation),
+        cache=cache or ("dynamic" if on_cpu else "static"),
+        threads=torch.get_num_threads() if on_cpu else 0,
+    )
+
+
+def _shape_of(model: Any) -> str:
+    """Return a hash of the model's type, and of the name, shape and type of its parameters."""
+    parameters = [[name, list(each.shape), str(each.dtype)] for name, each in model.named_parameters()]
+    text = json.dumps([model.config.model_type, *parameters])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _device_name(device: torch.device) -> str:
+    """Return the name of a processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        file = Path("/proc/cpuinfo")
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return named[0] if named else platform.processor() or platform.machine()
+    return device.type
+
+
+def curve_path(conditions: Conditions) -> Path:
+    """Return where the curve of a model is stored: under `XDG_CACHE_HOME`, by default ~/.cache."""
+    parts = [
+        getattr(conditions, name) for name in ("shape", "device", "dtype", "attention", "cache", "threads")
+    ]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / FOLDER / f"{digest}.json"
+
+
+def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
+    """Return the stored curve of a model on its device; None if there is none, or it cannot be used.
+
+    Args:
+        model: of transformers, on its device.
+        cache: `dynamic` or `static`, see `conditions_of`.
+    """
+    conditions = conditions_of(model, cache)
+    path = curve_path(conditions)
+    if not path.is_file():
+        return None
+    try:
+        return load_curve(path, conditions)
+    except CurveError as error:
+        LOG.warning("the cost curve is not used: %s", error)
+        return None
+
+
+def load_curve(path: Path, conditions: Conditions) -> CostCurve:
+    """Read the curve of a model from a file.
+
+    Raises:
+        CurveError: it is damaged, or was measured for another model, device or way of running it.
+    """
+    curve = CostCurve.load(path)
+    curve.require(conditions)
+    return curve
+
+
+@torch.no_grad()
+def measure(
+    model: Any,
+    *,
+    context: int = CONTEXT,
+    repeats: int = REPEATS,
+    rows: Sequence[int] = ROWS,
+    cache: str | None = None,
+    name: str | None = None,
+    on_pass: Callable[[int, int], None] = lambda _done, _total: None,
+) -> CostCurve:
+    """Measure the cost curve of a model.
+
+    Args:
+        model: of transformers, on its device.
+        context: tokens in the cache; less, where the model has no room for them and for the largest pass.
+        repeats: timed passes for each number of rows.
+        rows: numbers of rows, ascending, the first is 1.
+        cache: `dynamic` or `static`, see `conditions_of`.
+        name: what to call the model.
+        on_pass: called after every pass with how many are done, and how many there are.
+
+    Raises:
+        ModelError: the model has no room for such passes.
+    """
+    conditions = conditions_of(model, cache, name)
+    context = _room_for(model, context, rows[-1])
+    forward = default_forward(_prefill(model, context, rows[-1], conditions.cache))
+    times: dict[int, list[float]] = {count: [] for count in rows}
+    total, done = (WARM_UPS + repeats) * len(rows), 0
+    try:
+        for turn in range(WARM_UPS + repeats):
+            for count in rows if turn % 2 else rows[::-1]:
+                seconds = _time_pass(forward, count, int(model.config.get_text_config().vocab_size))
+                if turn >= WARM_UPS:
+                    times[count].append(seconds)
+                done += 1
+                on_pass(done, total)
+    finally:
+        forward.close()
+    seconds_by_rows = tuple(median(times[count]) for count in rows)
+    padded = isinstance(forward, GraphForward)
+    return CostCurve(tuple(rows), seconds_by_rows, padded, conditions, context, now())
+
+
+def _room_for(model: Any, context: int, rows: int) -> int:
+    """Return how many tokens may be in the cache.
+
+    Raises:
+        ModelError: none.
+    """
+    end = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    room = context if end is None else min(context, end - rows)
+    if room < 1:
+        raise ModelError(
+            f"the model has {end} positions, expected more than {rows}, which the largest pass takes"
+        )
+    return room
+
+
+def _prefill(model: Any, context: int, rows: int, cache: str) -> Prefilled:
+    """Fill a cache with random tokens."""
+    config = model.config.get_text_config(decoder=True)
+    size = context + rows
+    past: Any = (
+        DynamicCache(config=config) if cache == "dynamic" else StaticCache(config=config, max_cache_len=size)
+    )
+    ids = torch.randint(int(config.vocab_size), (1, context), generator=torch.Generator().manual_seed(SEED))
+    positions = torch.arange(context, device=model.device)[None]
+    model(
+        input_ids=ids.to(model.device),
+        past_key_values=past,
+        position_ids=positions,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    kwargs = {
+        "past_key_values": past,
+        "attention_mask": None,
+        "position_ids": positions + 1,
+        "use_cache": True,
+    }
+    return Prefilled(model, memory_of(past), kwargs, Text(torch.cat((ids, ids[:, :1]), dim=1)))
+
+
+def _time_pass(forward: Forward, count: int, vocab_size: int) -> float:
+    """Return the seconds of a pass over so many rows, which leaves no trace."""
+    tree = _some_tree(count - 1, vocab_size, chain=not forward.trees)
+    tokens = np.zeros(count, np.int64)
+    tokens[1:] = tree.tokens
+    begin = perf_counter()
+    forward.run(tokens, tree, Wants()).best()
+    seconds = perf_counter() - begin
+    forward.keep(())
+    return seconds
+
+
+def _some_tree(nodes: int, vocab_size: int, *, chain: bool) -> DraftTree:
+    """Return a tree of so many nodes in which every node has two children; or a chain."""
+    places = np.arange(nodes)
+    parents = places - 1 if chain else (places + 1) // 2 - 1
+    return DraftTree(
+        (places * 7919 % vocab_size).astype(np.int32), parents.astype(np.int16), np.zeros(nodes, np.uint8)
+    )

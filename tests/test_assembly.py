@@ -1,0 +1,177 @@
+"""From what a user names to one drafter: everything is opened, checked, mixed and closed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
+from draftstore.manifest import TokenizerIdentity
+from draftstore.mixture import Mixture
+from draftstore.recycling import RecyclingDrafter
+from draftstore.recycling_build import save_recycling
+from draftstore.request import RequestDrafter
+from draftstore.stores import open_store
+from draftstore.tokenizer import TextTokenizer
+from draftstore.tree import DraftTree
+from tests.lookups import contexts_of, serving
+
+OTHER = TokenizerIdentity("other", "0" * 64)
+
+
+def assembled(sources: Sources, tokenizer: TextTokenizer, vocab_size: int | None = None) -> Assembly:
+    return assemble(
+        sources,
+        vocab_size=vocab_size or tokenizer.vocab_size,
+        tokenizer=tokenizer.identity,
+        model="organisation/model",
+    )
+
+
+def draft(assembly: Assembly, context: list[int], budget: int = 32) -> DraftTree:
+    return assembly.session(context).propose(budget)
+
+
+def some_contexts(store: Path) -> list[list[int]]:
+    """Return texts from a store, so that it has drafts for them."""
+    return [row[row >= 0].tolist() for row in contexts_of(store, 20)]
+
+
+def test_nothing_named_drafts_nothing(small_tokenizer: TextTokenizer) -> None:
+    with assembled(Sources(), small_tokenizer) as assembly:
+        assert assembly.parts == ()
+        session = assembly.session([1, 2])
+        assert len(session.propose(64)) == 0
+        session.observe([3], tree=DraftTree.empty())
+        assert not session.needs_candidates
+        assert not session.needs_hidden
+
+
+@pytest.mark.parametrize("strategy", [None, "longest"])
+def test_one_store_drafts_as_it_does_alone(
+    small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer, strategy: str | None
+) -> None:
+    for path in (small_store, small_crest):
+        alone = open_store(path).drafter(strategy or "backoff")
+        with assembled(Sources(stores=(path,), strategy=strategy), small_tokenizer) as assembly:
+            assert [part.kind for part in assembly.parts] == [open_store(path).manifest.kind]
+            for context in some_contexts(small_store):
+                assert draft(assembly, context) == alone.session(context).propose(32)
+
+
+def test_several_sources_become_a_mixture(
+    small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer
+) -> None:
+    sources = Sources(stores=(small_store, small_crest), request=True, recycling=True)
+    with assembled(sources, small_tokenizer) as assembly:
+        assert isinstance(assembly.drafter, Mixture)
+        assert {part.kind for part in assembly.parts} == {"request", "rest", "crest", "recycling"}
+        session = assembly.session([5, 6, 7, 8, 5, 6, 7])
+        assert session.needs_candidates, "recycling is among them"
+        tree = session.propose(32)
+        tree.validate()
+        assert tree.accepted(np.array([8], np.int32)), "the request foretells it"
+        kinds = [type(part.drafter) for part in assembly.parts if part.kind in ("request", "recycling")]
+        assert kinds == [RequestDrafter, RecyclingDrafter]
+
+
+def test_a_foreign_tokenizer_is_refused_with_both_names(
+    small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer
+) -> None:
+    for path in (small_store, small_crest):
+        with pytest.raises(TokenizerError, match="'small-bpe'.*found 'other'"):
+            assemble(Sources(stores=(path,)), vocab_size=small_tokenizer.vocab_size, tokenizer=OTHER)
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
+    with pytest.raises(StoreError, match="no store"):
+        assembled(Sources(stores=(tmp_path,)), small_tokenizer)
+
+
+def test_a_store_with_more_ids_than_the_model_is_refused(
+    small_store: Path, small_tokenizer: TextTokenizer
+) -> None:
+    size = small_tokenizer.vocab_size
+    with pytest.raises(StoreError, match=f"ids below {size}, the model knows {size - 1}"):
+        assembled(Sources(stores=(small_store,)), small_tokenizer, size - 1)
+
+
+def test_a_model_with_padded_matrices_may_emit_the_padding(
+    small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer
+) -> None:
+    size = small_tokenizer.vocab_size
+    for path in (small_store, small_crest):
+        alone = open_store(path).drafter()
+        with assembled(Sources(stores=(path,)), small_tokenizer, size + 100_000) as assembly:
+            for context in some_contexts(small_store):
+                session = assembly.session(context)
+                assert session.propose(32) == alone.session(context).propose(32)
+                session.observe([size + 99_999])
+                assert len(session.propose(32)) == 0
+                session.observe(context[-2:])
+                assert session.propose(32) == alone.session([-1, *context[-2:]][1:]).propose(32)
+
+
+def test_recycled_candidates_are_a_start_for_their_own_model(
+    tmp_path: Path, small_store: Path, small_tokenizer: TextTokenizer
+) -> None:
+    size = small_tokenizer.vocab_size
+    drafter = RecyclingDrafter(size, matrix=np.array([[1, 2], [3, -1]], np.int32))
+    stores = {name: tmp_path / name.replace("/", "-") for name in ("organisation/model", "other/model")}
+    for name, path in stores.items():
+        save_recycling(drafter, path, target_model=name, tokenizer=small_tokenizer.identity)
+    sources = Sources(stores=(stores["organisation/model"],), recycling=True)
+    with assembled(sources, small_tokenizer) as assembly:
+        assert [part.kind for part in assembly.parts] == ["recycling"], "and no second, cold one"
+        assert set(draft(assembly, [0]).tokens.tolist()) >= {1, 2, 3}
+    with pytest.raises(StoreError, match="'other/model'"):
+        assembled(Sources(stores=(stores["other/model"],)), small_tokenizer)
+
+
+def test_a_release_of_the_lookup_service_drafts_as_the_store(
+    small_store: Path, small_tokenizer: TextTokenizer
+) -> None:
+    alone = open_store(small_store).drafter()
+    with serving({"chat": small_store}) as lookups:
+        sources = Sources(lookup=str(lookups.socket), release="chat")
+        with assembled(sources, small_tokenizer) as assembly:
+            assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
+            for context in some_contexts(small_store):
+                assert draft(assembly, context) == alone.session(context).propose(32)
+
+
+def test_the_lookup_service_is_checked_at_the_start(
+    tmp_path: Path, small_store: Path, small_tokenizer: TextTokenizer
+) -> None:
+    with serving({"chat": small_store}) as lookups:
+        where = str(lookups.socket)
+        with pytest.raises(LookupServiceError, match="code"):
+            assembled(Sources(lookup=where, release="code"), small_tokenizer)
+        with pytest.raises(LookupServiceError, match="tokenizer"):
+            size = small_tokenizer.vocab_size
+            assemble(Sources(lookup=where, release="chat"), vocab_size=size, tokenizer=OTHER)
+        with pytest.raises(DraftstoreError, match="--release: it serves chat"):
+            assembled(Sources(lookup=where), small_tokenizer)
+    with pytest.raises(LookupServiceError, match="draftstore serve"):
+        assembled(Sources(lookup=str(tmp_path / "none.sock"), release="chat"), small_tokenizer)
+    with pytest.raises(DraftstoreError, match="--release"):
+        assembled(Sources(lookup=str(tmp_path / "none.sock")), small_tokenizer)
+
+
+def test_what_was_opened_is_closed(
+    monkeypatch: pytest.MonkeyPatch, small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer
+) -> None:
+    closed = []
+    opened = [open_store(small_store), open_store(small_crest)]
+    for store in opened:
+        monkeypatch.setattr(store, "close", lambda store=store: closed.append(store))
+    stores = dict(zip((small_store, small_crest), opened, strict=True))
+    monkeypatch.setattr("draftstore.assembly.open_store", lambda path, _backend: stores[path])
+    with assembled(Sources(stores=(small_store, small_crest), request=True), small_tokenizer):
+        assert closed == []
+    assert closed == opened[::-1]
+    closed.clear()
+    with pytest.raises(StoreError, match="no store"):  # what comes after it cannot be opened
+        assembled(Sources(stores=(small_store, small_store.parent)), small_tokenizer)
+    assert closed == opened[:1]

@@ -1,4 +1,4 @@
-"""Forced outputs: every pass of a model with random weights is computed, and a recorded output decides what is accepted.
+"""Forced outputs: every pass of a random model is computed, and a recorded output decides what is accepted.
 
 What a random model says is noise, and no draft would ever be accepted. So a real model's recorded output says which
 tokens come, as in a replay, while every forward pass over every tree is run, waited for, and its rows kept. The times
@@ -23,8 +23,8 @@ from draftstore.decoding import Fixed, Tally, Target, Verdict, decode
 from draftstore.drafter import Drafter
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Chooser, Text
-from draftstore.hf.generation import NoDrafts, default_forward, vocab_size
-from draftstore.hf.targets import ModelTarget, Prefilled
+from draftstore.hf.running import NoDrafts, vocab_size
+from draftstore.hf.targets import ModelTarget, Prefilled, default_forward
 from draftstore.replay import RecordedTarget, Recording
 from draftstore.tree import DraftTree
 

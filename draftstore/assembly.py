@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.batch import Draft
 from draftstore.client import RemoteStore
-from draftstore.drafter import ContextDrafter, ContextSession, Drafter, Session
+from draftstore.drafter import ContextSession, Drafter, Session, StoreDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError
 from draftstore.manifest import TokenizerIdentity, load_manifest
 from draftstore.recycling_store import RecyclingStore
@@ -178,7 +178,6 @@ def _stored(
             "tokenizer of this model"
         )
     drafter = store.drafter(sources.strategy or DEFAULT_STRATEGY)
-    drafter.warm_up()
     fitting: Drafter = drafter if manifest.vocab_size == vocab_size else _Padded(drafter, vocab_size)
     return Part(manifest.kind, manifest.name, fitting)
 
@@ -233,8 +232,10 @@ def _one_drafter(drafters: Sequence[Drafter]) -> Drafter | None:
 
 def _warm_up(assembly: Assembly) -> None:
     """Have every kernel compiled: the first text should not wait."""
-    session = assembly.session(np.zeros(2, np.int32))
-    session.propose(1)
+    for drafter in (*(part.drafter for part in assembly.parts), assembly.drafter):
+        warm_up = getattr(drafter, "warm_up", None)
+        if warm_up is not None:
+            warm_up()
 
 
 class _Padded:
@@ -244,11 +245,15 @@ class _Padded:
     the store, no more.
     """
 
-    def __init__(self, drafter: ContextDrafter, vocab_size: int) -> None:
+    def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
         """Draft as `drafter`, for ids below `vocab_size`."""
         self._drafter = drafter
         self.context_size = drafter.context_size
         self.vocab_size = vocab_size
+
+    def warm_up(self) -> None:
+        """Have the store's kernels compiled."""
+        self._drafter.warm_up()
 
     def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft`."""

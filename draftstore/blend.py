@@ -26,7 +26,7 @@ ENTRY_HEAD = 8
 """Bytes of an entry before its tree, see `draftstore.envelope`."""
 
 
-class _Trie(NamedTuple):
+class Trie(NamedTuple):
     """All paths of all trees; place 0 is the context, its children hang in lists.
 
     Attributes:
@@ -204,32 +204,39 @@ def _blend_trees(
     max_level: Any,
 ) -> Any:
     """Blend trees into a frontier, see `blend`; return the number of nodes."""
-    trie = _new_trie(len(tokens) + 1)
+    trie = new_trie(len(tokens) + 1)
     places = np.empty(len(tokens), np.int64)
     size, start = 1, 0
     for tree in range(len(stops)):
+        size = place_nodes(trie, size, tokens, parents, start, stops[tree], places)
         for node in range(start, stops[tree]):
-            parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
-            place = _find_child(trie, parent, np.int64(tokens[node]))
-            if place == 0:
-                place = np.int64(size)
-                _add_child(trie, size, parent, np.int64(tokens[node]))
-                size += 1
-            trie.probs[place] += weights[tree] * LEVEL_PROBS[levels[node]]
-            places[node] = place
+            trie.probs[places[node]] += weights[tree] * LEVEL_PROBS[levels[node]]
         start = stops[tree]
-    return _grow(trie, nodes, np.empty(len(nodes.keys) + 1, np.int64), max_depth, max_level)
+    return keep_best(trie, nodes, np.empty(len(nodes.keys) + 1, np.int64), max_depth, max_level)
 
 
 @kernel
-def _new_trie(places: Any) -> Any:
+def new_trie(places: Any) -> Any:
     """Return a trie of the context alone."""
-    return _Trie(
+    return Trie(
         np.empty(places, np.int64),
         np.zeros(places, np.float64),
         np.zeros(places, np.int32),
         np.zeros(places, np.int32),
     )
+
+
+@leaf_kernel
+def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, stop: Any, places: Any) -> Any:
+    """Find the places of a tree's nodes, from `start` to `stop`, in a trie of `size` places; return its new size."""
+    for node in range(start, stop):
+        parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
+        places[node] = _find_child(trie, parent, np.int64(tokens[node]))
+        if places[node] == 0:
+            places[node] = size
+            _add_child(trie, size, parent, np.int64(tokens[node]))
+            size += 1
+    return size
 
 
 @leaf_kernel
@@ -250,8 +257,8 @@ def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
 
 
 @leaf_kernel
-def _grow(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
-    """Fill `nodes` with the best ones; return their number. `places` int64 [budget + 1] is room for theirs."""
+def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
+    """Fill `nodes` with the best of a trie; return their number. `places` int64 [budget + 1] is room for theirs."""
     tail = _enter_children(trie, nodes, 0, 0, 1, 0, max_level)
     places[0] = 0
     head = 0

@@ -18,9 +18,9 @@ The chances are those that the drafter names, corrected by how its drafts fared 
 draft, verified or not: after a pass the tokens that came are known, and with them which children of the nodes on their
 way were right. So a text that decodes plainly because its drafts are bad notices when they become good.
 
-Correction takes a few tokens, and those could be dear. So there is an account: speculation may lose a quarter of a
-plain pass, and 2 % of the text so far; whatever it wins is paid in. No text can take longer than that, however wrong
-its drafts are.
+Correction takes a few tokens, and those could be dear. So there is an account: speculation may lose half a plain pass,
+and 2 % of the text so far; whatever it wins is paid in. No text can take longer than that, however wrong its drafts are:
+from 50 tokens on it decodes at 0.97 of plain speed at least, as far as the curve is right.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from draftstore.worth import BANDS, best_prefix, corrections, judge
 
 FORMAT = 1
 KIND = "cost curve"
-ALLOWANCE = 0.25
+ALLOWANCE = 0.5
 """Plain passes that speculation may lose in a text."""
 SHARE = 0.02
 """Part of the text so far that speculation may lose besides."""

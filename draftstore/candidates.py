@@ -74,7 +74,7 @@ def read_following(
         while begin < part and runs < len(candidates.run_places):
             end, after = _run_end(index, base, n, lo, begin, part, step, offset, token)
             if token < index.vocab_size:
-                place = _place_of(candidates, found, token)
+                place = place_of(candidates, found, token)
                 found = max(found, place + 1)
                 distinct += candidates.stamps[place] != offset
                 candidates.stamps[place] = offset
@@ -124,7 +124,7 @@ def _run_end(
 
 
 @leaf_kernel
-def _place_of(candidates: Any, found: Any, token: Any) -> Any:
+def place_of(candidates: Any, found: Any, token: Any) -> Any:
     """Return the place of a token among the candidates; `found`, if it is a new one."""
     mask = len(candidates.table) - 1
     cell = ((token * 0x9E3779B1) >> 7) & mask

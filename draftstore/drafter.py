@@ -47,7 +47,9 @@ class Session(Protocol):
 
         Args:
             accepted_ids: int32 [k], the ids that the text grew by, the bonus token last.
-            tree: the tree that was verified, of n nodes.
+            tree: the tree that was verified, of n nodes: what was proposed, or less where a planner cut it, or another
+                one where several drafters' trees were merged (`draftstore.mixture`). It need not hold a single node
+                of this session's own draft, but all accepted ids but the last are on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
             hidden: float32 [d], the hidden state that predicted the last accepted id.
         """

@@ -219,7 +219,7 @@ def _grow(
     budget = len(nodes.keys)
     floor = rule.floor
     found = _gather(index, rule, matches, candidates, begin, end, 0, 0, 1.0, floor)
-    tail = _enter_all(nodes, candidates, found, 0, 1, 0, max_level)
+    tail = enter_all(nodes, candidates, found, 0, 1, 0, max_level)
     head = 0
     while head < tail:
         depth = depth_of(nodes, head)
@@ -227,17 +227,17 @@ def _grow(
             if tail == budget:
                 floor = max(rule.floor, nodes.probs[tail - 1])
             slot, parent, stop = head + 1, parent_of(nodes, head), end + depth
-            _load_path(matches.text, nodes, stop, slot)
+            load_path(matches.text, nodes, stop, slot)
             found = _gather(
                 index, rule, matches, candidates, begin, stop, slot, parent, nodes.probs[head], floor
             )
-            tail = _enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
+            tail = enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
         head += 1
     return tail
 
 
 @leaf_kernel
-def _load_path(text: Any, nodes: Any, stop: Any, slot: Any) -> Any:
+def load_path(text: Any, nodes: Any, stop: Any, slot: Any) -> Any:
     """Write the tokens from the root to a node behind the context, up to `stop`."""
     while slot > 0:
         stop -= 1
@@ -297,7 +297,7 @@ def _gather(
 
 
 @leaf_kernel
-def _enter_all(
+def enter_all(
     nodes: Any, candidates: Any, found: Any, tail: Any, depth: Any, parent: Any, max_level: Any
 ) -> Any:
     """Enter the candidates of a node as its children; return the new tail."""

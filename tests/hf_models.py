@@ -58,8 +58,7 @@ def story_ids(data: Path, text: str = STORIES[0]) -> torch.Tensor:
     return torch.tensor([[1, *ids]])
 
 
-@functools.cache
-def tiny(
+def build(
     architecture: str = "llama",
     *,
     vocab_size: int = 64,
@@ -104,9 +103,14 @@ def tiny(
     return cast(PreTrainedModel, model.eval())
 
 
+tiny = functools.cache(build)
+"""The same, made once for the same arguments."""
+
+
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Run what transformers compiles without compiling it: `flex_attention` takes no float64 on CPUs otherwise."""
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it imports and calls
         yield

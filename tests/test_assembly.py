@@ -85,7 +85,7 @@ def test_a_foreign_tokenizer_is_refused_with_both_names(
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
-    with pytest.raises(StoreError, match="no store"):
+    with pytest.raises(StoreError, match="not a store"):
         assembled(Sources(stores=(tmp_path,)), small_tokenizer)
 
 
@@ -172,6 +172,6 @@ def test_what_was_opened_is_closed(
         assert closed == []
     assert closed == opened[::-1]
     closed.clear()
-    with pytest.raises(StoreError, match="no store"):  # what comes after it cannot be opened
+    with pytest.raises(StoreError, match="not a store"):  # what comes after it cannot be opened
         assembled(Sources(stores=(small_store, small_store.parent)), small_tokenizer)
     assert closed == opened[:1]

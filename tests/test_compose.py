@@ -232,7 +232,7 @@ class Machine:
 
     def place(self, name: str, here: object) -> None:
         """Have something of this machine stand for a name."""
-        self._changes[name] = str(here)
+        self._changes = {name: str(here)} | self._changes
 
     def _here(self, texts: list[str]) -> list[str]:
         for old, new in self._changes.items():
@@ -330,6 +330,7 @@ def test_the_decoding_worker_drafts_from_a_release(
     pytest.importorskip("transformers")
     model = data / "models" / "stories260K"
     machine.place("HuggingFaceTB/SmolLM2-135M-Instruct", model)
+    machine.place("/var/cache/draftstore", "")  # kernels that were compiled here are good enough
     for name in ("postgres", "migrate", "lookup"):
         machine.start(name)
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "

@@ -200,6 +200,18 @@ def test_stop_strings(data: Path, stop: Any) -> None:
     assert tally.tokens == len(ids_of(found)) - len(ids[0])
 
 
+def test_stop_strings_of_a_configuration(data: Path) -> None:
+    model, tokenizer, ids = stories(data), stories_tokenizer(data), story_ids(data)
+    config: Any = GenerationConfig(max_new_tokens=60, stop_strings=["day, s"])  # type: ignore[no-untyped-call]
+    generate_plainly: Any = model.generate
+    expected = generate_plainly(ids, generation_config=config, tokenizer=tokenizer)
+    drafter = prophet(model, ids_of(expected))
+    found = generate(model, ids, drafter=drafter, generation_config=config, tokenizer=tokenizer)
+    assert ids_of(found) == ids_of(expected)
+    assert len(ids_of(found)) < len(ids[0]) + 60
+    assert config.stop_strings == ["day, s"], "it belongs to the caller"
+
+
 def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(ValueError, match="tokenizer"):
         generate(model_(), PROMPT, max_new_tokens=5, stop_strings="x")
@@ -270,6 +282,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "length penalty": {"exponential_decay_length_penalty": (4, 1.5), "eos_token_id": 7, "pad_token_id": 0},
     "bias": {"sequence_bias": [[[5], 3.0], [[7, 8], 4.0], [[1, 2, 3], -9.0]]},
     "guidance": {"guidance_scale": 1.5},
+    "watermark": {"watermarking_config": {"greenlist_ratio": 0.25, "bias": 2.5}},
     "allowed tokens": {
         "prefix_allowed_tokens_fn": lambda _batch, ids: [
             (int(ids[-1]) * 7 + step) % VOCAB for step in range(9)

@@ -1,7 +1,10 @@
 """The HTTP side of the decoding worker, on a model that says what it is told to."""
 
+import http.client
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -531,7 +534,7 @@ def test_a_stream_shows_that_it_is_alive_while_it_waits(
 # --- errors inside ---------------------------------------------------------------------------------------------
 
 
-def broken(error: Exception, after: int, engine: FakeEngine) -> Any:
+def broken(error: BaseException, after: int, engine: FakeEngine) -> Any:
     """Have a model fail after some steps."""
     original = engine.generate
 
@@ -555,7 +558,7 @@ def broken(error: Exception, after: int, engine: FakeEngine) -> Any:
     ("error", "status", "words"),
     [
         (RuntimeError("secret detail"), 500, "an error inside"),
-        (DraftstoreError("the drafts end here"), 500, "the drafts end here"),
+        (DraftstoreError("a secret path"), 500, "an error inside"),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA"), 503, "no memory"),
     ],
 )
@@ -576,6 +579,39 @@ def test_a_model_that_fails(
         for _ in range(3):
             worker.ask("completions", prompt="a")
         assert worker.request("GET", "/healthz")[0] == 503
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_decoding_thread_that_dies(small_tokenizer: TextTokenizer) -> None:
+    engine = FakeEngine(small_tokenizer)
+    broken(SystemExit(1), 2, engine)
+    with running_worker(engine) as worker:
+        assert refusal(worker.ask("completions", prompt="a"), 503)["code"] == "stopping"
+        assert worker.request("GET", "/healthz")[0] == 503
+        assert refusal(worker.ask("completions", prompt="a"), 503)["code"] == "stopping"
+    assert engine.closed
+
+
+def test_a_client_that_does_not_read_is_cut_off(
+    small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "STALL_SECONDS", 0.2)
+    word = small_tokenizer.encode("x" * 500, bos=False).tolist()
+    engine = FakeEngine(small_tokenizer, lambda _work: word * 80, positions=1 << 20)
+    with running_worker(engine, max_tokens=1 << 20) as worker:
+        connection = worker.connect()
+        connection.sock = socket.socket()
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sock.connect(worker.address)
+        body = json.dumps({"prompt": "a", "max_tokens": len(word) * 80, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        until(lambda: worker.metric("running") == 0 and engine.works)
+        answer = connection.getresponse()
+        time.sleep(0.5)  # the buffers of sockets are full, and nobody reads
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            answer.read()
+        connection.close()
+        assert worker.ask("completions", prompt="a")[0] == 200
 
 
 def test_a_model_that_fails_in_the_middle_of_a_stream(small_tokenizer: TextTokenizer) -> None:

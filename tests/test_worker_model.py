@@ -48,16 +48,7 @@ def service(
     folder = tmp_path_factory.mktemp("worker")
     (folder / "tales.jsonl").write_text(json.dumps({"text": TALE * 3}) + "\n")
     build_rest(RestOptions((folder / "tales.jsonl",), "tales"), tokenizer, folder / "store", workers=1)
-    arguments = (
-        "--model",
-        stories,
-        "--dtype",
-        "float64",
-        "--store",
-        folder / "store",
-        "--recycling",
-        "--no-request",
-    )
+    arguments = ("--model", stories, "--dtype", "float64", "--store", folder / "store", "--recycling")
     log = ("--response-log", folder / "answers.jsonl")
     with served_worker(*arguments, "--budget", "12", "--fixed-budget", *log, folder=folder) as service:
         yield service

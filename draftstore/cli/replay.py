@@ -1,7 +1,8 @@
 """`draftstore replay`: accepted length of recorded outputs."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
 from rich.table import Table
@@ -14,22 +15,57 @@ from draftstore.cli.common import (
     open_store,
     print_json,
     printable,
+    status,
     stdout_console,
     warm,
 )
+from draftstore.drafter import Drafter
 from draftstore.manifest import load_manifest
+from draftstore.mixture import Mixture
 from draftstore.plugins import load_plugin
 from draftstore.replay import ReplayResult, read_recordings
 from draftstore.replay import replay as replay_recordings
+from draftstore.request import RequestDrafter
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
+
+
+class Subject(NamedTuple):
+    """What is replayed.
+
+    Attributes:
+        store: its directory; None is the request alone.
+        name: of the store; `none` without one.
+        strategy: of the store; None without one.
+        request: whether the request drafts too.
+        drafter: of all that.
+        tokenizer: whose tokens are counted.
+    """
+
+    store: Path | None
+    name: str
+    strategy: str | None
+    request: bool
+    drafter: Drafter
+    tokenizer: TextTokenizer
+
+    @property
+    def sources(self) -> str:
+        """What drafts: `backoff`, `backoff + request` or `request`."""
+        return " + ".join(filter(None, (self.strategy, "request" * self.request)))
 
 
 @click.command()
-@click.argument("directories", nargs=-1, required=True, type=STORE, metavar="DIR...")
+@click.argument("directories", nargs=-1, type=STORE, metavar="DIR...")
 @click.option(
     "--replays", required=True, type=click.Path(path_type=Path), help="Recorded outputs, .jsonl (.gz, .zst)."
 )
 @click.option("--model", help="Only the outputs of this model.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of outputs.")
+@click.option(
+    "--request",
+    is_flag=True,
+    help="Draft from the prompt and the output so far, too; alone where no store is named, with --tokenizer.",
+)
 @click.option("--record", is_flag=True, help="Keep the result in the catalogue, with the store's build.")
 @drafting_options
 @json_option
@@ -38,6 +74,7 @@ def replay(
     replays: Path,
     model: str | None,
     limit: int | None,
+    request: bool,
     record: bool,
     budget: int,
     min_prob: float,
@@ -53,40 +90,113 @@ def replay(
     \b
     Example:
       draftstore replay stores/chat --replays alpaca.jsonl.zst --model vicuna-7b-v1.5 --budget 32
+      draftstore replay stores/chat --request --replays alpaca.jsonl.zst
+      draftstore replay --request --tokenizer tokenizers/llama2 --replays alpaca.jsonl.zst
     """
+    _check(directories, request=request, tokenizer=tokenizer, record=record)
     _warn_of_tokenizers(directories)
     table = Table(
-        "store", "strategy", "budget", "accepted length", "nodes", "misses", "p50 µs", "p99 µs", "passes"
+        "store", "drafts", "budget", "accepted length", "nodes", "misses", "p50 µs", "p99 µs", "passes"
     )
-    for directory in directories:
-        store, loaded = open_store(directory, tokenizer, backend)
-        drafter = warm(store.drafter(strategy))
-        with count_progress("outputs") as bars:
-            task = bars.add_task(printable(store.manifest.name), total=limit, detail="")
-
-            def show(result: ReplayResult, task: Any = task, bars: Any = bars) -> None:
-                bars.update(
-                    task, completed=result.rows, detail=f"accepted length {result.accepted_length:.3f}"
-                )
-
-            recordings = read_recordings(replays, loaded, model=model, limit=limit)
-            result = replay_recordings(
-                drafter, recordings, budget=budget, min_prob=min_prob, on_progress=show
-            )
-        figures = result.summary()
+    for subject in _subjects(directories, strategy, backend, tokenizer, request=request):
+        figures = _replay(subject, replays, model, limit, budget, min_prob).summary()
         if record:
             report = load_plugin("draftstore.recorders", "catalogue", "the catalogue")
-            report(directory, figures, recordings=replays, model=model, strategy=strategy, budget=budget)
+            report(
+                subject.store,
+                figures,
+                recordings=replays,
+                model=model,
+                strategy=subject.sources,
+                budget=budget,
+            )
         if as_json:
-            print_json({"store": str(directory), "strategy": strategy, "budget": budget, **figures})
+            store = None if subject.store is None else str(subject.store)
+            print_json(
+                {
+                    "store": store,
+                    "strategy": subject.strategy,
+                    "request": request,
+                    "budget": budget,
+                    **figures,
+                }
+            )
         else:
             table.add_row(
-                store.manifest.name, strategy, str(budget), f"{figures['accepted_length']:.3f}",
+                subject.name, subject.sources, str(budget), f"{figures['accepted_length']:.3f}",
                 str(figures["nodes_mean"]), f"{figures['miss_rate']:.1%}", str(figures["lookup_us"]["p50"]),
                 str(figures["lookup_us"]["p99"]), f"{figures['passes']:,}",
             )  # fmt: skip
     if not as_json:
         stdout_console().print(table)
+
+
+def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | None, record: bool) -> None:
+    """Refuse options that make no sense without a store.
+
+    Raises:
+        click.UsageError: the first of them.
+    """
+    if directories:
+        return
+    if not request:
+        raise click.UsageError(
+            "Missing argument 'DIR...': name a store, or replay the request alone with --request."
+        )
+    if tokenizer is None:
+        raise click.UsageError("--request without a store needs --tokenizer: whose tokens are to be counted?")
+    if record:
+        raise click.UsageError("--record keeps a result with the build of a store: name one.")
+
+
+def _subjects(
+    directories: tuple[Path, ...], strategy: str, backend: str | None, tokenizer: str | None, *, request: bool
+) -> Iterator[Subject]:
+    """Open one store after the other, or none.
+
+    Raises:
+        StoreError: a store cannot be opened.
+        TokenizerError: the tokenizer cannot be loaded, or is not the store's.
+    """
+    for directory in directories:
+        store, loaded = open_store(directory, tokenizer, backend)
+        drafter: Drafter = warm(store.drafter(strategy))
+        if request:
+            drafter = _with_request(drafter, store.manifest.vocab_size)
+        yield Subject(directory, store.manifest.name, strategy, request, drafter, loaded)
+    if not directories and tokenizer is not None:
+        loaded = load_tokenizer(tokenizer)
+        yield Subject(None, "none", None, request, _with_request(None, loaded.vocab_size), loaded)
+
+
+def _with_request(drafter: Drafter | None, vocab_size: int) -> Drafter:
+    """Return the drafter of requests, mixed with that of a store if there is one."""
+    from_request = RequestDrafter(vocab_size)
+    mixture = Mixture([from_request] if drafter is None else [from_request, drafter])
+    with status("compiling kernels (once after an install)"):
+        from_request.warm_up()
+        mixture.warm_up()
+    return mixture
+
+
+def _replay(
+    subject: Subject, replays: Path, model: str | None, limit: int | None, budget: int, min_prob: float
+) -> ReplayResult:
+    """Replay the recordings, under a bar.
+
+    Raises:
+        ReplayError: they cannot be used.
+    """
+    with count_progress("outputs") as bars:
+        task = bars.add_task(printable(subject.name if subject.store else "request"), total=limit, detail="")
+
+        def show(result: ReplayResult) -> None:
+            bars.update(task, completed=result.rows, detail=f"accepted length {result.accepted_length:.3f}")
+
+        recordings = read_recordings(replays, subject.tokenizer, model=model, limit=limit)
+        return replay_recordings(
+            subject.drafter, recordings, budget=budget, min_prob=min_prob, on_progress=show
+        )
 
 
 def _warn_of_tokenizers(directories: tuple[Path, ...]) -> None:

@@ -8,16 +8,17 @@ import click
 from rich.table import Table
 
 from draftstore.cli.common import count_progress, json_option, print_json, printable, status, stdout_console
+from draftstore.cli.generate import DTYPES
 from draftstore.errors import needs_extra
 
 
 @click.command()
-@click.option("--model", required=True, metavar="M", help="A directory, a GGUF file, or a name on the hub.")
-@click.option("--device", help="cpu, cuda, cuda:1, ... [default: a GPU if there is one]")
 @click.option(
-    "--dtype", help="Of the weights: float32, bfloat16, ... [default: float32 on a CPU, else the model's]"
+    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
 )
-@click.option("--attention", help="sdpa, eager, flex_attention. [default: what transformers takes]")
+@click.option("--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]")
+@click.option("--dtype", type=click.Choice(DTYPES), help="[default: auto; on CPUs float32]")
+@click.option("--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]")
 @click.option(
     "--cache",
     type=click.Choice(["dynamic", "static"]),

@@ -59,12 +59,24 @@ def memory_of(cache: Cache, drafting: bool = True) -> Memory:
         return GrowingMemory(cache)
     if isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer):
         return StaticMemory(cache)
-    return CroppedMemory(cache) if drafting and cache.is_croppable else OneWayMemory(cache)
+    return CroppedMemory(cache) if drafting and can_go_back(cache) else OneWayMemory(cache)
 
 
 def can_go_back(cache: Cache) -> bool:
     """Tell whether rows can be taken out of a cache, which may still be empty."""
-    return cache.is_croppable or (isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer))
+    if isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer):
+        return True
+    return cache.is_croppable and not any(map(_stores_otherwise, cache.layers))
+
+
+def _stores_otherwise(layer: Any) -> bool:
+    """Tell whether a layer stores in a way of its own, yet is made shorter like any other: quantized layers."""
+    kind = type(layer)
+    return (
+        isinstance(layer, DynamicLayer)
+        and kind.update is not DynamicLayer.update
+        and kind.crop is DynamicLayer.crop
+    )
 
 
 def _consists_of(cache: Cache, layer_type: type) -> bool:

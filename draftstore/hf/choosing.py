@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from draftstore.hf.targets import Pass
+    from draftstore.hf.passes import Pass
 
 SPARE = 256
 """Tokens that the buffer of a text grows by."""

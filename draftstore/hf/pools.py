@@ -21,6 +21,7 @@ class Pool:
         keys: [layers, 1, heads, length, size]; 0 where nothing was written yet, for what is masked must be finite.
         values: likewise.
         places: int64 [rows], where the rows of the pass at hand are written.
+        width: columns that it sees.
         cache: the same tensors, as a model sees them.
     """
 
@@ -33,7 +34,7 @@ class Pool:
             length: tokens that shall fit.
             rows: most rows of a pass.
         """
-        self.length = length
+        self.length = self.width = length
         self.keys, self.values = (
             torch.zeros(
                 (layers, *states.shape[:2], length, states.shape[3]), dtype=states.dtype, device=states.device
@@ -101,16 +102,16 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows of a pass, [1, heads, rows, size] each; return all of the layer."""
+        """Write the rows of a pass, [1, heads, rows, size] each; return the columns that it sees."""
         assert self.keys is not None
         assert self.values is not None
         self.keys.index_copy_(2, self._pool.places, key_states)
         self.values.index_copy_(2, self._pool.places, value_states)
-        return self.keys, self.values
+        return self.keys[:, :, : self._pool.width], self.values[:, :, : self._pool.width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (named so by transformers)
-        """Return the columns of a mask: all of the pool."""
-        return self._pool.length, 0
+        """Return the columns of a mask."""
+        return self._pool.width, 0
 
     def get_seq_length(self) -> int:
         """Return 0: positions and mask are always given, so no model asks."""

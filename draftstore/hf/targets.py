@@ -15,9 +15,8 @@ not used once the next one runs, so its tensors may lie in buffers that are used
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,47 +26,11 @@ from torch.nn.attention.flex_attention import BlockMask
 from draftstore.acceptance import Acceptance
 from draftstore.errors import DecodingError
 from draftstore.hf.caches import Memory
+from draftstore.hf.checks import takes_trees
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
+from draftstore.hf.passes import Pass, Rows, Wants, last_hidden, rows_of
 from draftstore.tree import DraftTree
-
-CANDIDATES = 8
-"""Most likely tokens that a row tells drafters."""
-
-
-class Wants(NamedTuple):
-    """What a pass is asked for beside its logits.
-
-    Attributes:
-        best: the most likely token of every row.
-        candidates: the 8 most likely tokens of every row.
-        hidden: the last hidden state of every row.
-        layers: the hidden states of every layer.
-    """
-
-    best: bool = True
-    candidates: bool = False
-    hidden: bool = False
-    layers: bool = False
-
-
-class Pass(Protocol):
-    """What a forward pass over n + 1 rows yields. It is on the device until it is asked for."""
-
-    def best(self) -> Sequence[int]:
-        """Return [n + 1], the most likely token at each row, the lowest id among equals as float32."""
-
-    def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, -1 where there are fewer."""
-
-    def logits(self, row: int) -> torch.Tensor:
-        """Return [1, vocabulary], the raw logits at a row, on the device."""
-
-    def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the hidden state after the final norm at a row; None if it is not known."""
-
-    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return [1, 1, d] of each layer: the hidden states at a row, as `output_hidden_states` gives them."""
 
 
 class Forward(Protocol):
@@ -114,89 +77,6 @@ class Prefilled:
     memory: Memory
     model_kwargs: dict[str, Any]
     text: Text
-
-
-class Rows:
-    """A `Pass` over logits that lie in one tensor."""
-
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        wants: Wants,
-        hidden: torch.Tensor | None = None,
-        layers: tuple[torch.Tensor, ...] | None = None,
-    ) -> None:
-        """Queue what was asked for.
-
-        Args:
-            logits: [n + 1, vocabulary].
-            wants: what will be asked for.
-            hidden: [n + 1, d], the last hidden states.
-            layers: of each layer [1, n + 1, d]. A single row takes all of them, as that of the prefill does in plain
-                generate.
-        """
-        self._logits = logits
-        self._hidden = hidden
-        self._layers = layers
-        self._choices = choices(logits, wants)
-        self._offset = int(wants.best)
-        self._best: list[int] | None = None
-        self._host: NDArray[np.int64] | None = None
-
-    def best(self) -> list[int]:
-        """Return the most likely tokens; see `Pass`."""
-        if self._best is None:
-            self._best = self._fetch()[:, 0].tolist()
-        return self._best
-
-    def candidates(self) -> NDArray[np.int32]:
-        """Return the top 8; see `Pass`."""
-        return self._fetch()[:, self._offset :].astype(np.int32)
-
-    def _fetch(self) -> NDArray[np.int64]:
-        """Copy everything that was asked for to the host, at once."""
-        if self._host is None:
-            assert self._choices is not None, "asked for what was not wanted"
-            self._host = self._choices.cpu().numpy()
-        return self._host
-
-    def logits(self, row: int) -> torch.Tensor:
-        """Return the logits of a row; see `Pass`."""
-        return self._logits[row : row + 1]
-
-    def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return the hidden state of a row; see `Pass`."""
-        if self._hidden is None:
-            return None
-        vector: NDArray[np.float32] = self._hidden[row].float().cpu().numpy()
-        return vector
-
-    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return the hidden states of a row; see `Pass`."""
-        assert self._layers is not None, "asked for what was not wanted"
-        if len(self._logits) == 1:
-            return self._layers
-        return tuple(layer[:, row : row + 1] for layer in self._layers)
-
-
-def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
-    """Return int64 [n + 1, any], the most likely token and the candidates of every row, as far as they are wanted.
-
-    Args:
-        logits: [n + 1, vocabulary].
-        wants: what is wanted.
-    """
-    if logits.dtype == torch.float64:  # plain generate compares as float32, in which more of them are equal
-        logits = logits.float()
-    columns = [torch.argmax(logits, dim=-1, keepdim=True)] if wants.best else []
-    if wants.candidates:
-        known = min(CANDIDATES, logits.shape[-1])
-        columns.append(torch.topk(logits, known, dim=-1).indices)
-        if known < CANDIDATES:
-            columns.append(columns[-1].new_full((len(logits), CANDIDATES - known), -1))
-    if not columns:
-        return None
-    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
 
 
 class TreeForward:
@@ -307,41 +187,18 @@ class ChainForward:
         self._memory.close()
 
 
-@contextmanager
-def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
-    """Catch what the model's head is given: the last hidden states, after the final norm.
-
-    Yields:
-        a list that takes [1, rows, d] for every forward pass inside the block; it stays empty if they are not wanted or
-        the model has no head of its own.
-    """
-    caught: list[torch.Tensor] = []
-    head = model.get_output_embeddings() if wanted else None
-    if head is None:
-        yield caught
-        return
-    handle = head.register_forward_pre_hook(lambda _head, inputs: caught.append(inputs[0]))
-    try:
-        yield caught
-    finally:
-        handle.remove()
+ForwardFactory = Callable[[Prefilled], Forward]
 
 
-def rows_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> Rows:
-    """Return the last rows of what a model returned.
+def default_forward(prefilled: Prefilled) -> Forward:
+    """Return how the passes of a text are run: as CUDA graphs, over trees, or over chains, what can be had first."""
+    if prefilled.model.device.type == "cuda":
+        from draftstore.hf.graphs import graph_forward
 
-    Args:
-        outputs: of the model, for one text.
-        rows: how many.
-        wants: what will be asked for.
-        hidden: what `last_hidden` caught.
-    """
-    return Rows(
-        outputs.logits[0, -rows:],
-        wants,
-        hidden[-1][0, -rows:] if hidden else None,
-        outputs.hidden_states if wants.layers else None,
-    )
+        if (forward := graph_forward(prefilled)) is not None:
+            return forward
+    trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
+    return TreeForward(prefilled) if trees else ChainForward(prefilled)
 
 
 class ModelVerdict:

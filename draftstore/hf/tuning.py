@@ -26,9 +26,10 @@ from draftstore.budget import Conditions, CostCurve, now
 from draftstore.errors import CurveError, ModelError
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Text
-from draftstore.hf.generation import default_forward
-from draftstore.hf.graphs import BUCKETS, GraphForward
-from draftstore.hf.targets import Forward, Prefilled, Wants
+from draftstore.hf.graphs import GraphForward
+from draftstore.hf.machines import BUCKETS
+from draftstore.hf.passes import Wants
+from draftstore.hf.targets import Forward, Prefilled, default_forward
 from draftstore.tree import DraftTree
 
 ROWS = BUCKETS

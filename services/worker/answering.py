@@ -1,7 +1,9 @@
 """The answer to one request on its way out: whole, or piece by piece, for as long as somebody waits for it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,8 +13,11 @@ from services.worker.decoder import Decoder
 from services.worker.jobs import Delta, Event, Failed, Finished, Gone, Job
 from services.worker.replies import ALIVE, DONE, Completion, dumped, sse
 
+LOG = logging.getLogger(__name__)
 PATIENCE = 10.0
 """Seconds without anything to send, after which a stream begins all the same, and then shows that it is alive."""
+STALL_SECONDS = 60.0
+"""In which a client has to take a piece of its answer."""
 NOBODY = 499
 """The status of an answer that nobody reads, as proxies note it."""
 
@@ -119,7 +124,7 @@ class Exchange:
             raise first.error
         return EventStream(self, self._pieces(first, wants_usage))
 
-    async def _pieces(self, event: Event | None, wants_usage: bool) -> AsyncIterator[bytes]:
+    async def _pieces(self, event: Event | None, wants_usage: bool) -> AsyncGenerator[bytes, None]:
         """Yield the stream."""
         for document in self._words.first():
             yield sse(_with_usage(document, wants_usage))
@@ -152,7 +157,7 @@ def _with_usage(document: dict[str, object], wants_usage: bool) -> dict[str, obj
 class EventStream(Response):
     """A response in pieces, which lets go of its request however it ends."""
 
-    def __init__(self, exchange: Exchange, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, exchange: Exchange, pieces: AsyncGenerator[bytes, None]) -> None:
         """Send pieces."""
         super().__init__(headers={**_HEADERS, "X-Accel-Buffering": "no"}, media_type="text/event-stream")
         del self.headers["content-length"]
@@ -161,13 +166,18 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the response; the exchange listens for the end of the client."""
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         try:
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
-            async for piece in self._pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            async with aclosing(self._pieces) as pieces:
+                await send(start)
+                async for piece in pieces:
+                    async with asyncio.timeout(STALL_SECONDS):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            LOG.info(
+                "a client does not read its answer: cut off"
+            )  # the server closes what is left unfinished
         finally:
             self._exchange.close()
 

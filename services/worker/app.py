@@ -25,11 +25,11 @@ from services.worker.messages import ChatAsk, CompletionAsk, parse
 from services.worker.problems import ApiError
 from services.worker.replies import Chat, Completion, model_entry
 from services.worker.settings import Settings
-from services.worker.work import Engine
+from services.worker.work import Engine, Work
 
 NO_STORE = {"Cache-Control": "no-store"}
 THREADS = 2
-"""In which texts become token ids, so that a long one holds nobody up."""
+"""In which requests are read and their texts become token ids, so that a long one holds nobody up."""
 
 
 class Site:
@@ -121,10 +121,9 @@ class _Api:
         engine = self._engine()
         facts, settings = engine.facts, self._site.settings
         grant = identify(request, self._site.permissions, facts.name)
-        ask = parse(await read_body(request, settings.body), kind)
-        check_model(ask, facts)
+        body = await read_body(request, settings.body)
         loop = asyncio.get_running_loop()
-        work = await loop.run_in_executor(self._threads, make_work, ask, engine, settings.max_tokens)
+        ask, work = await loop.run_in_executor(self._threads, _read, body, kind, engine, settings.max_tokens)
         words, events = style(facts.name), Events()
         job = Job(
             id=words.id,
@@ -188,6 +187,19 @@ class _Api:
         """GET /readyz."""
         state = self._site.decoder.state
         return JSONResponse({"status": state.value}, 200 if self._site.decoder.ready else 503, NO_STORE)
+
+
+def _read(
+    body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, most_tokens: int
+) -> tuple[CompletionAsk | ChatAsk, Work]:
+    """Return what a request says, and what is to be decoded for it.
+
+    Raises:
+        ApiError: it is refused.
+    """
+    ask = parse(body, kind)
+    check_model(ask, engine.facts)
+    return ask, make_work(ask, engine, most_tokens)
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:

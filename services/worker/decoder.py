@@ -12,9 +12,9 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from draftstore.errors import DraftstoreError
+from draftstore.decoding import Step
 from services.worker.figures import Figures
-from services.worker.jobs import Delta, Failed, Finished, Job
+from services.worker.jobs import Delta, Event, Failed, Finished, Job
 from services.worker.problems import ApiError
 from services.worker.work import Engine
 from services.worker.writing import EndedError, Usage, Writing
@@ -35,7 +35,7 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-class CancelledError(Exception):
+class UnwantedError(Exception):
     """Ends the decoding of a text that nobody waits for."""
 
 
@@ -90,8 +90,8 @@ class Decoder:
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread lives, and does not fail at every request."""
-        return self._thread.is_alive() and self._failures < MOST_FAILURES
+        """Whether the thread goes on, and does not fail at every request."""
+        return self.state is not State.ENDED and self._failures < MOST_FAILURES
 
     @property
     def idle(self) -> bool:
@@ -181,11 +181,18 @@ class Decoder:
             while (job := self._next()) is not None:
                 self._answer(engine, job)
         finally:
-            engine.close()
             self._end()
+            engine.close()
 
     def _end(self) -> None:
-        self.state = State.ENDED
+        """Answer nobody any more."""
+        with self._wakeup:
+            self.state = State.ENDED
+            left = [*self._waiting, *filter(None, [self._running])]
+            self._waiting.clear()
+            self._running = None
+        for job in left:
+            job.post(Failed(self.unavailable()))
         self._changed()
 
     def _next(self) -> Job | None:
@@ -199,7 +206,7 @@ class Decoder:
             return self._running
 
     def _answer(self, engine: Engine, job: Job) -> None:
-        """Answer one request, whatever happens."""
+        """Answer one request, and count it before its last event is posted: whoever has it finds it in the metrics."""
         waited = monotonic() - job.created
         writing = Writing(
             job.work,
@@ -209,18 +216,18 @@ class Decoder:
             stops=job.stops,
             lead=job.lead,
         )
-        outcome = "failed"
-        try:
-            outcome = self._decode(engine, job, writing)
-        finally:
-            with self._wakeup:
-                self._running = None
-            self._count(job, outcome, waited, writing)
+        outcome, last = self._decode(engine, job, writing)
+        with self._wakeup:
+            self._running = None
+        self._count(job, outcome, waited, writing)
+        job.post(last)
+        if self._keep and job.record and isinstance(last, Finished) and last.text:
+            self._keep(job.record(last.text))
 
-    def _decode(self, engine: Engine, job: Job, writing: Writing) -> str:
-        """Decode one request; returns its outcome."""
+    def _decode(self, engine: Engine, job: Job, writing: Writing) -> tuple[str, Event]:
+        """Decode one request; returns its outcome, and the last that is to be said of it."""
 
-        def on_step(step: Any) -> None:
+        def on_step(step: Step) -> None:
             _check_wanted(job)
             writing.take(step)
 
@@ -229,19 +236,14 @@ class Decoder:
             with suppress(EndedError):
                 engine.generate(job.work, on_step)
             writing.finish()
-        except CancelledError:
-            job.post(Failed(self.unavailable()))
-            return "cancelled"
+        except UnwantedError:
+            return "cancelled", Failed(self.unavailable())
         except Exception as error:
             self._failures += 1
             LOG.exception("decoding failed", extra={"id": job.id})
-            job.post(Failed(_explain(error)))
-            return "failed"
+            return "failed", Failed(_explain(error))
         self._failures = 0
-        job.post(Finished(writing.text, writing.reason, writing.usage))
-        if self._keep and job.record and writing.text:
-            self._keep(job.record(writing.text))
-        return writing.reason
+        return writing.reason, Finished(writing.text, writing.reason, writing.usage)
 
     def _count(self, job: Job, outcome: str, waited: float, writing: Writing) -> None:
         """Count and log a request that was decoded; no text of it."""
@@ -263,10 +265,10 @@ def _check_wanted(job: Job) -> None:
     """Go on.
 
     Raises:
-        CancelledError: nobody waits for the answer any more.
+        UnwantedError: nobody waits for the answer any more.
     """
     if job.cancelled:
-        raise CancelledError
+        raise UnwantedError
 
 
 def _lapse(job: Job) -> tuple[float, float]:
@@ -275,10 +277,8 @@ def _lapse(job: Job) -> tuple[float, float]:
 
 
 def _explain(error: Exception) -> ApiError:
-    """Return what a client is told of an error inside; our own errors say what is wrong, others are in the log."""
+    """Return what a client is told of an error inside: no more than it can do about it, as the rest may be private."""
     if type(error).__name__ == "OutOfMemoryError":
         message = "the device has no memory left for this request: send a shorter one"
         return ApiError(503, message, code="out_of_memory", retry_after=1)
-    if isinstance(error, DraftstoreError):
-        return ApiError(500, str(error))
     return ApiError(500, "an error inside the worker: its log says more")

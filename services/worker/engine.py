@@ -9,8 +9,9 @@ from transformers import LogitsProcessorList
 
 from draftstore.assembly import Assembly
 from draftstore.decoding import Planner, Step
-from draftstore.hf.generation import ForwardFactory, generate
+from draftstore.hf.generation import generate
 from draftstore.hf.loading import LoadedModel
+from draftstore.hf.targets import ForwardFactory
 from draftstore.tokenizer import TextTokenizer
 from services.worker.penalties import Penalties
 from services.worker.work import GREEDY, Facts, Sampling, Work

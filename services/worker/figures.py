@@ -10,6 +10,8 @@ from services.worker.writing import Usage
 
 OUTCOMES = ("stop", "length", "cancelled", "failed", "refused")
 """What becomes of requests: the answer ended by itself, or at its limit; the client went away; an error; not begun."""
+LOGGED = ("written", "dropped", "failed")
+"""What becomes of answers for the response log: some are dropped, as they are too long, or the disk too slow."""
 ENDPOINTS = ("chat", "completions")
 FIRST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -60,6 +62,8 @@ class Figures:
         for endpoint in ENDPOINTS:
             for outcome in OUTCOMES:
                 self._requests.labels(endpoint, outcome)
+        for outcome in LOGGED:
+            self._lines.labels(outcome)
         self.describe(None)
 
     def describe(self, facts: Facts | None) -> None:
@@ -108,7 +112,7 @@ class Figures:
                 self._token.observe((seconds - first) / (usage.completion_tokens - 1))
 
     def logged(self, outcome: str) -> None:
-        """Count an answer for the response log: `written`, `dropped` or `failed`."""
+        """Count an answer for the response log; `outcome` is one of `LOGGED`."""
         self._lines.labels(outcome).inc()
 
     def text(self) -> bytes:

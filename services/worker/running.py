@@ -55,10 +55,10 @@ def run(settings: Settings, load: Load, started: Started = lambda _: None) -> in
     disable_created_metrics()  # type: ignore[no-untyped-call]
     settings.check()
     permissions = Permissions.load(settings.tokens) if settings.tokens else Permissions.open_to_all()
-    sockets = open_tcp(settings.endpoint, "--host or --port")
     figures = Figures()
     log = _open_log(settings, figures)
     try:
+        sockets = open_tcp(settings.endpoint, "--host or --port")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             worker = Worker(settings, load, figures, permissions, log, started)
             status = runner.run(worker.serve(sockets))
@@ -132,6 +132,10 @@ class Worker:
         self._decoder.start()
         following = asyncio.create_task(self._follow(port))
         await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
+        if not following.done():
+            self.failure = LookupServiceError(
+                "the HTTP side has ended: see the log, and start the worker again"
+            )
         server.stop()
         await serving
         self.ended = self._decoder.join(0 if self._decoder.state is not State.ENDED else CUT_SECONDS)

@@ -1,0 +1,144 @@
+"""Models from directories and GGUF files, the tokenizer that stores are checked against, and errors in one sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftstore.errors import ModelError, TokenizerError
+from draftstore.hf import load_model
+from draftstore.hf.loading import LoadedModel, text_tokenizer
+from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from tests.hf_models import tiny
+from tests.test_imports import BLOCK
+
+
+@pytest.fixture(scope="session")
+def model_folder(small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a small random model with the small tokenizer; a few ids pad its matrices."""
+    folder = tmp_path_factory.mktemp("models") / "small-model"
+    model: Any = tiny(vocab_size=small_tokenizer.vocab_size + 3, dtype=torch.float16, eos_token_id=1)
+    model.save_pretrained(folder)
+    small_tokenizer.save(folder)
+    return folder
+
+
+def test_a_directory_gives_model_and_tokenizer(model_folder: Path, small_tokenizer: TextTokenizer) -> None:
+    loaded = load_model(model_folder)
+    model, tokenizer, text = loaded
+    assert (loaded.name, loaded.vocab_size) == ("small-model", small_tokenizer.vocab_size + 3)
+    assert text.identity.fingerprint == small_tokenizer.fingerprint
+    assert tokenizer.encode("hi", add_special_tokens=False) == text.encode("hi", bos=False).tolist()
+    assert not model.training
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="defaults of machines without a GPU")
+def test_defaults_on_a_cpu(model_folder: Path) -> None:
+    model = load_model(model_folder).model
+    assert (model.device.type, model.dtype) == ("cpu", torch.float32)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_asked_for_is_done(model_folder: Path) -> None:
+    for dtype in ("float64", torch.float64):
+        model = load_model(str(model_folder), dtype=dtype, device="cpu", attention="eager").model
+        assert (model.dtype, model.config._attn_implementation) == (torch.float64, "eager")
+    assert load_model(model_folder, dtype="auto", device="cpu").model.dtype == torch.float16
+
+
+def test_loading_is_silent_where_nobody_looks(model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(model_folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    write(tmp_path / "empty" / "notes.txt", "")
+    write(tmp_path / "broken" / "config.json", "{")
+    write(tmp_path / "unknown" / "config.json", json.dumps({"model_type": "nonesuch"}))
+    write(tmp_path / "encoder" / "config.json", json.dumps({"model_type": "t5"}))
+    write(tmp_path / "two" / "a.gguf", "")
+    write(tmp_path / "two" / "b.gguf", "")
+    for name, said in (
+        ("none", "no model at"),
+        ("empty", "holds no config.json: pass a directory"),
+        ("empty/notes.txt", "is a file, but no .gguf file"),
+        ("broken", "cannot load the model"),
+        ("unknown", "cannot load the model"),
+        ("encoder", "cannot load the model"),
+        ("two", "2 .gguf files: name one of them"),
+        ("two/a.gguf", "cannot load the model"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            load_model(tmp_path / name)
+    for name in ("", "a b", "a/b/c", "./x", "~/x"):
+        with pytest.raises(ModelError, match=r"no model at|holds no config"):
+            load_model(name)
+    for options, said in (
+        ({"dtype": "int3"}, "no weights of type 'int3': expected one of auto, float32"),
+        ({"device": "abacus"}, "cannot load the model"),
+        ({"attention": "none-such"}, "cannot load the model"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            load_model(model_folder, **options)
+
+
+def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    model: Any = tiny()
+    model.save_pretrained(tmp_path / "bare")
+    with pytest.raises((ModelError, TokenizerError), match="tokenizer"):
+        load_model(tmp_path / "bare")
+
+
+def test_a_tokenizer_that_transformers_made_is_known_by_its_content(
+    tmp_path: Path, model_folder: Path, small_tokenizer: TextTokenizer
+) -> None:
+    tokenizer: Any = load_model(model_folder).tokenizer
+    tokenizer.chat_template = "{{ messages[0].content }}!"
+    text = text_tokenizer(tokenizer, None, "from-gguf")
+    assert text.identity.name == "from-gguf"
+    assert text.fingerprint == small_tokenizer.fingerprint
+    assert text.render_chat([{"role": "user", "content": "hi"}], add_generation_prompt=True) == "hi!"
+    assert text.bos_id == small_tokenizer.bos_id
+    text.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == small_tokenizer.fingerprint
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
+        text_tokenizer(object(), None, "slow")  # type: ignore[arg-type]
+
+
+@pytest.mark.data
+def test_a_trained_model_tells_its_story(data: Path) -> None:
+    loaded: LoadedModel = load_model(data / "models" / "stories260K")
+    model: Any = loaded.model
+    ids = torch.from_numpy(loaded.text.encode("Once upon a time", bos=True).astype(np.int64))[None]
+    told = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=2
+    )
+    assert loaded.text.decode(told[0, ids.shape[1] :].tolist()).startswith(", there was a little girl")
+
+
+MISSING = """
+from draftstore.errors import MissingExtraError
+from draftstore.hf.loading import load_model
+try:
+    load_model("x")
+except MissingExtraError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
+    code = BLOCK.replace("if name.partition", f"if name == {package!r} or name.partition") + MISSING
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"the package {package!r} is needed here: pip install 'draftstore[hf]'\n"

@@ -293,35 +293,24 @@ def unexcused(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table, and every difference."""
-    columns = (
-        "drafter",
-        "attention",
-        "cache",
-        "identical",
-        "of",
-        "tokens a pass",
-        "not the first branch",
-        "moved",
-    )
-    show_table(
-        title,
-        columns,
-        [
-            (
-                row["drafter"], row["attention"], row["cache"], row["identical"], row["prompts"],
-                row["accepted_length"], row.get("off_first", ""), row.get("moved", ""),
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
+    """Print a table of identical outputs, and every difference."""
+    ways = list(dict.fromkeys((row["attention"], row["cache"]) for row in rows))
+    table = []
+    for name in DRAFTERS:
+        own = {(row["attention"], row["cache"]): row for row in rows if row["drafter"] == name}
+        first = own[ways[0]]
+        same = [f"{own[way]['identical']} of {own[way]['prompts']}" for way in ways]
+        table.append((name, *same, first["accepted_length"], first.get("off_first", ""), first.get("moved", "")))
+    headings = [f"{attention} {cache}" for attention, cache in ways]
+    columns = ("drafter", *headings, "tokens a pass", "not the first branch", "rows moved")
+    show_table(f"{title}: outputs identical to plain generate", columns, table)
     for row in rows:
         for difference in row["differences"]:
             excuse = "excused" if difference["excused"] else "NOT EXCUSED"
             print(
-                f"{row['drafter']}, prompt {difference['prompt']}, token {difference['place']}: "
-                f"{difference['expected']} became {difference['found']}; the two largest logits there are "
-                f"{difference['margin']:.2e} apart ({excuse})"
+                f"{row['drafter']}, {row['attention']} {row['cache']}, prompt {difference['prompt']}, token "
+                f"{difference['place']}: {difference['expected']} became {difference['found']}; the two largest "
+                f"logits there are {difference['margin']:.2e} apart ({excuse})"
             )
 
 

@@ -7,14 +7,14 @@ node are taken as independent witnesses, so it fails to follow only if all of th
 
     P(node | parent) = 1 - product of (1 - s p)          a noisy-or
 
-where s <= 1 says how far that drafter's word held in this text so far: the tokens that came true where it foretold
-any, by those it expected, both forgotten by a tenth whenever it foretells again, and both begun at three. Thus a drafter
-that is sure and wrong is soon not listened to, and one that copies a passage is, while that lasts. Whether a node was
-verified does not matter: what a drafter foretold is compared with the text that came. "Noisy-or" as in Pearl,
-Probabilistic Reasoning in Intelligent Systems, 1988, section 4.3.
+where s <= 1 says how far that drafter's word held in this text so far: the tokens that came where it foretold any, by
+those that it expected. Both counts begin at three, and a tenth of what was seen is forgotten whenever the drafter
+foretells again. So one that is sure and wrong is soon not listened to, and one that copies a passage is, while that
+lasts. Whether a node was verified does not matter: what was foretold is compared with the text that came. "Noisy-or" as
+in Pearl, Probabilistic Reasoning in Intelligent Systems, 1988, section 4.3.
 
-Sums with fixed or learned weights, maxima, and the rule that the first drafter's unsaid rest goes to the next draft about
-as well from two good drafters, but are misled by a bad third one: `python -m benchmarks.request` compares them.
+Sums with fixed or learned weights, maxima, and the rule that the next drafter gets what the first leaves unsaid make
+about as much of two good drafters, but a bad third one misleads them: `python -m benchmarks.request` compares them.
 
 Drafts depend on nothing but the text, and on what the drafters proposed for it.
 """
@@ -121,7 +121,7 @@ class MixtureSession:
         candidates: NDArray[np.int32] | None = None,
         hidden: NDArray[np.float32] | None = None,
     ) -> None:
-        """Pass on what a forward pass settled, as it came: `tree` is the merged one; and judge the last drafts by it."""
+        """Pass on what a forward pass settled, as it came (`tree` is the merged one), and judge the last drafts."""
         ids = check_ids(accepted_ids, _IDS)
         for session in self.sessions:
             session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=hidden)

@@ -18,7 +18,7 @@ entry begins a list of earlier occurrences, from the last one back: two arrays t
 - A node reads the last 32 occurrences in each list and compares 32 tokens of each at most. So of a token that occurs
   more often, old occurrences count only as part of a longer match.
 - A draft expands as many nodes as it has, and copies no more of the text than the last 32 tokens.
-- A session takes 60 to 120 bytes a token.
+- A session takes 65 to 125 bytes a token, where there are many.
 """
 
 from typing import Any

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.expand import Rule
+from draftstore.history import LENGTHS, RequestRule
 from draftstore.jit import read_only
 from draftstore.sorting import suffix_array
 from draftstore.suffix import SuffixIndex, first_row_table, key_layout, key_table
@@ -179,31 +180,42 @@ class Candidate(NamedTuple):
     path: tuple[int, ...]
 
 
+Shares = Callable[[tuple[int, ...], float, float], dict[int, float]]
+"""`shares(path, prob, floor)`: what of a node's probability the tokens behind its path get."""
+
+
 def backoff_tree(
     documents: Documents, rule: Rule, context: Sequence[int], budget: int, max_level: int
 ) -> Nodes:
-    """Draw the tree of the back-off rule: expand the best node left, keep the best `budget` nodes seen."""
+    """Draw the tree of the back-off rule."""
 
-    def children(parent: int, path: tuple[int, ...], prob: float, floor: float) -> list[Candidate]:
+    def shares(path: tuple[int, ...], prob: float, floor: float) -> dict[int, float]:
         text = [*context, *path]
-        size, _ = longest_match(documents, text)
-        shares = back_off(documents, rule, text, size, prob, floor)
-        return [
-            Candidate(level(share), len(path) + 1, token, parent, share, (*path, token))
-            for token, share in shares.items()
-            if level(share) <= max_level
-        ]
+        return back_off(documents, rule, text, longest_match(documents, text)[0], prob, floor)
 
     if longest_match(documents, context)[0] < max(rule.min_match, 1):
         return []
-    kept = sorted(children(-1, (), 1.0, rule.floor))[:budget]
+    return best_first(shares, rule.depth, rule.floor, budget, max_level)
+
+
+def best_first(shares: Shares, depth: int, floor: float, budget: int, max_level: int) -> Nodes:
+    """Grow a tree: expand the best node left, keep the best `budget` nodes seen."""
+
+    def children(parent: int, path: tuple[int, ...], prob: float, floor: float) -> list[Candidate]:
+        return [
+            Candidate(level(share), len(path) + 1, token, parent, share, (*path, token))
+            for token, share in shares(path, prob, floor).items()
+            if level(share) <= max_level
+        ]
+
+    kept = sorted(children(-1, (), 1.0, floor))[:budget]
     for head in range(budget):
         if head == len(kept):
             break
         node = kept[head]
-        if node.depth < rule.depth:
-            floor = rule.floor if len(kept) < budget else max(rule.floor, kept[-1].prob)
-            kept = sorted([*kept, *children(head, node.path, node.prob, floor)])[:budget]
+        if node.depth < depth:
+            least = floor if len(kept) < budget else max(floor, kept[-1].prob)
+            kept = sorted([*kept, *children(head, node.path, node.prob, least)])[:budget]
     return [(node.token, node.parent, node.level) for node in kept]
 
 
@@ -594,3 +606,92 @@ def fill_static_tree(
         if -1 not in tokens:
             filled[tokens[1:]] = chance
     return heaviest(filled, budget, 63, max_level)
+
+
+# -- requests ------------------------------------------------------------------------------------------------
+
+
+def request_tree(text: Sequence[int], rule: RequestRule, budget: int, max_level: int = 255) -> Nodes:
+    """Draw the tree of what followed the last tokens of a text earlier in it."""
+
+    def shares(path: tuple[int, ...], prob: float, floor: float) -> dict[int, float]:
+        return request_shares(text, [*text, *path], rule, prob, floor)
+
+    return best_first(shares, rule.depth, rule.floor, budget, max_level)
+
+
+def request_shares(
+    text: Sequence[int], whole: Sequence[int], rule: RequestRule, prob: float, floor: float
+) -> dict[int, float]:
+    """Share a probability out to the tokens that may follow `whole`, by what followed its last tokens in `text`.
+
+    Raises:
+        UnclearError: the next shorter suffix may or may not be asked.
+    """
+    read = occurrences_read(text, whole, rule)
+    shares: dict[int, float] = {}
+    for size in range(rule.max_match, 0, -1):
+        after = [text[place + 1] for place, match in read.items() if match >= size]
+        if after:
+            trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha)
+            for token, count in Counter(after).items():
+                shares[token] = shares.get(token, 0.0) + prob * trust * count / len(after)
+            prob -= prob * trust
+            if trust < 1.0 and math.isclose(prob, floor, rel_tol=1e-9):
+                raise UnclearError
+            if prob <= floor:
+                break
+    return shares
+
+
+def occurrences_read(text: Sequence[int], whole: Sequence[int], rule: RequestRule) -> dict[int, int]:
+    """Return where the last tokens of `whole` occurred in `text`, and how many of them.
+
+    Of each listed n-gram the last `rows` occurrences are read; a longer one that is listed too is left to its own.
+    """
+    most = min(rule.max_match, len(whole))
+    sizes = range(1, most + 1)
+    matches = [
+        sum(tuple(text[max(place + 1 - size, 0) : place + 1]) == tuple(whole[-size:]) for size in sizes)
+        for place in range(len(text) - 1)
+    ]
+    read = {}
+    for length, longer in pairwise([*LENGTHS, most + 1]):
+        places = [place for place in reversed(range(len(matches))) if matches[place] >= length]
+        read |= {place: matches[place] for place in places[: rule.rows] if matches[place] < longer}
+    return read
+
+
+# -- mixtures ------------------------------------------------------------------------------------------------
+
+
+def mixed_tree(trees: Sequence[Nodes], trusts: Sequence[float], budget: int, max_level: int = 255) -> Nodes:
+    """Merge trees: a path goes on unless all trees that say so are wrong, each trusted so far."""
+    chances: dict[Ngram, float] = {(): 1.0}
+    for path in sorted({path for tree in trees for path in paths_of(tree)}, key=len):
+        doubt = 1.0
+        for tree, trust in zip(trees, trusts, strict=True):
+            doubt *= 1.0 - trust * follows(tree, path)
+        chances[path] = chances[path[:-1]] * (1.0 - doubt)
+    del chances[()]
+    return heaviest(chances, budget, 63, max_level)
+
+
+def follows(tree: Nodes, path: Ngram) -> float:
+    """Return the chance that a path follows what leads to it, by one tree; 0 if the tree does not hold it."""
+    levels = {(): 0} | paths_of(tree)
+    return level_prob(levels[path] - levels[path[:-1]]) if path in levels else 0.0
+
+
+def foretold(tree: Nodes, came: Sequence[int]) -> list[tuple[float, int]]:
+    """Return, for each place of a text that a tree foretells, how many tokens it expects, and whether one came."""
+    seen, said = [], ()
+    for token in came:
+        children = [path for path in paths_of(tree) if path[:-1] == said]
+        if not children:
+            break
+        said = (*said, token)
+        seen.append((sum(follows(tree, path) for path in children), int(said in children)))
+        if said not in children:
+            break
+    return seen

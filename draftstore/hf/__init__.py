@@ -11,6 +11,8 @@ torch and transformers are imported with the first of these names that is used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from draftstore.errors import needs_extra
+
 if TYPE_CHECKING:
     from draftstore.hf.generation import generate, speculative_generate
     from draftstore.hf.loading import load_model
@@ -27,7 +29,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
+    """Import what is asked for.
+
+    Raises:
+        MissingExtraError: torch or transformers is absent.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for package in ("torch", "transformers"):
+        with needs_extra(package, "hf"):
+            import_module(package)
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -124,22 +124,29 @@ def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
     """
     if logits.dtype == torch.float64:  # plain generate compares as float32, in which more of them are equal
         logits = logits.float()
-    rows, size = logits.shape
-    width = CHUNK if size % CHUNK == 0 and size >= CANDIDATES * CHUNK else 1
-    chunks = logits.reshape(rows, -1, width)
-    peaks = chunks.amax(-1) if width > 1 else logits
+    size = logits.shape[-1]
+    known = min(CANDIDATES, size)
     columns = []
-    if wants.best:
-        places = peaks.argmax(-1, keepdim=True)  # the first of equal peaks, and so on: the lowest id
-        columns.append(places * width + _of_chunks(chunks, places).argmax(-1, keepdim=True))
-    if wants.candidates:
-        known = min(CANDIDATES, size)
-        places = peaks.topk(known, -1).indices
-        found = _of_chunks(chunks, places).topk(known, -1).indices
-        columns.append(places.gather(1, found // width) * width + found % width)
-        if known < CANDIDATES:
-            columns.append(places.new_full((rows, CANDIDATES - known), -1))
-    return torch.cat(columns, -1) if columns else None
+    if size % CHUNK or size < CANDIDATES * CHUNK:
+        if wants.best:
+            columns.append(logits.argmax(-1, keepdim=True))
+        if wants.candidates:
+            columns.append(logits.topk(known, -1).indices)
+    else:
+        chunks = logits.reshape(len(logits), -1, CHUNK)
+        peaks = chunks.amax(-1)
+        if wants.best:
+            places = peaks.argmax(-1, keepdim=True)  # the first of equal peaks, and so on: the lowest id
+            columns.append(places * CHUNK + _of_chunks(chunks, places).argmax(-1, keepdim=True))
+        if wants.candidates:
+            places = peaks.topk(known, -1).indices
+            found = _of_chunks(chunks, places).topk(known, -1).indices
+            columns.append(places.gather(1, found // CHUNK) * CHUNK + found % CHUNK)
+    if wants.candidates and known < CANDIDATES:
+        columns.append(columns[-1].new_full((len(logits), CANDIDATES - known), -1))
+    if not columns:
+        return None
+    return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
 
 
 def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

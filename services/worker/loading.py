@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from draftstore.assembly import Sources, assemble
+from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.cli.sources import Effort, choose_plan
+from draftstore.errors import LookupServiceError
 from services.worker.work import Engine
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from services.worker.engine import TransformersEngine
 
 LOG = logging.getLogger(__name__)
+LOOKUP_PATIENCE = 10.0
+"""Seconds that the lookup service has to answer for the release."""
 
 
 def loader(
@@ -59,11 +62,28 @@ def _engine(
     from services.worker.engine import TransformersEngine
 
     plan = choose_plan(effort, loaded)
-    drafters = assemble(
-        sources, vocab_size=loaded.vocab_size, tokenizer=loaded.text.identity, model=loaded.name
-    )
+    drafters = _assembled(loaded, sources)
     LOG.info("drafting", extra={"plan": plan.words, "drafters": [part.name for part in drafters.parts]})
     return TransformersEngine(loaded, drafters, plan.planner, name=name, min_prob=effort.min_prob)
+
+
+def _assembled(loaded: "LoadedModel", sources: Sources) -> Assembly:
+    """Return what drafts; a lookup service that has just been started too gets a moment.
+
+    Raises:
+        DraftstoreError: see `draftstore.assembly.assemble`.
+    """
+    end = monotonic() + LOOKUP_PATIENCE
+    while True:
+        try:
+            return assemble(
+                sources, vocab_size=loaded.vocab_size, tokenizer=loaded.text.identity, model=loaded.name
+            )
+        except LookupServiceError as error:
+            if monotonic() > end:
+                raise
+            LOG.warning("no drafts from the lookup service yet: trying again", extra={"error": str(error)})
+            sleep(1.0)
 
 
 def _tame_transformers() -> None:

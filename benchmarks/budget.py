@@ -3,8 +3,8 @@
 Recorded outputs are replayed with 64-node drafts, and every pass takes as long as a cost curve says. Compared are fixed
 budgets, the planner of `draftstore.budget`, the best fixed budget of each text in hindsight, and an oracle that knows
 what will be accepted and chooses the fastest way through each text. Speedups are over plain decoding, all texts
-together; beside them, for the planner, the share of slow texts, below 0.97 of plain speed, the slowest one, and nodes
-a pass.
+together; beside them, for the planner, the share of slow texts, below 0.97 of plain speed, among those of 50 tokens and
+more, the slowest of these, and nodes a pass.
 
 Three sets are made worse on purpose: drafts that are never right, that promise too much (the square root of the real
 probabilities and less), and too little (their square). Tables first; the last line of stdout is one JSON document, also
@@ -47,7 +47,7 @@ from draftstore.tree import LOWEST_LEVEL, DraftTree
 BUDGET = 64
 FIXED = (0, 4, 8, 16, 32, 64)
 HINDSIGHT = (0, 1, 2, 4, 8, 16, 32, 64)
-SLOW = 0.97
+SLOW, LONG = 0.97, 50
 ROWS, QUICK_ROWS = 80, 6
 
 CURVES = {
@@ -169,13 +169,16 @@ def oracle(trace: Trace, costs: Sequence[float]) -> float:
     return float(least[0])
 
 
-def summarize(seconds: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
+def summarize(seconds: Sequence[float], plain: Sequence[float], tokens: Sequence[int]) -> dict[str, float]:
     """Return the speedup of all texts together, and what it is in the slowest ones."""
     each = np.array(plain) / np.array(seconds)
+    long = each[np.array(tokens) >= LONG]
     return {
         "speedup": round(sum(plain) / sum(seconds), 4),
         "share_below_0.97": round(float((each < SLOW).mean()), 4),
         "slowest": round(float(each.min()), 4),
+        f"share_below_0.97_of_{LONG}_tokens": round(float((long < SLOW).mean()), 4),
+        f"slowest_of_{LONG}_tokens": round(float(long.min()), 4),
     }
 
 
@@ -190,22 +193,21 @@ def run_case(case: Case, workspace: Workspace, store: RestStore, rows: int) -> l
     results = []
     for name, curve in CURVES.items():
         costs = [curve.cost(nodes + 1) for nodes in range(BUDGET + 1)]
-        plain = [costs[0] * len(trace.trees) for trace in traces]
+        tokens = [len(trace.trees) for trace in traces]
+        plain = [costs[0] * count for count in tokens]
 
         def timed(passes: Sequence[Sequence[int]], costs: list[float] = costs) -> list[float]:
             return [sum(costs[nodes] for nodes in nodes_of) for nodes_of in passes]
 
         planned = [trace.passes(CostPlanner(curve, BUDGET)) for trace in traces]
         hindsight = np.min([timed(passes) for passes in fixed.values()], axis=0).tolist()
-        policies = {f"fixed {budget}": summarize(timed(fixed[budget]), plain) for budget in FIXED}
-        policies["planner"] = summarize(timed(planned), plain) | {
+        policies = {f"fixed {budget}": summarize(timed(fixed[budget]), plain, tokens) for budget in FIXED}
+        policies["planner"] = summarize(timed(planned), plain, tokens) | {
             "nodes_mean": round(float(np.mean([nodes for passes in planned for nodes in passes])), 2),
-            "accepted_length": round(
-                sum(len(trace.trees) for trace in traces) / sum(len(passes) for passes in planned), 4
-            ),
+            "accepted_length": round(sum(tokens) / sum(len(passes) for passes in planned), 4),
         }
-        policies["hindsight"] = summarize(hindsight, plain)
-        policies["oracle"] = summarize([oracle(trace, costs) for trace in traces], plain)
+        policies["hindsight"] = summarize(hindsight, plain, tokens)
+        policies["oracle"] = summarize([oracle(trace, costs) for trace in traces], plain, tokens)
         results.append({"case": case.name, "curve": name, "texts": len(traces), "policies": policies})
     return results
 
@@ -225,10 +227,9 @@ def show(results: Sequence[dict[str, Any]]) -> None:
         for result in of_curve:
             planner = result["policies"]["planner"]
             speedups = [f"{policy['speedup']:.3f}" for policy in result["policies"].values()]
-            below = f"{planner['share_below_0.97']:.1%}"
-            table.append(
-                [result["case"], *speedups, below, f"{planner['slowest']:.3f}", planner["nodes_mean"]]
-            )
+            below = f"{planner[f'share_below_0.97_of_{LONG}_tokens']:.1%}"
+            slowest = f"{planner[f'slowest_of_{LONG}_tokens']:.3f}"
+            table.append([result["case"], *speedups, below, slowest, planner["nodes_mean"]])
         show_table(f"modelled speedup over plain decoding, {curve}", columns, table)
 
 

@@ -154,7 +154,7 @@ def _milliseconds(series: Series) -> dict[str, float]:
 def measure_curve(model: Any, name: str, *, quick: bool) -> CostCurve:
     """Measure what passes cost."""
     progress(f"cost curve of {name}")
-    return measure(model, name=name, **({"context": 16, "repeats": 1} if quick else {}))
+    return measure(model, name=name, context=16, repeats=1) if quick else measure(model, name=name)
 
 
 def curve_figures(curve: CostCurve) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from benchmarks.common import SEED, Workspace, add_arguments, open_workspace
-from benchmarks.decode_texts import make_text
 from benchmarks.decode_texts import Extent as TextExtent
+from benchmarks.decode_texts import make_text
 from benchmarks.lossless import EXCUSED, compare
 from benchmarks.report import describe_machine, finish, show_table
 from benchmarks.smollm import add_model_argument, smollm
@@ -112,7 +112,7 @@ class Case:
     def drafter(self, name: str, texts: Sequence[Sequence[int]]) -> Drafter | None:
         """Return a drafter by its name; some are shown the texts, prompts and outputs, that are to come."""
         size = self.vocab_size
-        return {
+        makers: dict[str, Callable[[], Drafter | None]] = {
             "none": lambda: None,
             "rest": self.rest.drafter,
             "crest": self.crest.drafter,
@@ -127,7 +127,8 @@ class Case:
             "ends inside": lambda: EosInside(size, texts, self.eos),
             "over budget": lambda: OverBudget(size),
             "prophet": lambda: Prophet(size, texts, error_rate=ERROR_RATE),
-        }[name]()
+        }
+        return makers[name]()
 
     def plain(self, prompt: NDArray[np.int32], cache: str) -> list[int]:
         """Return the output of `model.generate`."""
@@ -300,7 +301,9 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
         own = {(row["attention"], row["cache"]): row for row in rows if row["drafter"] == name}
         first = own[ways[0]]
         same = [f"{own[way]['identical']} of {own[way]['prompts']}" for way in ways]
-        table.append((name, *same, first["accepted_length"], first.get("off_first", ""), first.get("moved", "")))
+        table.append(
+            (name, *same, first["accepted_length"], first.get("off_first", ""), first.get("moved", ""))
+        )
     headings = [f"{attention} {cache}" for attention, cache in ways]
     columns = ("drafter", *headings, "tokens a pass", "not the first branch", "rows moved")
     show_table(f"{title}: outputs identical to plain generate", columns, table)

@@ -22,7 +22,10 @@ from draftstore.client import RemoteStore
 from draftstore.drafter import ContextSession, Drafter, Session, StoreDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError
 from draftstore.manifest import TokenizerIdentity, load_manifest
+from draftstore.mixture import Mixture
+from draftstore.recycling import RecyclingDrafter
 from draftstore.recycling_store import RecyclingStore
+from draftstore.request import RequestDrafter
 from draftstore.rest import DEFAULT_STRATEGY
 from draftstore.stores import open_store
 from draftstore.tree import DraftTree
@@ -140,8 +143,6 @@ def _parts(
 ) -> Iterator[Part]:
     """Yield the drafters, those that others should yield to first."""
     if sources.request:
-        from draftstore.request import RequestDrafter
-
         yield Part(REQUEST, "the request itself", RequestDrafter(vocab_size))
     recycled = False
     for path in sources.stores:
@@ -153,8 +154,6 @@ def _parts(
     if sources.lookup is not None or sources.release is not None:
         yield _looked_up(sources, vocab_size, tokenizer, opened)
     if sources.recycling and not recycled:
-        from draftstore.recycling import RecyclingDrafter
-
         yield Part(RECYCLING, "the model's candidates", RecyclingDrafter(vocab_size))
 
 
@@ -225,8 +224,6 @@ def _one_drafter(drafters: Sequence[Drafter]) -> Drafter | None:
     """Return one drafter of all."""
     if len(drafters) <= 1:
         return drafters[0] if drafters else None
-    from draftstore.mixture import Mixture
-
     return Mixture(drafters)
 
 

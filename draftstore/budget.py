@@ -16,11 +16,12 @@ drafts give the same plan. Curves have steps (a CPU takes half a pass more for 2
 
 The chances are those that the drafter names, corrected by how its drafts fared in this text. That is learned from every
 draft, verified or not: after a pass the tokens that came are known, and with them which children of the nodes on their
-way were right. So a text that decodes plainly because its drafts are bad notices when they become good.
+way were right. So a text that decodes plainly because its drafts are bad notices when they become good. The sum of
+many small chances is corrected once more, by what came of such sums.
 
 Correction takes a few tokens, and those could be dear. So there is an account: speculation may lose half a plain pass,
-and 2 % of the text so far; whatever it wins is paid in. No text can take longer than that, however wrong its drafts are:
-from 50 tokens on it decodes at 0.97 of plain speed at least, as far as the curve is right.
+and 2 % of the text so far; whatever it wins is paid in. No text can take longer than that, however wrong its drafts
+are: from 50 tokens on it decodes at 0.97 of plain speed at least, as far as the curve is right.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ from draftstore.errors import CurveError, DraftTreeError
 from draftstore.files import write_json
 from draftstore.jit import read_only
 from draftstore.tree import DraftTree
-from draftstore.worth import BANDS, best_prefix, corrections, judge
+from draftstore.worth import BANDS, PROMISES, best_prefix, came_true, corrections, held, judge
 
 FORMAT = 1
 KIND = "cost curve"
@@ -249,12 +250,14 @@ class CostPlanner:
         self._rest = max(0, math.ceil(draft_seconds / (ASKING_SHARE * self._plain)) - 1)
         self._allowance, self._share = allowance, share
         self._seen = np.zeros((2, BANDS, 2))
+        self._promised, self._promise = np.zeros((PROMISES, 2)), np.zeros(PROMISES)
         self.begin()
         self.trim(DraftTree.empty())  # has the kernel compiled now, and not in a text
 
     def begin(self) -> None:
         """Start a new text: what was learned from the last one is forgotten, so that no text pays for another."""
         self._seen[:] = 0.0
+        self._promised[:] = 0.0
         self._tokens, self._seconds = RATE_TRUST, RATE_TRUST * self._plain
         self.rate = 1 / self._plain
         self.account = self._allowance * self._plain
@@ -280,9 +283,11 @@ class CostPlanner:
             read_only(np.ascontiguousarray(tree.parents, np.int16)),
             read_only(np.ascontiguousarray(tree.levels, np.uint8)),
             corrections(self._seen),
+            held(self._promised),
             self._costs,
             self.rate,
             self.account,
+            self._promise,
         )
         if size < 0:
             raise DraftTreeError(
@@ -300,9 +305,12 @@ class CostPlanner:
             read_only(np.ascontiguousarray(accepted.tokens, np.int32)),
             self._seen,
         )
+        if len(verified):
+            came_true(self._promise, len(accepted.path), self._promised)
         seconds = float(self._costs[min(len(verified), self._budget)]) + self._draft_seconds * self._asked
         kept = FORGETTING**came
         self._seen *= kept
+        self._promised *= kept
         self._tokens = self._tokens * kept + came
         self._seconds = self._seconds * kept + seconds
         self.rate = max(self._tokens / self._seconds, 1 / self._plain)

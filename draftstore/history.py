@@ -227,9 +227,9 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
 @leaf_kernel
 def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
     """Find the last places of the n-grams that end before `stop`, and forget the node before."""
-    for length in range(most + 1):
-        scratch.counts[length] = scratch.kinds[length] = 0
-        scratch.shares[length] = 0.0
+    scratch.counts[:] = 0
+    scratch.kinds[:] = 0
+    scratch.shares[:] = 0.0
     scratch.firsts[:] = -1
     key, order = np.int64(0), 0
     for length in range(1, min(most, LENGTHS[-1]) + 1):

@@ -16,6 +16,8 @@ BANDS = 16
 """Bands of probability, half an octave each; the last takes all that is lower."""
 TRUST = 4.0
 """Accepted nodes that the drafter's own probabilities count for, as a whole and in each band."""
+PROMISES = 6
+"""Bands of accepted tokens in a pass: the first, the second, the next two, four and eight, and all others."""
 _LEVELS_PER_BAND = 8
 _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
@@ -38,8 +40,26 @@ def corrections(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     return factors
 
 
+def held(promised: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how much of what whole drafts promise comes true, with the same prior.
+
+    Of a draft that promises many tokens fewer come than of its nodes taken one by one: what misleads a drafter
+    misleads it in all of a tree.
+
+    Args:
+        promised: float64 [PROMISES, 2], accepted tokens of passes, expected and real, by how many came before them.
+
+    Returns:
+        float64 [PROMISES].
+    """
+    shares: NDArray[np.float64] = (promised[:, 1] + TRUST) / (promised[:, 0] + TRUST)
+    return shares
+
+
 @kernel
-def best_prefix(parents: Any, levels: Any, factors: Any, costs: Any, rate: Any, account: Any) -> Any:
+def best_prefix(
+    parents: Any, levels: Any, factors: Any, shares: Any, costs: Any, rate: Any, account: Any, promise: Any
+) -> Any:
     """Return how many nodes of a draft are worth verifying, the fewest of equally good numbers.
 
     A node's chance is its parent's, times the corrected chance that it follows its parent.
@@ -48,15 +68,17 @@ def best_prefix(parents: Any, levels: Any, factors: Any, costs: Any, rate: Any, 
         parents: int16 [n], read-only.
         levels: uint8 [n], read-only.
         factors: float64 [2, bands], see `corrections`.
+        shares: float64 [PROMISES], see `held`.
         costs: float64 [at least n + 1], seconds of passes over 1 row, 2 rows, ...
         rate: tokens per second.
         account: seconds that the pass may take longer than one over 1 row.
+        promise: float64 [PROMISES], is overwritten: the tokens that the prefix promises, before `shares`.
 
     Returns:
         The size of the prefix; -i - 1 if the parent of node i is no earlier node.
     """
     chances = np.empty(len(parents))
-    best, most, total = 0, 0.0, 0.0
+    best, most, total, tokens = 0, 0.0, 0.0, 0.0
     for i in range(len(parents)):
         parent = np.int64(parents[i])
         if parent < -1 or parent >= i:
@@ -65,11 +87,47 @@ def best_prefix(parents: Any, levels: Any, factors: Any, costs: Any, rate: Any, 
         steps = _steps_to(levels, i, parent)
         follows = min(1.0, _PROBS[steps] * factors[deeper, _band_of(steps)])
         chances[i] = follows * chances[parent] if deeper else follows
+        band, here = _split(total, chances[i])
+        tokens += here * shares[band] + (chances[i] - here) * shares[min(band + 1, PROMISES - 1)]
         total += chances[i]
         extra = costs[i + 1] - costs[0]
-        if extra <= account and total - rate * extra > most:
-            best, most = i + 1, total - rate * extra
+        if extra <= account and tokens - rate * extra > most:
+            best, most = i + 1, tokens - rate * extra
+    promise[:] = 0.0
+    total = 0.0
+    for i in range(best):
+        band, here = _split(total, chances[i])
+        promise[band] += here
+        promise[min(band + 1, PROMISES - 1)] += chances[i] - here
+        total += chances[i]
     return best
+
+
+@leaf_kernel
+def _split(total: Any, chance: Any) -> Any:
+    """Return the band behind `total` expected tokens, and how much of a chance lies in it; the next has the rest."""
+    band, end = 0, 1.0
+    while total >= end and band < PROMISES - 1:
+        band += 1
+        end *= 2.0
+    return band, chance if band == PROMISES - 1 else min(chance, end - total)
+
+
+@kernel
+def came_true(promise: Any, accepted: Any, promised: Any) -> Any:
+    """Count what a pass promised and what came of it, in the bands that it promised anything of.
+
+    Args:
+        promise: float64 [PROMISES], see `best_prefix`.
+        accepted: tokens of the draft that were accepted.
+        promised: float64 [PROMISES, 2], is added to; see `held`.
+    """
+    for band in range(PROMISES):
+        if promise[band] > 0.0:
+            begin = 0 if band == 0 else 1 << (band - 1)
+            end = 1 << band if band < PROMISES - 1 else accepted
+            promised[band, 0] += promise[band]
+            promised[band, 1] += max(0, min(accepted, end) - begin)
 
 
 @kernel

@@ -655,7 +655,7 @@ def occurrences_read(text: Sequence[int], whole: Sequence[int], rule: RequestRul
         sum(tuple(text[max(place + 1 - size, 0) : place + 1]) == tuple(whole[-size:]) for size in sizes)
         for place in range(len(text) - 1)
     ]
-    read = {}
+    read: dict[int, int] = {}
     for length, longer in pairwise([*LENGTHS, most + 1]):
         places = [place for place in reversed(range(len(matches))) if matches[place] >= length]
         read |= {place: matches[place] for place in places[: rule.rows] if matches[place] < longer}
@@ -685,7 +685,8 @@ def follows(tree: Nodes, path: Ngram) -> float:
 
 def foretold(tree: Nodes, came: Sequence[int]) -> list[tuple[float, int]]:
     """Return, for each place of a text that a tree foretells, how many tokens it expects, and whether one came."""
-    seen, said = [], ()
+    seen: list[tuple[float, int]] = []
+    said: Ngram = ()
     for token in came:
         children = [path for path in paths_of(tree) if path[:-1] == said]
         if not children:

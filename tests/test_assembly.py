@@ -80,7 +80,7 @@ def test_a_foreign_tokenizer_is_refused_with_both_names(
     small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer
 ) -> None:
     for path in (small_store, small_crest):
-        with pytest.raises(TokenizerError, match="'small-bpe'.*found 'other'"):
+        with pytest.raises(TokenizerError, match=r"'small-bpe'.*found 'other'"):
             assemble(Sources(stores=(path,)), vocab_size=small_tokenizer.vocab_size, tokenizer=OTHER)
 
 
@@ -133,6 +133,7 @@ def test_a_release_of_the_lookup_service_drafts_as_the_store(
     small_store: Path, small_tokenizer: TextTokenizer
 ) -> None:
     alone = open_store(small_store).drafter()
+    alone.warm_up()  # the server has but seconds for an answer
     with serving({"chat": small_store}) as lookups:
         sources = Sources(lookup=str(lookups.socket), release="chat")
         with assembled(sources, small_tokenizer) as assembly:
@@ -148,8 +149,8 @@ def test_the_lookup_service_is_checked_at_the_start(
         where = str(lookups.socket)
         with pytest.raises(LookupServiceError, match="code"):
             assembled(Sources(lookup=where, release="code"), small_tokenizer)
+        size = small_tokenizer.vocab_size
         with pytest.raises(LookupServiceError, match="tokenizer"):
-            size = small_tokenizer.vocab_size
             assemble(Sources(lookup=where, release="chat"), vocab_size=size, tokenizer=OTHER)
         with pytest.raises(DraftstoreError, match="--release: it serves chat"):
             assembled(Sources(lookup=where), small_tokenizer)

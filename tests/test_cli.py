@@ -87,6 +87,12 @@ def store(small_store: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def crest_store(small_crest: Path, tmp_path: Path) -> Path:
+    shutil.copytree(small_crest, tmp_path / "crest")
+    return tmp_path / "crest"
+
+
+@pytest.fixture
 def replays(tmp_path: Path) -> Path:
     path = tmp_path / "replays.jsonl"
     records = [
@@ -138,6 +144,11 @@ def test_version(run: Runner) -> None:
         (["query", "x", "--text", "t", "--strategy", "worst"], "'worst' is not one of 'backoff', 'longest'"),
         (["replay", "--replays", "x"], "Missing argument 'DIR...'"),
         (["replay", "x", "--replays", "x", "--limit", "0"], "0 is not in the range"),
+        (["replay", "--replays", "x", "--request"], "--request without a store needs --tokenizer"),
+        (
+            ["replay", "--replays", "x", "--request", "--tokenizer", "t", "--record"],
+            "--record keeps a result with the build of a store",
+        ),
     ],
 )
 def test_wrong_usage_is_status_2(run: Runner, arguments: list[str], reason: str) -> None:
@@ -452,7 +463,8 @@ def test_replay(run: Runner, store: Path, replays: Path) -> None:
 
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
-    assert found.keys() == {"store", "strategy", "budget", *SUMMARY}
+    assert found.keys() == {"store", "strategy", "request", "budget", *SUMMARY}
+    assert found["request"] is False
     assert found["lookup_us"].keys() == {"p50", "p99", "mean"}
     assert (found["store"], found["strategy"], found["budget"], found["rows"]) == (
         str(store),
@@ -465,6 +477,40 @@ def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     plain = run("replay", store, "--replays", replays, "--json", "--budget", 0).json()
     assert (plain["accepted_length"], plain["miss_rate"], plain["nodes_mean"]) == (1.0, 1.0, 0.0)
     assert plain["tokens"] == found["tokens"]
+
+
+@pytest.fixture
+def echoes(tmp_path: Path) -> Path:
+    """Write a recording whose output repeats its prompt, which no store knows."""
+    path = tmp_path / "echoes.jsonl"
+    line = "zebra 17 quartz 23 fjord 99 vowel 4 sphinx 61 judge"
+    path.write_text(json.dumps({"prompt": f"Say: {line}.\n", "output": f"{line}. {line}."}) + "\n")
+    return path
+
+
+def test_replay_with_the_request(run: Runner, store: Path, crest_store: Path, echoes: Path) -> None:
+    """It joins the drafts of every store."""
+    arguments = ["replay", store, crest_store, "--replays", echoes, "--json"]
+    alone = [json.loads(line) for line in run(*arguments).out.splitlines()]
+    mixed = [json.loads(line) for line in run(*arguments, "--request").out.splitlines()]
+    assert [figures["request"] for figures in mixed] == [True, True]
+    assert [figures["store"] for figures in mixed] == [str(store), str(crest_store)]
+    for before, after in zip(alone, mixed, strict=True):
+        assert after["strategy"] == before["strategy"] == "backoff"
+        assert after["accepted_length"] > 2 * before["accepted_length"]
+        assert after["tokens"] == before["tokens"]
+    ran = run("replay", store, "--replays", echoes, "--request", "--strategy", "longest")
+    assert re.search(r"small +│ longest \+ request +│ 64 ", ran.out)
+
+
+def test_replay_of_the_request_alone(run: Runner, store: Path, tokenizer: Path, echoes: Path) -> None:
+    alone = ["replay", "--request", "--tokenizer", tokenizer, "--replays", echoes]
+    found = run(*alone, "--json", "--budget", 32).json()
+    assert (found["store"], found["strategy"], found["request"], found["budget"]) == (None, None, True, 32)
+    assert found["accepted_length"] > 4
+    assert run(*alone, "--json", "--budget", 0).json()["accepted_length"] == 1.0
+    assert re.search(r"none +│ request +│ 64 ", run(*alone).out)
+    assert "no-such-folder" in run(*alone[:3], "no-such-folder", *alone[4:]).error()
 
 
 def test_replay_of_several_stores_is_one_line_each(run: Runner, store: Path, replays: Path) -> None:

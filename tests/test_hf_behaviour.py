@@ -148,11 +148,24 @@ def test_the_prophets_of_these_tests_are_believed() -> None:
 # --- where texts end ---
 
 
-@pytest.mark.parametrize("count", range(1, 16))
+@pytest.mark.parametrize("count", range(1, 12))
 def test_max_new_tokens(count: int) -> None:
     expected, found, tally = both(model_(), max_new_tokens=count)
     assert ids_of(found) == ids_of(expected)
     assert len(ids_of(found)) == len(PROMPT[0]) + count == len(PROMPT[0]) + tally.tokens
+
+
+def test_nothing_is_verified_that_could_not_be_said_any_more() -> None:
+    """A node behind the last place of the text costs time for nothing."""
+    model, left = model_(), 20
+    steps: list[Step] = []
+    drafter = prophet(model, ids_of(plain(model, max_new_tokens=30)))
+    generate(model, PROMPT, drafter=drafter, max_new_tokens=left, do_sample=False, on_step=steps.append)
+    assert len(steps) == 4
+    for step in steps:
+        assert max(step.tree.depths, default=0) < left
+        left -= len(step.tokens)
+    assert len(steps[-1].tree) > 0
 
 
 @pytest.mark.parametrize("options", [{"max_length": 13}, {"max_length": 12, "min_length": 9}])

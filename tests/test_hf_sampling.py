@@ -83,10 +83,10 @@ CASES: dict[str, tuple[Warp, Sequence[int]]] = {
     "temperature and penalty": (Warp(temperature=0.8, penalty=1.8), [2, 3]),
     "top-k and top-p": (Warp(top_k=5, top_p=0.85), [3, 2]),
 }
-SLOW = pytest.param("top-k and top-p", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("case", ["temperature and penalty", SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_the_joint_of_three_tokens_is_exact(case: str) -> None:
     """Of the three behind the first, which the prefill yields: they come from trees in which paths share tokens."""
     warp, widths = CASES[case]

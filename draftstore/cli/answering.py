@@ -135,8 +135,8 @@ def answer(
         max_new_tokens=request.max_new_tokens,
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else None,
+        cache_implementation="static" if model.device.type == "cuda" else None,  # allows CUDA graphs
         **_choices(request, model.generation_config),
-        **({"cache_implementation": "static"} if model.device.type == "cuda" else {}),  # allows CUDA graphs
     )
     return given
 

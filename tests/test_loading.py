@@ -116,6 +116,57 @@ def test_a_tokenizer_that_transformers_made_is_known_by_its_content(
         text_tokenizer(object(), None, "slow")  # type: ignore[arg-type]
 
 
+def write_gguf(path: Path, tokenizer: TextTokenizer) -> None:
+    """Write a random model of one layer as GGUF."""
+    gguf = pytest.importorskip("gguf")
+    state = json.loads(tokenizer._backend.to_str())["model"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(8)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(4)
+    writer.add_vocab_size(len(state["vocab"]))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(state["vocab"], key=state["vocab"].get))
+    writer.add_token_merges([" ".join(merge) for merge in state["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    shapes = {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8)}
+    shapes |= {"ffn_gate": (16, 8), "ffn_up": (16, 8), "ffn_down": (8, 16)}
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", rng.normal(size=shape).astype(np.float32))
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(8, np.float32))
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", rng.normal(size=(len(state["vocab"]), 8)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_gives_model_and_tokenizer(
+    tmp_path: Path, small_tokenizer: TextTokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", small_tokenizer)
+    for place in (tmp_path / "tiny.gguf", tmp_path):  # it is the only one there
+        loaded = load_model(place, device="cpu")
+        assert loaded.name == (place.stem if place.is_file() else place.name)
+        assert loaded.vocab_size == loaded.text.vocab_size == small_tokenizer.vocab_size
+        assert loaded.model.dtype == torch.float32
+        ids = loaded.text.encode("The quick brown fox", bos=False)
+        assert ids.tolist() == small_tokenizer.encode("The quick brown fox", bos=False).tolist()
+        assert (loaded.text.bos_id, loaded.text.eos_id) == (0, 1)
+        logits = loaded.model(torch.from_numpy(ids.astype(np.int64))[None]).logits
+        assert torch.isfinite(logits).all()
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.data
 def test_a_trained_model_tells_its_story(data: Path) -> None:
     loaded: LoadedModel = load_model(data / "models" / "stories260K")

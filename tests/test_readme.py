@@ -28,10 +28,12 @@ TEXT = README.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ (?:\.venv/bin/)?draftstore (.+)$", TEXT, re.MULTILINE)
 SERVICE = re.findall(r"^\$ draftstore (serve .+) &$", TEXT, re.MULTILINE)
 REQUESTS = re.findall(r"^\$ (curl .+)$", TEXT, re.MULTILINE)
-LOCAL, REMOTE = sorted(
-    re.findall(r"^```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL),
-    key=lambda code: "RemoteStore" in code,
-)
+BLOCKS = re.findall(r"^```python\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
+(REMOTE,) = (code for code in BLOCKS if "RemoteStore" in code)
+(DECODING,) = (code for code in BLOCKS if "speculative_generate" in code)
+(LOCAL,) = (code for code in BLOCKS if code not in (REMOTE, DECODING))
+MODEL = "data/model"
+"""What the commands that decode call their model."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +70,7 @@ def test_readme_names_commands() -> None:
 @pytest.fixture(scope="module")
 def answers(checkout: Path) -> dict[str, str]:
     """Run every command of the README, in order, and return what each prints."""
-    commands = [command for command in COMMANDS if not command.endswith("&")]
+    commands = [command for command in COMMANDS if not command.endswith("&") and MODEL not in command]
     return {command: run(shlex.split(command), checkout) for command in commands}
 
 
@@ -156,6 +158,30 @@ def test_the_python_example_runs(checkout: Path, monkeypatch: pytest.MonkeyPatch
     names: dict[str, Any] = {}
     exec(LOCAL, names)
     assert names["mask"].shape == (len(names["positions"]),) * 2
+
+
+@pytest.fixture
+def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a small trained model where the README's is, and keep its cost curve out of the user's home."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(checkout / "cache"))
+    monkeypatch.chdir(checkout)
+    path = checkout / MODEL
+    if not path.exists():
+        path.symlink_to(data / "models" / "stories260K")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_decoding_with_drafts_works_as_the_readme_says(model: Path, checkout: Path) -> None:
+    commands = [command for command in COMMANDS if MODEL in command]
+    assert [command.split()[0] for command in commands] == ["build", "tune", "generate"]
+    for command in commands:
+        assert run(shlex.split(command), checkout), command
+    names: dict[str, Any] = {}
+    exec(DECODING, names)
+    plain = names["model"].generate(**names["inputs"], max_new_tokens=40)
+    assert names["text"].tolist() == names["same"].tolist() == plain.tolist()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.batch import Draft
 from draftstore.client import RemoteStore
 from draftstore.drafter import ContextSession, Drafter, Session, StoreDrafter
-from draftstore.errors import DraftstoreError, LookupServiceError, StoreError
+from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.manifest import TokenizerIdentity, load_manifest
 from draftstore.mixture import Mixture
 from draftstore.recycling import RecyclingDrafter
@@ -126,7 +126,7 @@ def assemble(
         model: its name; recycled candidates of another one are refused. None takes any.
 
     Raises:
-        StoreError: a store cannot be opened, or its ids do not fit the model.
+        StoreError: a store cannot be opened, or holds another model's candidates.
         TokenizerError: a store was built with another tokenizer.
         LookupServiceError: the service is away, or refuses the release.
         DraftstoreError: settings that make no sense together.
@@ -163,7 +163,7 @@ def _stored(
     """Open a store of text.
 
     Raises:
-        StoreError: it cannot be opened, or its ids do not fit the model.
+        StoreError: it cannot be opened.
         TokenizerError: it was built with another tokenizer.
     """
     manifest = load_manifest(path)
@@ -171,13 +171,8 @@ def _stored(
     store = open_store(path, backend)
     opened.callback(store.close)
     manifest.require_tokenizer(tokenizer, path)
-    if manifest.vocab_size > vocab_size:
-        raise StoreError(
-            f"{path} holds ids below {manifest.vocab_size:,}, the model knows {vocab_size:,}: build a store with the "
-            "tokenizer of this model"
-        )
     drafter = store.drafter(sources.strategy or DEFAULT_STRATEGY)
-    fitting: Drafter = drafter if manifest.vocab_size == vocab_size else _Padded(drafter, vocab_size)
+    fitting: Drafter = drafter if manifest.vocab_size == vocab_size else _Fitted(drafter, vocab_size)
     return Part(manifest.kind, manifest.name, fitting)
 
 
@@ -235,11 +230,12 @@ def _warm_up(assembly: Assembly) -> None:
             warm_up()
 
 
-class _Padded:
-    """A store's drafter for a model with more ids than its tokenizer has: a `ContextDrafter`.
+class _Fitted:
+    """A store's drafter for a model that knows more ids than its tokenizer, or fewer: a `ContextDrafter`.
 
-    Such ids pad the model's matrices. A model may emit them all the same, and then the text before them is lost to
-    the store, no more.
+    More of them pad the model's matrices. A model may emit those all the same; then the text before them is lost to the
+    store, no more. Fewer are there where tokens were added to a tokenizer that the model never learned; these are cut
+    out of drafts.
     """
 
     def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
@@ -255,11 +251,25 @@ class _Padded:
     def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft`."""
         known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
-        return self._drafter.draft(known, budget, min_prob)
+        drafts = self._drafter.draft(known, budget, min_prob)
+        return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids)
+
+
+def below(tree: DraftTree, vocab_size: int) -> DraftTree:
+    """Return a draft without the nodes of ids outside a vocabulary, and without what hangs on them."""
+    if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
+        return tree
+    places = np.full(len(tree) + 1, -1, np.int64)  # of the nodes that stay, behind that of the context
+    kept: list[int] = []
+    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+        if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):
+            places[node + 1] = len(kept)
+            kept.append(node)
+    return DraftTree(tree.tokens[kept], places[tree.parents[kept] + 1].astype(np.int16), tree.levels[kept])
 
 
 class _Nothing:

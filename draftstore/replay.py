@@ -202,11 +202,11 @@ class RecordedTarget:
         self._output = output.tolist()
         self._position = 1
 
-    def verify(self, tree: DraftTree) -> "RecordedTarget":
+    def verify(self, tree: DraftTree) -> "RecordedTarget":  # noqa: ARG002
         """Return the verdict: the output is what it is."""
         return self
 
-    def choose(self, row: int, emitted: Sequence[int]) -> int:
+    def choose(self, row: int, emitted: Sequence[int]) -> int:  # noqa: ARG002
         """Return the next recorded token."""
         return int(self._output[self._position + len(emitted)])
 

@@ -1,11 +1,13 @@
 """From what a user names to one drafter: everything is opened, checked, mixed and closed."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.client import RemoteStore
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
 from draftstore.manifest import TokenizerIdentity
 from draftstore.mixture import Mixture
@@ -89,12 +91,25 @@ def test_what_is_no_store_is_refused(tmp_path: Path, small_tokenizer: TextTokeni
         assembled(Sources(stores=(tmp_path,)), small_tokenizer)
 
 
-def test_a_store_with_more_ids_than_the_model_is_refused(
-    small_store: Path, small_tokenizer: TextTokenizer
+def test_ids_that_the_model_does_not_know_are_cut_out(
+    small_store: Path, small_crest: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    size = small_tokenizer.vocab_size
-    with pytest.raises(StoreError, match=f"ids below {size}, the model knows {size - 1}"):
-        assembled(Sources(stores=(small_store,)), small_tokenizer, size - 1)
+    size = small_tokenizer.vocab_size - 60
+    for path in (small_store, small_crest):
+        alone, cut = open_store(path).drafter(), 0
+        with assembled(Sources(stores=(path,)), small_tokenizer, size) as assembly:
+            for context in some_contexts(small_store):
+                if max(context) < size:
+                    tree, whole = draft(assembly, context), alone.session(context).propose(32)
+                    tree.validate()
+                    assert texts(tree) == {text for text in texts(whole) if max(text) < size}
+                    cut += len(whole) - len(tree)
+        assert cut > 0
+
+
+def texts(tree: DraftTree) -> set[tuple[int, ...]]:
+    """Return what the nodes of a draft say, each with all before it."""
+    return {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
 
 
 def test_a_model_with_padded_matrices_may_emit_the_padding(
@@ -130,11 +145,14 @@ def test_recycled_candidates_are_a_start_for_their_own_model(
 
 
 def test_a_release_of_the_lookup_service_drafts_as_the_store(
-    small_store: Path, small_tokenizer: TextTokenizer
+    small_store: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("draftstore.assembly.RemoteStore", partial(RemoteStore, deadline=5.0))
     alone = open_store(small_store).drafter()
-    alone.warm_up()  # the server has but seconds for an answer
-    with serving({"chat": small_store}) as lookups:
+    with serving({"chat": small_store}) as lookups, lookups.caller() as caller:
+        caller.draft(
+            "chat", contexts_of(small_store, 1)
+        )  # kernels may have to be compiled, clients do not wait
         sources = Sources(lookup=str(lookups.socket), release="chat")
         with assembled(sources, small_tokenizer) as assembly:
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]

@@ -138,7 +138,9 @@ def choose_plan(effort: Effort, loaded: "LoadedModel") -> Plan:
         curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
         if curve is not None:
             budget = BUDGET if effort.budget is None else effort.budget
-            return Plan(CostPlanner(curve, budget), f"at most {budget} nodes a pass, where they are worth their cost")
+            return Plan(
+                CostPlanner(curve, budget), f"at most {budget} nodes a pass, where they are worth their cost"
+            )
     default = FIXED_BUDGETS.get(loaded.model.device.type, BUDGET)
     budget = default if effort.budget is None else effort.budget
     advice = "" if effort.fixed else ": `draftstore tune` finds out what is worth it"

@@ -105,7 +105,7 @@ def measure_text(
             loaded.model, ways, text.prompts, tokens=tokens, rounds=rounds,
             on_answer=lambda name: bars.update(task, advance=1, detail=name),
         )  # fmt: skip
-    return {"text": text.about(), "most_tokens": tokens, "rounds": rounds, "ways": figures_of(series)}
+    return {"text": text.about(), "most_tokens": tokens, "rounds": rounds, "ways": figures_of(series, curve)}
 
 
 def measure_forced(
@@ -138,7 +138,9 @@ def measure_forced(
         "outputs": len(chosen),
         "rounds": rounds,
         "curve": curve_figures(curve),
-        "ways": [row | _milliseconds(each) for row, each in zip(figures_of(series), series, strict=True)],
+        "ways": [
+            row | _milliseconds(each) for row, each in zip(figures_of(series, curve), series, strict=True)
+        ],
     }
 
 
@@ -170,8 +172,8 @@ def curve_figures(curve: CostCurve) -> dict[str, Any]:
 def show_ways(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """Print the table of one kind of text."""
     columns = (
-        "way", "tokens/s", "over plain", "over loop", "least prompt", "tokens a pass", "nodes", "draft %",
-        "forward %", "accept %", "differ",
+        "way", "tokens/s", "over plain", "over loop", "least prompt", "by curve", "tokens a pass", "nodes",
+        "draft %", "forward %", "accept %", "differ",
     )  # fmt: skip
 
     def percent(row: dict[str, Any], part: str) -> object:
@@ -184,7 +186,7 @@ def show_ways(title: str, rows: Sequence[dict[str, Any]]) -> None:
             (
                 row["way"], row["tokens_per_second"], row["over_plain"]["rounds"], row["over_loop"]["rounds"],
                 min(row["over_plain"]["least_prompt"], row["over_loop"]["least_prompt"]),
-                row.get("accepted_length", ""), row.get("nodes", ""), percent(row, "draft"),
+                row.get("by_curve", ""), row.get("accepted_length", ""), row.get("nodes", ""), percent(row, "draft"),
                 percent(row, "forward"), percent(row, "accept"), len(row["differences"]),
             )
             for row in rows

@@ -5,6 +5,7 @@ machine that slows down does so for all of them. Seconds are those of a whole ca
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lossless import Difference, compare
+from draftstore.budget import CostCurve
 from draftstore.decoding import Planner, Step, Tally
 from draftstore.drafter import Drafter
 
@@ -49,12 +51,19 @@ class Outcome:
         seconds: of the whole call.
         prefill_seconds: until the first token; 0 where it is not known.
         tally: of the passes after the prefill.
+        rows: how many of them there were, by their rows.
     """
 
     tokens: list[int]
     seconds: float
     prefill_seconds: float = 0.0
     tally: Tally = dataclasses.field(default_factory=Tally)
+    rows: Counter[int] = dataclasses.field(default_factory=Counter)
+
+    def take(self, step: Step) -> None:
+        """Count a pass."""
+        self.tally.add(step)
+        self.rows[len(step.tree) + 1] += 1
 
 
 @dataclasses.dataclass
@@ -83,6 +92,10 @@ class Series:
                 value = getattr(total, field.name) + getattr(outcome.tally, field.name)
                 setattr(total, field.name, value)
         return total
+
+    def rows(self) -> Counter[int]:
+        """Return how many passes there were in all rounds, by their rows."""
+        return sum((outcome.rows for outcomes in self.rounds for outcome in outcomes), Counter())
 
 
 def take_turns(
@@ -160,7 +173,7 @@ def run_one(model: Any, way: Way, drafter: Drafter | None, prompt: NDArray[np.in
     from draftstore.hf import generate
 
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
-    tally, marks = Tally(), [0.0]
+    outcome = Outcome([], 0.0)
     options: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
         "max_new_tokens": tokens,
@@ -170,26 +183,32 @@ def run_one(model: Any, way: Way, drafter: Drafter | None, prompt: NDArray[np.in
     begin = perf_counter()
 
     def on_step(step: Step) -> None:
-        if marks[0]:
-            tally.add(step)
+        if outcome.prefill_seconds:
+            outcome.take(step)
         else:
-            marks[0] = perf_counter() - begin
+            outcome.prefill_seconds = perf_counter() - begin
 
     if way.plain:
         output = model.generate(ids, **options)
     else:
         output = generate(model, ids, drafter=drafter, planner=way.planner, on_step=on_step, **options)
-    seconds = perf_counter() - begin
-    return Outcome(output[0, ids.shape[1] :].tolist(), seconds, marks[0], tally)
+    outcome.seconds = perf_counter() - begin
+    outcome.tokens = output[0, ids.shape[1] :].tolist()
+    return outcome
 
 
-def figures_of(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the figures of all ways as JSON values; speedups are over the ways `PLAIN` and `LOOP`."""
+def figures_of(series: Sequence[Series], curve: CostCurve | None = None) -> list[dict[str, Any]]:
+    """Return the figures of all ways as JSON values; speedups are over the ways `PLAIN` and `LOOP`.
+
+    With a curve there is also the speedup that it foretells from the rows of all passes, which no noise disturbs.
+    """
     by_name = {each.way.name: each for each in series}
-    return [_figures(each, by_name.get(PLAIN), by_name.get(LOOP)) for each in series]
+    return [_figures(each, by_name.get(PLAIN), by_name.get(LOOP), curve) for each in series]
 
 
-def _figures(series: Series, plain: Series | None, loop: Series | None) -> dict[str, Any]:
+def _figures(
+    series: Series, plain: Series | None, loop: Series | None, curve: CostCurve | None
+) -> dict[str, Any]:
     rounds = range(len(series.rounds))
     answered = sum(len(outcome.tokens) for outcome in series.rounds[0])
     tally = series.tally()
@@ -214,6 +233,9 @@ def _figures(series: Series, plain: Series | None, loop: Series | None) -> dict[
             "forward_share": round(tally.forward_ns / steps, 4),
             "accept_share": round(tally.accept_ns / steps, 4),
         }
+        if curve is not None:
+            seconds = sum(curve.cost(rows) * count for rows, count in series.rows().items())
+            figures["by_curve"] = round(tally.tokens * curve.cost(1) / seconds, 3)
     for key, other in (("over_plain", plain), ("over_loop", loop)):
         if other is not None:
             figures[key] = _speedup(series, other)

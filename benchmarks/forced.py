@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Static
 
 from benchmarks.decode_runs import Outcome, Series, Way, take_turns
 from draftstore.acceptance import Acceptance
-from draftstore.decoding import Fixed, Tally, Target, Verdict, decode
+from draftstore.decoding import Fixed, Target, Verdict, decode
 from draftstore.drafter import Drafter
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Chooser, Text
@@ -142,24 +142,23 @@ def write_one(model: Any, way: Way, drafter: Drafter | None, recording: Recordin
     Raises:
         AssertionError: what was written is not what was recorded.
     """
-    tally = Tally()
     begin = perf_counter()
     if way.plain:
         return Outcome(_plain(model, recording), perf_counter() - begin)
     target = _prefilled(model, recording)
-    prefill = perf_counter() - begin
+    outcome = Outcome(recording.output[:1].tolist(), 0.0, perf_counter() - begin)
     recorded = RecordedTarget(recording.output)
     start = np.concatenate([recording.prompt, recording.output[:1]])
     session = NoDrafts() if drafter is None else drafter.session(start)
     target.ask(candidates=session.needs_candidates, hidden=session.needs_hidden)
-    tokens = recording.output[:1].tolist()
     planner = way.planner or Fixed()
     for step in decode(ForcedTarget(target, recorded), session, planner=planner, ends=recorded.ends):
-        tally.add(step)
-        tokens += step.tokens.tolist()
+        outcome.take(step)
+        outcome.tokens += step.tokens.tolist()
     target.close()
-    assert tokens == recording.output.tolist(), "what was written is not what was recorded"
-    return Outcome(tokens, perf_counter() - begin, prefill, tally)
+    outcome.seconds = perf_counter() - begin
+    assert outcome.tokens == recording.output.tolist(), "what was written is not what was recorded"
+    return outcome
 
 
 def _plain(model: Any, recording: Recording) -> list[int]:

@@ -44,7 +44,7 @@ class Acceptance(NamedTuple):
 
 
 def accept(
-    tree: DraftTree, choose: Choose, ends: Callable[[Sequence[int]], bool] = lambda emitted: False
+    tree: DraftTree, choose: Choose, ends: Callable[[Sequence[int]], bool] = lambda _: False
 ) -> Acceptance:
     """Walk a tree along what the model emits.
 

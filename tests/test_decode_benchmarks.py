@@ -1,6 +1,7 @@
 """The decoding benchmarks run, count right, and notice what differs."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.decode_runs import LOOP, PLAIN, Outcome, Series, Way, figures_of
 from benchmarks.lossless import compare, margin_at
 from benchmarks.smollm import smollm
 from draftstore.acceptance import Acceptance
+from draftstore.budget import CostCurve
 from draftstore.decoding import Fixed, Tally
 from draftstore.drafter import Drafter
 from draftstore.replay import RecordedTarget, Recording
@@ -52,16 +54,17 @@ def test_ways_take_turns_with_fresh_drafters_in_every_round() -> None:
     assert [[len(outcomes) for outcomes in each.rounds] for each in series] == [[2, 2]] * 3
 
 
-def outcome(seconds: float, tally: Tally | None = None) -> Outcome:
-    return Outcome([1, 2], seconds, 0.1, tally or Tally())
+def outcome(seconds: float, tally: Tally | None = None, rows: Counter[int] | None = None) -> Outcome:
+    return Outcome([1, 2], seconds, 0.1, tally or Tally(), rows or Counter())
 
 
 def test_speedups_are_medians_over_rounds() -> None:
     plain, loop, ours = Series(Way(PLAIN, plain=True)), Series(Way(LOOP)), Series(Way("ours"))
     plain.rounds = [[outcome(2), outcome(4)], [outcome(2), outcome(4)], [outcome(20), outcome(4)]]
     loop.rounds = [[outcome(1), outcome(2)]] * 3
-    ours.rounds = [[outcome(1), outcome(2, Tally(4, 10, 12, 6, 1, 8, 1))]] * 3
-    figures = figures_of([plain, loop, ours])[-1]
+    ours.rounds = [[outcome(1), outcome(2, Tally(4, 10, 12, 6, 1, 8, 1), Counter({4: 3, 1: 1}))]] * 3
+    figures = figures_of([plain, loop, ours], CostCurve((1, 4), (1.0, 2.0)))[-1]
+    assert figures["by_curve"] == round(10 / (3 * 2.0 + 1.0), 3)
     assert figures["over_plain"] == {
         "rounds": 2.0,
         "least_round": 2.0,

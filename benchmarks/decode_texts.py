@@ -146,8 +146,10 @@ def _stores(
     space: Workspace, loaded: LoadedModel, name: str, files: Sequence[Path], ngrams: int
 ) -> tuple[RestStore, CrestStore]:
     """Open the two stores of some text; they are built if they are not there yet."""
-    folder = space.work / "stores"
-    rest, crest = folder / f"{name}-{loaded.text.fingerprint[:8]}", folder / f"{name}-crest-{ngrams}"
+    rest = (
+        space.work / "stores" / f"{name}-{loaded.text.fingerprint[:8]}"
+    )  # stores of other tokenizers lie beside
+    crest = rest.with_name(f"{rest.name}-crest-{ngrams}")
     progress(f"stores of {name}")
     build_rest(RestOptions(corpus=tuple(files), name=name), loaded.text, rest)
     build_crest(CrestOptions(name=f"{name}-crest", ngrams=ngrams), rest, crest)

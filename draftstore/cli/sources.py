@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from draftstore.assembly import Sources
-from draftstore.budget import CostPlanner
+from draftstore.budget import CostCurve, CostPlanner
 from draftstore.cli.common import STORE
 from draftstore.decoding import Fixed, Planner
 from draftstore.entries import BACKENDS
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
 FIXED_BUDGETS = {"cpu": 8}
-"""Nodes of a draft where no cost curve is known, by device: on a CPU every node counts."""
+"""Nodes of a draft that are verified whatever they cost, by device: on a CPU every node counts."""
+TYPICAL = {
+    "cpu": CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.5, 1.5, 1.8, 2.2, 2.8, 4.3, 7.0)),
+    "cuda": CostCurve((1, 16, 32, 64, 128), (1.0, 1.1, 1.2, 1.4, 1.8)),
+}
+"""Curves where none was measured, in plain passes: of a small model on two cores, and of an 8B model on a large GPU by
+its bandwidth and arithmetic. They keep drafts that do not pay from being verified."""
 TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
 
 
@@ -27,9 +33,9 @@ class Effort(NamedTuple):
     """How much is verified.
 
     Attributes:
-        budget: most nodes of a draft; None leaves it to the curve, or without one to the device.
+        budget: most nodes of a draft; None is 64, and with `fixed` what suits the device.
         min_prob: least probability of a node.
-        curve: file of a cost curve; None looks for the one that `draftstore tune` has stored.
+        curve: file of a cost curve; None takes the one that `draftstore tune` has stored, or a typical one.
         fixed: verify as many nodes as the budget lets, whatever they cost.
     """
 
@@ -83,12 +89,13 @@ def effort_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option(
             "--budget", type=click.IntRange(0, MAX_BUDGET),
-            help="Maximum number of nodes in a draft. [default: what is worth its cost, else by device]",
+            help=f"Maximum number of nodes in a draft. [default: {BUDGET}]",
         ),
         click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node."),
         click.option(
             "--curve", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-            help="What forward passes cost here. [default: what `draftstore tune` has stored for this model]",
+            help="What forward passes cost here. [default: what `draftstore tune` has stored for this model, else a "
+            "typical curve]",
         ),
         click.option(
             "--fixed-budget", "fixed", is_flag=True, help="Verify whole drafts, whatever they cost."
@@ -126,22 +133,21 @@ class Plan(NamedTuple):
 
 
 def choose_plan(effort: Effort, loaded: "LoadedModel") -> Plan:
-    """Return the planner of a model: by its cost curve if one was measured, else a fixed number of nodes.
+    """Return the planner of a model: by its cost curve, or where none was measured by a typical one of such devices.
 
     Raises:
         CurveError: the curve that was named cannot be read, or is that of another model or device.
     """
     from draftstore.hf.tuning import conditions_of, find_curve, load_curve
 
-    if not effort.fixed:
-        named = effort.curve
-        curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
-        if curve is not None:
-            budget = BUDGET if effort.budget is None else effort.budget
-            return Plan(
-                CostPlanner(curve, budget), f"at most {budget} nodes a pass, where they are worth their cost"
-            )
-    default = FIXED_BUDGETS.get(loaded.model.device.type, BUDGET)
-    budget = default if effort.budget is None else effort.budget
-    advice = "" if effort.fixed else ": `draftstore tune` finds out what is worth it"
-    return Plan(Fixed(budget), f"at most {budget} nodes a pass, whatever they cost{advice}")
+    device = loaded.model.device.type
+    if effort.fixed:
+        budget = FIXED_BUDGETS.get(device, BUDGET) if effort.budget is None else effort.budget
+        return Plan(Fixed(budget), f"at most {budget} nodes a pass, whatever they cost")
+    budget = BUDGET if effort.budget is None else effort.budget
+    named = effort.curve
+    curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
+    words = f"at most {budget} nodes a pass, where they are worth their cost"
+    if curve is None:
+        words += f" on a typical {device}: `draftstore tune` measures this one"
+    return Plan(CostPlanner(curve or TYPICAL.get(device, TYPICAL["cuda"]), budget), words)

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from draftstore.cli.answering import (
     Answer,
-    Pieces,
     Printer,
     Request,
     check_positions,
@@ -23,6 +22,7 @@ from draftstore.cli.generate import _encode
 from draftstore.decoding import Step
 from draftstore.errors import DraftstoreError
 from draftstore.hf import load_model
+from draftstore.incremental import Pieces
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.tree import DraftTree
 from tests.test_cli import Runner, run
@@ -198,35 +198,7 @@ def test_answers_end_where_the_model_says(model_folder: Path) -> None:
         check_positions(loaded, request._replace(prompt=np.zeros(0, np.int32)))
 
 
-# --- text as it grows ---
-
-TEXTS = ["plain words, and  spaces\n\nlines\t", "naïve 東京 😀👍🏽 é", "", "</s>end<s>", "\ufffd\ufffd?"]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_pieces_add_up_to_the_text(small_tokenizer: TextTokenizer, text: str) -> None:
-    prompt = small_tokenizer.encode("say 東 ", bos=True)
-    ids = small_tokenizer.encode(text, bos=False).tolist()
-    pieces = Pieces(small_tokenizer, prompt)
-    said = [pieces.push(token) for token in ids]
-    kept = [token for token in ids if token not in small_tokenizer.special_ids]
-    assert "".join(said) + pieces.finish() == small_tokenizer.decode(kept)
-    assert pieces.finish() == ""
-    if "\ufffd" not in text:
-        assert not any("\ufffd" in piece for piece in said), "no half characters"
-
-
-@pytest.mark.data
-def test_pieces_of_sentencepiece_keep_their_spaces(data: Path) -> None:
-    tokenizer = load_tokenizer(data / "tokenizers" / "llama2")
-    prompt, ids = (
-        tokenizer.encode("Hello there,", bos=True),
-        tokenizer.encode(" my friend 😀 of old", bos=False),
-    )
-    pieces = Pieces(tokenizer, prompt)
-    said = "".join(pieces.push(token) for token in ids.tolist()) + pieces.finish()
-    whole = tokenizer.decode(np.concatenate([prompt, ids]))
-    assert whole == tokenizer.decode(prompt) + said
+# --- how it is written ---
 
 
 def step(tokens: list[int], accepted: int) -> Step:

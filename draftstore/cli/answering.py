@@ -13,15 +13,12 @@ from rich.text import Text
 from draftstore.decoding import Planner, Step, Tally
 from draftstore.drafter import Drafter
 from draftstore.errors import DraftstoreError
-from draftstore.tokenizer import TextTokenizer
+from draftstore.incremental import Pieces
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
 ACCEPTED = "green"
-WINDOW = 8
-"""Tokens that a new one is decoded with: what it adds may depend on those before it."""
-BROKEN = "\ufffd"
 
 
 class Request(NamedTuple):
@@ -165,34 +162,6 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
         return None
     same = zip(left, right, strict=False)
     return next((i for i, (a, b) in enumerate(same) if a != b), min(len(left), len(right)))
-
-
-class Pieces:
-    """The text that tokens add to a prompt, in whole characters; special tokens add none."""
-
-    def __init__(self, tokenizer: TextTokenizer, prompt: NDArray[np.int32]) -> None:
-        """Begin behind a prompt, int32 [n]."""
-        self._tokenizer = tokenizer
-        self._window: list[int] = prompt[-WINDOW:].tolist()
-        self._shown = len(tokenizer.decode(self._window))
-
-    def push(self, token: int) -> str:
-        """Return what a token adds; nothing yet where it may end inside a character."""
-        if token in self._tokenizer.special_ids:
-            return ""
-        self._window.append(token)
-        text = self._tokenizer.decode(self._window)
-        return "" if text.endswith(BROKEN) else self._flush(text)
-
-    def finish(self) -> str:
-        """Return what was held back."""
-        return self._flush(self._tokenizer.decode(self._window))
-
-    def _flush(self, text: str) -> str:
-        piece = text[self._shown :]
-        self._window = self._window[-WINDOW:]
-        self._shown = len(self._tokenizer.decode(self._window))
-        return piece
 
 
 class Printer:

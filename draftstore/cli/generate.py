@@ -12,7 +12,6 @@ from rich.table import Table
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.cli.answering import (
     Answer,
-    Pieces,
     Printer,
     Request,
     answer,
@@ -23,6 +22,7 @@ from draftstore.cli.common import json_option, print_json, status, stderr_consol
 from draftstore.cli.sources import Effort, Plan, choose_plan, effort_options, source_options
 from draftstore.decoding import Step
 from draftstore.errors import DraftstoreError
+from draftstore.incremental import Pieces
 from draftstore.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from time import monotonic
 from typing import Any, Literal
 
 from draftstore.decoding import Step
-from services.worker.text import Pieces, Stops
+from draftstore.incremental import Pieces
+from services.worker.text import Stops
 from services.worker.work import Facts, Tokenizer, Work
 
 Reason = Literal["stop", "length"]

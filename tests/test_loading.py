@@ -12,7 +12,7 @@ import torch
 
 from draftstore.errors import ModelError, TokenizerError
 from draftstore.hf import load_model
-from draftstore.hf.loading import LoadedModel, text_tokenizer
+from draftstore.hf.loading import LoadedModel, model_name, text_tokenizer
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from tests.hf_models import tiny
 from tests.test_imports import BLOCK
@@ -91,6 +91,25 @@ def test_what_is_no_model_is_refused(tmp_path: Path, model_folder: Path) -> None
     ):
         with pytest.raises(ModelError, match=said):
             load_model(model_folder, **options)
+
+
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ModelError, match="no model at data/mode"):
+        load_model("data/mode")
+
+
+def test_a_model_is_called_the_same_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    names = {
+        model_name(each) for each in ("models/tiny", tmp_path / "models" / "tiny", "models/../models/tiny/")
+    }
+    assert names == {"tiny"}
+    assert model_name("org/tiny") == "org/tiny"
 
 
 def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -123,6 +123,9 @@ def generate(
         )
     with assembly:
         plan = choose_plan(effort, loaded)
+        if not no_compare:  # or what torch does at its first passes would be counted for the first of the two
+            with status("warming up"):
+                answer(loaded, request._replace(max_new_tokens=min(3, max_new_tokens)), drafter=None)
         drafted = _with_drafts(loaded, request, assembly, plan, effort, silent=as_json)
     plain = None
     if not no_compare:
@@ -246,9 +249,10 @@ def _show(report: dict[str, Any]) -> None:
     figures = report["with_drafts"]
     names = ", ".join(drafter["name"] for drafter in report["drafters"]) or "nothing"
     console.print(f"drafts of {names}; {report['effort']}")
-    console.print(
-        f"{figures['drafted']:,} nodes verified, {figures['accepted']:,} accepted" + _comparison(report)
-    )
+    verified = f"{figures['drafted']:,} nodes verified, {figures['accepted']:,} accepted"
+    if names != "nothing" and not figures["drafted"]:
+        verified = "no draft was worth its time"
+    console.print(verified + _comparison(report))
 
 
 def _comparison(report: dict[str, Any]) -> str:

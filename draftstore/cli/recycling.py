@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from draftstore.cli.build import TOKENIZER_HELP, report_build
 from draftstore.cli.common import STORE, json_option, status
 from draftstore.crest import CrestStore
+from draftstore.hf.loading import model_name
 from draftstore.manifest import Manifest, TokenizerIdentity
 from draftstore.rank_tree import MAX_PATHS, RankTree
 from draftstore.recycling import RecyclingDrafter
@@ -21,9 +22,7 @@ from draftstore.tokenizer import load_tokenizer
 
 
 @click.command()
-@click.option(
-    "--model-id", required=True, metavar="M", help="The model whose candidates they are, or will be."
-)
+@click.option("--model-id", required=True, metavar="M", help="The model, as `generate --model` names it.")
 @click.option("--tokenizer", metavar="T", help=TOKENIZER_HELP + " [default: that of --seed-from]")
 @click.option(
     "--seed-from",
@@ -56,11 +55,11 @@ def recycling(
 ) -> None:
     """Build a recycling store: a model's candidates, empty at first or seeded with the bigrams of a corpus.
 
-    Decoding with it fills it; it belongs to one model.
+    It belongs to one model. `generate --store` and `worker --store` begin with it, and fill a copy of their own.
 
     \b
     Example:
-      draftstore build recycling --model-id org/model --seed-from stores/chat --out stores/chat-recycling
+      draftstore build recycling --model-id ./model --seed-from stores/chat --out stores/chat-recycling
     """
     begin = time.perf_counter()
     if tokenizer is None and seed_from is None:
@@ -78,7 +77,13 @@ def recycling(
         vocab_size or ids, matrix=matrix, tree=RankTree() if nodes is None else RankTree().resized(nodes)
     )
     result = save_recycling(
-        drafter, out, target_model=model_id, tokenizer=identity, name=name, seed=seed, overwrite=overwrite
+        drafter,
+        out,
+        target_model=model_name(model_id),
+        tokenizer=identity,
+        name=name,
+        seed=seed,
+        overwrite=overwrite,
     )
     report_build(result, time.perf_counter() - begin, as_json)
 

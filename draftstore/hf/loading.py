@@ -90,7 +90,7 @@ def load_model(
         torch.nn.Module.to(model, where)
     with _low_noise(), _told(name_or_path, "tokenizer of "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **{"gguf_file": file} if file else {})
-    text = text_tokenizer(tokenizer, source if file is None else None, _called(name_or_path))
+    text = text_tokenizer(tokenizer, source if file is None else None, model_name(name_or_path))
     return LoadedModel(model.eval(), tokenizer, text)  # type: ignore[no-untyped-call]
 
 
@@ -147,13 +147,14 @@ def _source(name_or_path: str | Path) -> tuple[str, str | None]:
         if path.suffix == GGUF_SUFFIX:
             return str(path.parent), path.name
         raise ModelError(f"{path} is a file, but no {GGUF_SUFFIX} file: pass {_ACCEPTED}")
-    if name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    here = "/" in name and path.parent.is_dir()  # a mistyped path, rather than a name on the hub
+    if here or name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ModelError(f"no model at {name}: pass {_ACCEPTED}")
     return name, None
 
 
-def _called(name_or_path: str | Path) -> str:
-    """Return what to call a model."""
+def model_name(name_or_path: str | Path) -> str:
+    """Return what to call a model: the directory's name, the file's without its ending, or the hub name."""
     path = Path(name_or_path)
     if path.is_file():
         return path.stem

@@ -9,7 +9,7 @@ smollm    SmolLM2-135M-Instruct in float32 on 20 prompts of 64 tokens, for every
 Drafters are real ones (stores of the model's own texts, Token Recycling, the request, all of them), adversaries
 (random trees, always wrong, empty, ends inside, over budget), and a prophet that knows the answer and hides it behind
 decoys, so that accepted rows are never the first rows of a pass. Tables first; the last line of stdout is one JSON
-document, also written to OUT/identity.json. Exit status 1 if anything differs that is not excused.
+document, also written to OUT/identity_PARTS.json. Exit status 1 if anything differs that is not excused.
 
 Example:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.identity --work ~/bench
@@ -82,6 +82,13 @@ class Extent:
         default_factory=lambda: TextExtent(prompts=20, tokens=64, samples=1)
     )
 
+
+COUNTS = {
+    "stories": "prompts of stories260K",
+    "slow_stories": "of these with flex_attention, which is not compiled here and takes minutes for each drafter",
+    "smollm": "prompts of SmolLM2",
+}
+"""What of an extent can be asked for."""
 
 QUICK = Extent(
     stories=3, story_tokens=12, slow_stories=1, smollm=1, smollm_tokens=8,
@@ -323,6 +330,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add_arguments(parser)
     add_model_argument(parser)
     parser.add_argument("--parts", default=",".join(PARTS), help="any of %(default)s, joined by commas")
+    for name, what in COUNTS.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, help=f"{what} (default: {getattr(Extent(), name)})")
     args = parser.parse_args(arguments)
     if unknown := set(args.parts.split(",")) - set(PARTS):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
@@ -332,7 +342,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, print the tables, and finish with the JSON document."""
     args = parse_arguments(arguments)
-    extent = QUICK if args.quick else Extent()
+    asked = {name: getattr(args, name) for name in COUNTS if getattr(args, name) is not None}
+    extent = dataclasses.replace(QUICK if args.quick else Extent(), **asked)
     parts = args.parts.split(",")
     figures: dict[str, Any] = describe_machine(["torch", "transformers"]) | {
         "quick": args.quick,
@@ -347,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for part in (part for part in PARTS if part in figures):
         show(part, figures[part])
         wrong += unexcused(figures[part])
-    finish(args.out, "identity", figures | {"unexcused": wrong})
+    finish(args.out, f"identity_{'_'.join(parts)}", figures | {"unexcused": wrong})
     if wrong:
         sys.exit(1)
 

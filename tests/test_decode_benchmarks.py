@@ -257,6 +257,6 @@ def test_identity_of_the_small_model(
     places = ["--data", str(data), "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
     identity.main([*places, "--quick", "--parts", "stories"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found == json.loads((tmp_path / "identity.json").read_text())
+    assert found == json.loads((tmp_path / "identity_stories.json").read_text())
     assert found["unexcused"] == 0
     assert len(found["stories"]) == len(identity.DRAFTERS) * 2

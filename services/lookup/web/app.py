@@ -23,7 +23,7 @@ from starlette.routing import Route
 from draftstore import wire
 from services.lookup.web import openapi, page
 from services.lookup.web.drafting import DraftDesk
-from services.lookup.web.guards import Guard, ProblemError, problem_response
+from services.lookup.web.guards import Guard, ProblemError, bearer_token, problem_response
 from services.lookup.web.live import Live
 from services.lookup.web.messages import FiguresReply, HealthReply, ReadyReply, ReleaseEntry, ReleasesReply
 from services.lookup.web.upstream import RefusedError, ServiceAwayError, Upstream
@@ -128,8 +128,7 @@ class _Api:
         Raises:
             ProblemError: a token is missing, or unknown.
         """
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" and token.strip() else None
+        given = bearer_token(request)
         grant = self._site.gate.identify(given)
         if grant is None:
             found = "an unknown bearer token" if given else "no bearer token"

@@ -44,7 +44,15 @@ def problem_response(status: int, message: str, headers: Mapping[str, str] | Non
 
 
 class Guard:
-    """Middleware around everything: refuses foreign hosts, adds headers, turns what nobody expected into a 500."""
+    """Middleware around everything: refuses foreign hosts, adds headers, turns what nobody expected into a 500.
+
+    Attributes:
+        what: what is guarded, for people.
+        quiet: errors that are answered with nothing.
+    """
+
+    what = "service"
+    quiet: tuple[type[Exception], ...] = ()
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None = None) -> None:
         """Guard an application.
@@ -75,17 +83,23 @@ class Guard:
 
         host = Headers(scope=scope).get("host", "")
         if self._hosts is not None and not is_own_host(host, self._hosts):
-            message = f"this service does not go by the name {host!r}: use localhost or an address"
-            await problem_response(400, message)(scope, receive, send_guarded)
+            message = f"this {self.what} does not go by the name {host!r}: use localhost or an address"
+            await self.refusal(400, message)(scope, receive, send_guarded)
             return
         try:
             await self._app(scope, receive, send_guarded)
+        except self.quiet:
+            return
         except Exception:
             if started:
                 raise  # the server breaks the connection off, so that nobody takes a half for the whole
             LOG.exception("an HTTP request failed", extra={"path": scope["path"]})
-            message = "an error inside the service: its log says more"
-            await problem_response(500, message)(scope, receive, send_guarded)
+            message = f"an error inside the {self.what}: its log says more"
+            await self.refusal(500, message)(scope, receive, send_guarded)
+
+    def refusal(self, status: int, message: str) -> Response:
+        """Return an error in the form that the guarded application has for them."""
+        return problem_response(status, message)
 
 
 def is_own_host(host: str, names: Collection[str]) -> bool:
@@ -101,30 +115,44 @@ def is_own_host(host: str, names: Collection[str]) -> bool:
     return True
 
 
-async def read_body(request: Request) -> bytes:
+def bearer_token(request: Request) -> str | None:
+    """Return the bearer token of a request; None if there is none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+async def read_body(
+    request: Request,
+    most: int = MAX_BODY,
+    seconds: float | None = None,
+    advice: str = "send the last tokens of a text, they decide alone",
+) -> bytes:
     """Return the body of a request that holds JSON.
+
+    Args:
+        request: whose body it is.
+        most: bytes.
+        seconds: that it may take to arrive; by default `BODY_SECONDS`.
+        advice: what to do about a body that is too long.
 
     Raises:
         ProblemError: another type, too long, or too slow.
     """
+    seconds = BODY_SECONDS if seconds is None else seconds
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ProblemError(415, f"a body of type {kind or 'unknown'!r}, expected application/json")
+    long = ProblemError(413, f"a body of more than {most:,} bytes: {advice}", {"Connection": "close"})
     length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > MAX_BODY:
-        raise _too_long()
+    if length.isdigit() and int(length) > most:
+        raise long
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             async for piece in request.stream():
                 body += piece
-                if len(body) > MAX_BODY:
-                    raise _too_long()
+                if len(body) > most:
+                    raise long
     except TimeoutError:
-        raise ProblemError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        raise ProblemError(408, f"the body did not arrive within {seconds:g} s") from None
     return bytes(body)
-
-
-def _too_long() -> ProblemError:
-    message = f"a body of more than {MAX_BODY:,} bytes: send the last tokens of a text, they decide alone"
-    return ProblemError(413, message, {"Connection": "close"})

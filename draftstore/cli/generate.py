@@ -19,7 +19,17 @@ from draftstore.cli.answering import (
     first_difference,
 )
 from draftstore.cli.common import json_option, print_json, status, stderr_console, stdout_console
-from draftstore.cli.sources import Effort, Plan, choose_plan, effort_options, source_options
+from draftstore.cli.sources import (
+    Effort,
+    Plan,
+    attention_option,
+    choose_plan,
+    device_option,
+    dtype_option,
+    effort_options,
+    model_option,
+    source_options,
+)
 from draftstore.decoding import Step
 from draftstore.errors import DraftstoreError
 from draftstore.incremental import Pieces
@@ -28,13 +38,9 @@ from draftstore.tokenizer import TextTokenizer
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
-DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
-
 
 @click.command()
-@click.option(
-    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
-)
+@model_option
 @click.option("--prompt", help="What to answer. [default: read from stdin]")
 @click.option(
     "--prompt-file",
@@ -71,9 +77,9 @@ DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
     help="Draw from the most likely tokens of this mass.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the draws. [default: a new one]")
-@click.option("--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]")
-@click.option("--dtype", type=click.Choice(DTYPES), help="[default: auto; on CPUs float32]")
-@click.option("--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]")
+@device_option
+@dtype_option
+@attention_option
 @source_options
 @effort_options
 @click.option("--no-compare", is_flag=True, help="Do not decode once more without drafts.")

@@ -1,4 +1,4 @@
-"""The options that say what to draft from and how much: of `draftstore generate`, and of the worker."""
+"""The options of commands that decode: the model, what to draft from, and how much."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,6 +13,7 @@ from draftstore.cli.common import STORE
 from draftstore.decoding import Fixed, Planner
 from draftstore.entries import BACKENDS
 from draftstore.frontier import MAX_BUDGET
+from draftstore.hf.loading import DTYPES
 from draftstore.rest import BUDGET, STRATEGIES
 
 if TYPE_CHECKING:
@@ -27,6 +28,17 @@ TYPICAL = {
 """Curves where none was measured, in plain passes: of a small model on two cores, and of an 8B model on a large GPU by
 its bandwidth and arithmetic. They keep drafts that do not pay from being verified."""
 TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
+
+model_option = click.option(
+    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
+)
+device_option = click.option(
+    "--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]"
+)
+dtype_option = click.option("--dtype", type=click.Choice(DTYPES), help="[default: auto; on CPUs float32]")
+attention_option = click.option(
+    "--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]"
+)
 
 
 class Effort(NamedTuple):

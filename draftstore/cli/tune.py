@@ -8,17 +8,15 @@ import click
 from rich.table import Table
 
 from draftstore.cli.common import count_progress, json_option, print_json, printable, status, stdout_console
-from draftstore.cli.generate import DTYPES
+from draftstore.cli.sources import attention_option, device_option, dtype_option, model_option
 from draftstore.errors import needs_extra
 
 
 @click.command()
-@click.option(
-    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
-)
-@click.option("--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]")
-@click.option("--dtype", type=click.Choice(DTYPES), help="[default: auto; on CPUs float32]")
-@click.option("--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]")
+@model_option
+@device_option
+@dtype_option
+@attention_option
 @click.option(
     "--cache",
     type=click.Choice(["dynamic", "static"]),

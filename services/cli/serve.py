@@ -10,8 +10,8 @@ from draftstore.addresses import default_socket
 from draftstore.cli.common import json_option, print_json, printable
 from draftstore.entries import BACKENDS
 from draftstore.errors import LookupServiceError, MissingExtraError
+from services.cli.options import anonymous_option, log_options
 from services.lookup.limits import Limits
-from services.lookup.logs import FORMATS, LEVELS
 from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LOOPBACK, Endpoint, Settings
 from services.lookup.stores.targets import parse_store
 
@@ -65,11 +65,7 @@ NOWHERE = "none"
     metavar="FILE",
     help="Ask for bearer tokens, see `draftstore tokens`.",
 )
-@click.option(
-    "--anonymous",
-    is_flag=True,
-    help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
-)
+@anonymous_option
 @click.option(
     "--wait",
     is_flag=True,
@@ -96,8 +92,7 @@ NOWHERE = "none"
     show_default=True,
     help="Time without a sign of life after which a worker is replaced.",
 )
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@log_options
 @json_option
 def serve(
     releases: tuple[str, ...], stores: tuple[str, ...], backend: str | None, path: Path | None, socket_mode: str,

@@ -9,23 +9,28 @@ import click
 from draftstore.assembly import Sources
 from draftstore.cli.common import json_option, print_json, printable
 from draftstore.cli.crest import ByteSize
-from draftstore.cli.sources import Effort, effort_options, source_options
+from draftstore.cli.sources import (
+    Effort,
+    attention_option,
+    device_option,
+    effort_options,
+    model_option,
+    source_options,
+)
 from draftstore.errors import MissingExtraError
-from services.lookup.logs import FORMATS, LEVELS
+from services.cli.options import anonymous_option, log_options
 from services.lookup.settings import LOOPBACK, Endpoint
 from services.worker.settings import PORT, Settings
 
 
 @click.command()
-@click.option(
-    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
-)
+@model_option
 @click.option(
     "--name", help="What clients call the model. [default: the directory's, the file's or hub name]"
 )
-@click.option("--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]")
+@device_option
 @click.option("--dtype", metavar="T", help="auto, float32, bfloat16, ... [default: auto; on CPUs float32]")
-@click.option("--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]")
+@attention_option
 @source_options
 @effort_options
 @click.option("--host", default=LOOPBACK, show_default=True, help="Where to listen.")
@@ -54,11 +59,7 @@ from services.worker.settings import PORT, Settings
     metavar="FILE",
     help="Ask for bearer tokens, see `draftstore tokens`; one allows the model whose name it has as a release.",
 )
-@click.option(
-    "--anonymous",
-    is_flag=True,
-    help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
-)
+@anonymous_option
 @click.option(
     "--grace-seconds",
     type=click.FloatRange(min=0),
@@ -79,8 +80,7 @@ from services.worker.settings import PORT, Settings
     show_default=True,
     help="Most bytes of the log; its older half lies in FILE with .1 before the ending, and goes first.",
 )
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@log_options
 @json_option
 def worker(
     model: str,

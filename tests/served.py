@@ -157,22 +157,31 @@ def served(*arguments: object, folder: Path | None = None, **environment: str) -
         process = launch(*arguments, folder=where, **environment)
         service = Service(process, where)
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, f"exit status {process.wait(SECONDS)}: {service.log}"
-            service.started = json.loads(line)
-            yield service
-        except BaseException:
-            sys.stderr.write(service.log)  # pytest shows it with the failure
-            raise
+            with started(service):
+                yield service
         finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait(SECONDS)
-            assert process.stdout is not None
-            process.stdout.close()
             if service.started:
                 end_all(service.pids)
+
+
+@contextmanager
+def started(service: Service) -> Iterator[None]:
+    """Wait until a process tells that it is ready, and see to it that it ends."""
+    process = service.process
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, f"exit status {process.wait(SECONDS)}: {service.log}"
+        service.started = json.loads(line)
+        yield
+    except BaseException:
+        sys.stderr.write(service.log)  # pytest shows it with the failure
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
 
 
 def end_all(pids: list[int]) -> None:

@@ -267,30 +267,25 @@ def test_drafts_end_with_the_text_and_with_the_positions() -> None:
     assert drafter.moved > 0
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 20,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+}
+
+
 def test_the_depth_of_drafts() -> None:
     limit = depth_limit(tiny(max_position_embeddings=100))
     assert [limit(position) for position in (0, 90, 98, 99, 100, 500)] == [99, 9, 1, 0, 0, 0]
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10_000.0,
-        "original_max_position_embeddings": 20,
-        "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4,
-    }
-    limit = depth_limit(build(max_position_embeddings=100, rope_parameters=rope))
+    limit = depth_limit(build(max_position_embeddings=100, rope_parameters=LONGROPE))
     assert [limit(position) for position in (0, 18, 19, 20, 99)] == [19, 1, 0, 79, 0]
 
 
 def test_a_rotation_that_changes_on_the_way() -> None:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10_000.0,
-        "original_max_position_embeddings": 20,
-        "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4,
-    }
-    for kind in (rope, {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}):
-        size = 100 if kind is rope else 20
+    for kind in (LONGROPE, {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}):
+        size = 100 if kind is LONGROPE else 20
         model = build(vocab_size=VOCAB, max_position_embeddings=size, rope_parameters=kind)
         expected = plain(model)
         drafter = prophet(expected)

@@ -38,7 +38,7 @@ from services.worker.response_log import ResponseLog
 from services.worker.settings import Settings
 from services.worker.work import Facts, Work
 from tests.lookups import SECONDS, until
-from tests.served import Samples, Service, read_samples
+from tests.served import Samples, Service, read_samples, started
 from tests.sites import Loop
 
 MODEL = "small"
@@ -216,21 +216,8 @@ def served_worker(*arguments: object, folder: Path, module: str = "draftstore") 
         module: that is run instead, with the same output: `tests.workers` has no model.
     """
     service = Service(launch_worker(*arguments, folder=folder, module=module), folder)
-    try:
-        assert service.process.stdout is not None
-        line = service.process.stdout.readline()
-        assert line, f"exit status {service.process.wait(SECONDS)}: {service.log}"
-        service.started = json.loads(line)
+    with started(service):
         yield service
-    except BaseException:
-        sys.stderr.write(service.log)  # pytest shows it with the failure
-        raise
-    finally:
-        if service.process.poll() is None:
-            service.process.kill()
-        service.process.wait(SECONDS)
-        assert service.process.stdout is not None
-        service.process.stdout.close()
 
 
 def launch_worker(*arguments: object, folder: Path, module: str = "draftstore") -> "subprocess.Popen[str]":

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.batch import Draft, DraftBatch
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.frontier import MAX_BUDGET
+from draftstore.projection import Projection
 from draftstore.tree import LOWEST_LEVEL, DraftTree, highest_level
 
 
@@ -27,6 +28,9 @@ class Session(Protocol):
     Attributes:
         needs_candidates: whether `observe` wants the target model's candidates, which cost a top-8 of every row.
         needs_hidden: whether `observe` wants hidden states.
+
+    A session, or a drafter, may have a `projection`, see `projection_of`: then its hidden states are projected ones,
+    float32 [dims], for which the device that computed them copies less.
     """
 
     needs_candidates: bool
@@ -51,7 +55,8 @@ class Session(Protocol):
                 one where several drafters' trees were merged (`draftstore.mixture`). It need not hold a single node
                 of this session's own draft, but all accepted ids but the last are on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
-            hidden: float32 [d], the hidden state that predicted the last accepted id.
+            hidden: float32 [d], the hidden state that predicted the last accepted id, projected if the session has a
+                projection.
         """
 
 
@@ -69,7 +74,7 @@ class Drafter(Protocol):
 
         Args:
             prompt_ids: int32 [any], the whole text so far: the prompt, and the token that the prefill yielded.
-            hidden: float32 [d], the hidden state that predicted the last id.
+            hidden: float32 [d], the hidden state that predicted the last id, projected if the drafter has a projection.
             candidates: int32 [1, 8], the target model's top 8 where it predicted the last id.
         """
 
@@ -101,6 +106,42 @@ class StoreDrafter(ContextDrafter, Protocol):
 
     def warm_up(self) -> None:
         """Have everything compiled or loaded before the first draft is waited for."""
+
+
+class DenseDrafter(Protocol):
+    """A drafter that needs the last token of a text and a projected hidden state.
+
+    Attributes:
+        projection: from hidden states to its queries.
+    """
+
+    context_size: int
+    vocab_size: int
+    projection: Projection
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        *,
+        queries: NDArray[np.float32] | None = None,
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`.
+
+        Args:
+            contexts: as there; the last token of each was just sampled.
+            budget: likewise.
+            min_prob: likewise.
+            queries: float32 [batch, dims], the projected states that predicted these tokens, of any length; for a row
+                that holds NaN, and for all without queries, nothing is drafted.
+        """
+
+
+def projection_of(drafter: object) -> Projection | None:
+    """Return what hidden states must be projected with before a drafter or a session gets them; None: as they are."""
+    projection: Projection | None = getattr(drafter, "projection", None)
+    return projection
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
@@ -183,6 +224,61 @@ class ContextSession:
         new = ids[-len(row) :]
         row[: len(row) - len(new)] = row[len(new) :].copy()
         row[len(row) - len(new) :] = new
+
+
+class DenseSession(ContextSession):
+    """A session over a dense store: the last token, and the projected state that predicted it."""
+
+    needs_hidden = True
+
+    def __init__(
+        self, drafter: DenseDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
+    ) -> None:
+        """Start from a prompt.
+
+        Args:
+            drafter: the store's.
+            prompt_ids: see `Drafter.session`.
+            hidden: float32 [dims], projected.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+            DraftstoreError: a hidden state of another size.
+        """
+        self.projection = drafter.projection
+        self.query = np.full((1, self.projection.dims), np.nan, np.float32)
+        """float32 [1, dims], NaN where no state is known."""
+        self._dense = drafter
+        super().__init__(drafter, prompt_ids)
+        self._ask(hidden)
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        """Return a draft for the text so far; see `Session`."""
+        return self._dense.draft(self.context, budget, min_prob, queries=self.query)[0].tree
+
+    def observe(
+        self, accepted_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_feedback: Any
+    ) -> None:
+        """Append ids to the text, and look from the state that predicted the last of them.
+
+        Raises:
+            TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
+            DraftstoreError: a hidden state of another size.
+        """
+        super().observe(accepted_ids)
+        self._ask(hidden)
+
+    def _ask(self, hidden: NDArray[np.float32] | None) -> None:
+        """Take a state as the next query.
+
+        Raises:
+            DraftstoreError: it is of another size.
+        """
+        if hidden is not None and hidden.shape != self.query.shape[1:]:
+            raise DraftstoreError(
+                f"a projected state of shape {hidden.shape}, expected {self.query.shape[1:]}"
+            )
+        self.query[0] = np.nan if hidden is None else hidden
 
 
 def propose_batch(

@@ -74,12 +74,14 @@ class Text:
     Attributes:
         name: `own`, `apart` or `copy`.
         prompts: int32 [any] each.
+        corpus: files that the stores are built from.
         rest: the store of token sequences.
         crest: the store of precomputed trees, made from it.
     """
 
     name: str
     prompts: list[NDArray[np.int32]]
+    corpus: tuple[Path, ...]
     rest: RestStore
     crest: CrestStore
 
@@ -96,18 +98,20 @@ class Text:
 
 def make_text(space: Workspace, loaded: LoadedModel, name: str, extent: Extent) -> Text:
     """Return a text by its name; stores are built once."""
+    corpus: tuple[Path, ...]
     if name == "own":
         questions = _questions(space)[: extent.prompts]
-        corpus = _own_answers(space, loaded, questions, extent)
-        rest, crest = _stores(space, loaded, corpus.stem, (corpus,), extent.ngrams)
-        return Text(name, [chat_prompt(loaded, question) for question in questions], rest, crest)
-    rest, crest = _stores(space, loaded, extent.chat.name, space.inputs(extent.chat), extent.ngrams)
+        corpus = (_own_answers(space, loaded, questions, extent),)
+        rest, crest = _stores(space, loaded, corpus[0].stem, corpus, extent.ngrams)
+        return Text(name, [chat_prompt(loaded, question) for question in questions], corpus, rest, crest)
+    corpus = space.inputs(extent.chat)
+    rest, crest = _stores(space, loaded, extent.chat.name, corpus, extent.ngrams)
     if name == "apart":
         questions = _questions(space)[-extent.prompts :]
-        return Text(name, [chat_prompt(loaded, question) for question in questions], rest, crest)
+        return Text(name, [chat_prompt(loaded, question) for question in questions], corpus, rest, crest)
     fitting = (chat_prompt(loaded, text) for text in _copying(space))
     prompts = [prompt for prompt in fitting if len(prompt) <= extent.longest]
-    return Text(name, _evenly(prompts, extent.prompts), rest, crest)
+    return Text(name, _evenly(prompts, extent.prompts), corpus, rest, crest)
 
 
 def chat_prompt(loaded: LoadedModel, question: str) -> NDArray[np.int32]:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Static
 from benchmarks.decode_runs import Outcome, Series, Way, take_turns
 from draftstore.acceptance import Acceptance
 from draftstore.decoding import Fixed, Target, Verdict, decode
-from draftstore.drafter import Drafter
+from draftstore.drafter import Drafter, projection_of
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.running import NoDrafts, vocab_size
@@ -150,7 +150,9 @@ def write_one(model: Any, way: Way, drafter: Drafter | None, recording: Recordin
     recorded = RecordedTarget(recording.output)
     start = np.concatenate([recording.prompt, recording.output[:1]])
     session = NoDrafts() if drafter is None else drafter.session(start)
-    target.ask(candidates=session.needs_candidates, hidden=session.needs_hidden)
+    target.ask(
+        candidates=session.needs_candidates, hidden=session.needs_hidden, projection=projection_of(session)
+    )
     planner = way.planner or Fixed()
     for step in decode(ForcedTarget(target, recorded), session, planner=planner, ends=recorded.ends):
         outcome.take(step)

@@ -6,10 +6,10 @@ stories   stories260K in float64 on 100 prompts, for every drafter, attention an
 smollm    SmolLM2-135M-Instruct in float32 on 20 prompts of 64 tokens, for every drafter. A difference is excused only
           where the two largest logits lie within 1e-4; each is listed with that margin.
 
-Drafters are real ones (stores of the model's own texts, Token Recycling, the request, all of them), adversaries
-(random trees, always wrong, empty, ends inside, over budget), and a prophet that knows the answer and hides it behind
-decoys, so that accepted rows are never the first rows of a pass. Tables first; the last line of stdout is one JSON
-document, also written to OUT/identity_PARTS.json. Exit status 1 if anything differs that is not excused.
+Drafters are real ones (stores of the model's own texts and hidden states, Token Recycling, the request, all of them),
+adversaries (random trees, always wrong, empty, ends inside, over budget), and a prophet that knows the answer and hides
+it behind decoys, so that accepted rows are never the first rows of a pass. Tables first; the last line of stdout is one
+JSON document, also written to OUT/identity_PARTS.json. Exit status 1 if anything differs that is not excused.
 
 Example:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.identity --work ~/bench
@@ -41,8 +41,11 @@ from draftstore.crest import CrestStore
 from draftstore.crest_build import CrestOptions, build_crest
 from draftstore.decoding import Step, Tally
 from draftstore.drafter import Drafter
+from draftstore.dresd import DresdStore
+from draftstore.dresd_build import DresdOptions, build_dresd
 from draftstore.hf import generate
 from draftstore.hf.loading import LoadedModel, load_model
+from draftstore.hf.states import ModelStates
 from draftstore.mixture import Mixture
 from draftstore.recycling import RecyclingDrafter
 from draftstore.request import RequestDrafter
@@ -54,7 +57,7 @@ PARTS = ("stories", "smollm")
 ATTENTIONS = ("sdpa", "eager", "flex_attention")
 CACHES = ("dynamic", "static")
 DRAFTERS = (
-    "none", "rest", "crest", "request", "recycling", "all",
+    "none", "rest", "crest", "dresd", "request", "recycling", "all",
     "random", "wrong", "empty", "ends inside", "over budget", "prophet",
 )  # fmt: skip
 ERROR_RATE = 0.2
@@ -106,6 +109,7 @@ class Case:
         eos: id that ends a text.
         rest: a store of its texts.
         crest: trees made from it.
+        dresd: a store of its hidden states over the same texts.
         tokens: most tokens of an output.
     """
 
@@ -114,6 +118,7 @@ class Case:
     eos: int
     rest: RestStore
     crest: CrestStore
+    dresd: DresdStore
     tokens: int
 
     def drafter(self, name: str, texts: Sequence[Sequence[int]]) -> Drafter | None:
@@ -123,10 +128,17 @@ class Case:
             "none": lambda: None,
             "rest": self.rest.drafter,
             "crest": self.crest.drafter,
+            "dresd": self.dresd.drafter,
             "request": lambda: RequestDrafter(size),
             "recycling": lambda: RecyclingDrafter(size),
             "all": lambda: Mixture(
-                [RequestDrafter(size), self.rest.drafter(), self.crest.drafter(), RecyclingDrafter(size)]
+                [
+                    RequestDrafter(size),
+                    self.rest.drafter(),
+                    self.crest.drafter(),
+                    self.dresd.drafter(),
+                    RecyclingDrafter(size),
+                ]
             ),
             "random": lambda: RandomTrees(size),
             "wrong": lambda: AlwaysWrong(size, texts),
@@ -224,14 +236,14 @@ def run_stories(space: Workspace, extent: Extent, bars: Progress) -> list[dict[s
     """Compare the small model in float64, for every attention and cache."""
     folder = space.data / "models" / "stories260K"
     loaded = load_model(folder, dtype="float64", device="cpu")
-    prompts, rest, crest = _stories(space, loaded, extent.stories)
+    prompts, rest, crest, dresd = _stories(space, loaded, extent.stories)
     total = len(DRAFTERS) * len(CACHES) * (2 * len(prompts) + min(extent.slow_stories, len(prompts)))
     task = bars.add_task("stories260K, float64", total=total, detail="")
     rows = []
     for attention in ATTENTIONS:
         flexible = attention == "flex_attention"
         model = load_model(folder, dtype="float64", device="cpu", attention=attention).model
-        case = Case(model, loaded.vocab_size, 2, rest, crest, extent.story_tokens)
+        case = Case(model, loaded.vocab_size, 2, rest, crest, dresd, extent.story_tokens)
         for cache in CACHES:
             bars.update(task, detail=f"{attention}, {cache} cache")
             # Plain generate fails with flex_attention and a static cache.
@@ -253,7 +265,8 @@ def run_smollm(space: Workspace, extent: Extent, bars: Progress, model: Path | N
     loaded = load_model(smollm(space, model), dtype="float32", device="cpu")
     text = make_text(space, loaded, "own", extent.texts)
     prompts = text.prompts[: extent.smollm]
-    case = Case(loaded.model, loaded.vocab_size, 2, text.rest, text.crest, extent.smollm_tokens)
+    dresd = _dense(loaded, text.corpus, text.rest.path.with_name(f"{text.rest.path.name}-dresd"))
+    case = Case(loaded.model, loaded.vocab_size, 2, text.rest, text.crest, dresd, extent.smollm_tokens)
     task = bars.add_task("SmolLM2-135M, float32", total=len(DRAFTERS) * len(prompts), detail="")
     rows = compare_all(
         case, prompts, plain_cache="dynamic", cache="dynamic", on_row=lambda count: bars.advance(task, count)
@@ -263,7 +276,7 @@ def run_smollm(space: Workspace, extent: Extent, bars: Progress, model: Path | N
 
 def _stories(
     space: Workspace, loaded: LoadedModel, count: int
-) -> tuple[list[NDArray[np.int32]], RestStore, CrestStore]:
+) -> tuple[list[NDArray[np.int32]], RestStore, CrestStore, DresdStore]:
     """Return prompts of 4 to 40 tokens that the small model has made itself, and stores of other stories of its own."""
     torch.manual_seed(SEED)
     model: Any = loaded.model
@@ -288,7 +301,15 @@ def _stories(
     rest, crest = space.work / "stores" / f"stories-{count}", space.work / "stores" / f"stories-{count}-crest"
     build_rest(RestOptions(corpus=(corpus,), name="stories"), loaded.text, rest, overwrite=True, workers=1)
     build_crest(CrestOptions(name="stories-crest", ngrams=5_000), rest, crest, overwrite=True)
-    return prompts, RestStore.open(rest), CrestStore.open(crest)
+    dresd = _dense(loaded, (corpus,), rest.with_name(f"{rest.name}-dresd"))
+    return prompts, RestStore.open(rest), CrestStore.open(crest), dresd
+
+
+def _dense(loaded: LoadedModel, corpus: tuple[Path, ...], path: Path) -> DresdStore:
+    """Build a store of the model's hidden states over some texts."""
+    source = ModelStates(loaded)
+    build_dresd(DresdOptions(corpus=corpus, name=path.name), loaded.text, source, path, overwrite=True)
+    return DresdStore.open(path, target_model=loaded.name, hidden_size=loaded.hidden_size)
 
 
 def _line(text: str) -> str:

@@ -6,11 +6,11 @@ benchmarks.crest.
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import psycopg
 from numpy.typing import NDArray
 
 from benchmarks.common import SEED, STRATEGY_NAMES
-from benchmarks.measure import percentiles, time_calls, undisturbed
+from benchmarks.measure import percentiles, time_calls, time_in_turn, undisturbed
 from benchmarks.queryprobe import map_pages
 from draftstore.crest import CrestStore
 from draftstore.entries import BACKENDS, LMDB, POSTGRES, context_bytes, key_dtype
@@ -91,7 +91,7 @@ def measure_lookups(rest: str, crest: str, contexts: str) -> dict[str, Any]:
     for each in calls.values():
         time_calls(each[:warm])
     with undisturbed():
-        times = _in_turn({name: each[warm:] for name, each in calls.items()})
+        times = time_in_turn({name: each[warm:] for name, each in calls.items()}, np.random.default_rng(SEED))
         alone = {name: time_calls(each[warm:]) for name, each in calls.items()}
     return {
         "contexts": len(asked) - warm,
@@ -131,20 +131,6 @@ def _keys(contexts: NDArray[np.int32], max_n: int, vocab_size: int) -> list[list
     dtype = key_dtype(vocab_size)
     encoded = context_bytes(np.ascontiguousarray(contexts[:, -max_n:]), dtype)
     return [[row[max_n - n :].tobytes() for n in range(max_n, 0, -1)] for row in encoded]
-
-
-def _in_turn(calls: Mapping[str, Sequence[Callable[[], object]]]) -> dict[str, list[float]]:
-    """Time one call of each for every context, in a random order; durations in microseconds."""
-    rng = np.random.default_rng(SEED)
-    names = list(calls)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for place in range(len(calls[names[0]])):
-        for which in rng.permutation(len(names)).tolist():
-            call = calls[names[which]][place]
-            begin = perf_counter_ns()
-            call()
-            times[names[which]].append((perf_counter_ns() - begin) / 1000)
-    return times
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
@@ -46,6 +46,21 @@ def time_calls(calls: Sequence[Callable[[], object]]) -> list[float]:
         begin = perf_counter_ns()
         call()
         times.append((perf_counter_ns() - begin) / 1000)
+    return times
+
+
+def time_in_turn(
+    calls: Mapping[str, Sequence[Callable[[], object]]], rng: np.random.Generator
+) -> dict[str, list[float]]:
+    """Time one call of each for every place, in a random order; durations in microseconds."""
+    names = list(calls)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for place in range(len(calls[names[0]])):
+        for which in rng.permutation(len(names)).tolist():
+            call = calls[names[which]][place]
+            begin = perf_counter_ns()
+            call()
+            times[names[which]].append((perf_counter_ns() - begin) / 1000)
     return times
 
 

@@ -9,7 +9,7 @@ compiled.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +17,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.batch import Draft
 from draftstore.client import RemoteStore
-from draftstore.drafter import ContextSession, Drafter, Session, StoreDrafter
+from draftstore.drafter import Drafter, Session, projection_of
+from draftstore.dresd import KIND as DENSE
+from draftstore.dresd import DresdStore
 from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.fitting import fitted
 from draftstore.manifest import TokenizerIdentity, load_manifest
 from draftstore.mixture import Mixture
+from draftstore.projection import Projection
 from draftstore.recycling import RecyclingDrafter
 from draftstore.recycling_store import RecyclingStore
 from draftstore.request import RequestDrafter
-from draftstore.rest import DEFAULT_STRATEGY
-from draftstore.stores import open_store
+from draftstore.stores import Store, open_store
 from draftstore.tree import DraftTree
 
 RECYCLING = "recycling"
@@ -40,7 +42,7 @@ class Sources:
 
     Attributes:
         stores: directories of stores. One of kind `recycling` is where recycling starts.
-        strategy: of stores and of the lookup service; None takes the default of each.
+        strategy: of those stores, and of the release, that know it; the others draft as they do by default.
         backend: where the entries of CREST stores are read; None takes the first that each was built for.
         lookup: address of a lookup service; None is that of this user on this machine, if a release is named.
         release: name of a release or store that the lookup service serves.
@@ -63,14 +65,16 @@ class Part(NamedTuple):
     """One of the drafters of an assembly.
 
     Attributes:
-        kind: `rest`, `crest`, `lookup`, `request` or `recycling`.
+        kind: `rest`, `crest`, `dresd`, `lookup`, `request` or `recycling`.
         name: for people.
         drafter: alone.
+        strategy: the one that was asked for, if it follows that.
     """
 
     kind: str
     name: str
     drafter: Drafter
+    strategy: str | None = None
 
 
 class Assembly:
@@ -86,6 +90,11 @@ class Assembly:
         self.parts = tuple(parts)
         self.drafter = _one_drafter([part.drafter for part in parts])
         self._opened = opened
+
+    @property
+    def projection(self) -> Projection | None:
+        """What hidden states are to be projected with, see `draftstore.drafter.projection_of`."""
+        return projection_of(self.drafter)
 
     def session(
         self,
@@ -115,7 +124,12 @@ class Assembly:
 
 
 def assemble(
-    sources: Sources, *, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None = None
+    sources: Sources,
+    *,
+    vocab_size: int,
+    tokenizer: TokenizerIdentity,
+    model: str | None = None,
+    hidden_size: int | None = None,
 ) -> Assembly:
     """Open everything that is to be drafted from.
 
@@ -123,71 +137,103 @@ def assemble(
         sources: what the user named.
         vocab_size: ids that the model knows.
         tokenizer: of the model.
-        model: its name; recycled candidates of another one are refused. None takes any.
+        model: its name; recycled candidates and hidden states of another one are refused. None takes any.
+        hidden_size: numbers of its hidden states; dense stores of others are refused. None takes any.
 
     Raises:
-        StoreError: a store cannot be opened, or holds another model's candidates.
+        StoreError: a store cannot be opened, or holds another model's candidates or hidden states.
         TokenizerError: a store was built with another tokenizer.
         LookupServiceError: the service is away, or refuses the release.
         DraftstoreError: settings that make no sense together.
     """
     with ExitStack() as opened:
-        parts = list(_parts(sources, vocab_size, tokenizer, model, opened))
+        parts = list(_parts(sources, _Model(vocab_size, tokenizer, model, hidden_size), opened))
+        _check_strategy(sources, parts)
         assembly = Assembly(parts, opened.pop_all())
     _warm_up(assembly)
     return assembly
 
 
-def _parts(
-    sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None, opened: ExitStack
-) -> Iterator[Part]:
+class _Model(NamedTuple):
+    """What must fit, see `assemble`."""
+
+    vocab_size: int
+    tokenizer: TokenizerIdentity
+    name: str | None
+    hidden_size: int | None
+
+
+def _parts(sources: Sources, model: _Model, opened: ExitStack) -> Iterator[Part]:
     """Yield the drafters, those that others should yield to first."""
     if sources.request:
-        yield Part(REQUEST, "the request itself", RequestDrafter(vocab_size))
+        yield Part(REQUEST, "the request itself", RequestDrafter(model.vocab_size))
     recycled = False
     for path in sources.stores:
-        if load_manifest(path).kind == RECYCLING:
+        kind = load_manifest(path).kind
+        if kind == RECYCLING:
             recycled = True
-            yield _recycled(path, vocab_size, tokenizer, model)
+            yield _recycled(path, model)
         else:
-            yield _stored(path, sources, vocab_size, tokenizer, opened)
+            yield _stored(path, kind, sources, model, opened)
     if sources.lookup is not None or sources.release is not None:
-        yield _looked_up(sources, vocab_size, tokenizer, opened)
+        yield _looked_up(sources, model, opened)
     if sources.recycling and not recycled:
-        yield Part(RECYCLING, "the model's candidates", RecyclingDrafter(vocab_size))
+        yield Part(RECYCLING, "the model's candidates", RecyclingDrafter(model.vocab_size))
 
 
-def _stored(
-    path: Path, sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, opened: ExitStack
-) -> Part:
-    """Open a store of text.
+def _stored(path: Path, kind: str, sources: Sources, model: _Model, opened: ExitStack) -> Part:
+    """Open a store of text, or of hidden states of this model.
 
     Raises:
-        StoreError: it cannot be opened.
+        StoreError: it cannot be opened, or is of another model.
         TokenizerError: it was built with another tokenizer.
     """
-    manifest = load_manifest(path)
-    backend = sources.backend if manifest.kind == "crest" else None
-    store = open_store(path, backend)
+    store: Store
+    if kind == DENSE:
+        store = DresdStore.open(
+            path, target_model=model.name, tokenizer=model.tokenizer, hidden_size=model.hidden_size
+        )
+    else:
+        store = open_store(path, sources.backend if kind == "crest" else None)
     opened.callback(store.close)
-    manifest.require_tokenizer(tokenizer, path)
-    drafter = store.drafter(sources.strategy or DEFAULT_STRATEGY)
-    fitting: Drafter = drafter if manifest.vocab_size == vocab_size else _Fitted(drafter, vocab_size)
-    return Part(manifest.kind, manifest.name, fitting)
+    store.manifest.require_tokenizer(model.tokenizer, path)
+    strategy = _known(sources.strategy, store.strategies)
+    drafter = fitted(store.drafter(strategy or store.default_strategy), model.vocab_size)
+    return Part(kind, store.manifest.name, drafter, strategy)
 
 
-def _recycled(path: Path, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Part:
+def _recycled(path: Path, model: _Model) -> Part:
     """Open recycled candidates of this model.
 
     Raises:
         StoreError: they are of another model.
         TokenizerError: or of another tokenizer.
     """
-    store = RecyclingStore.open(path, target_model=model, tokenizer=tokenizer, vocab_size=vocab_size)
-    return Part(RECYCLING, store.manifest.name, store.drafter(vocab_size=vocab_size))
+    size = model.vocab_size
+    store = RecyclingStore.open(path, target_model=model.name, tokenizer=model.tokenizer, vocab_size=size)
+    return Part(RECYCLING, store.manifest.name, store.drafter(vocab_size=size))
 
 
-def _looked_up(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, opened: ExitStack) -> Part:
+def _known(strategy: str | None, strategies: Collection[str]) -> str | None:
+    """Return the strategy that was asked for if it is among those of a store; None is that store's default."""
+    return strategy if strategy in strategies else None
+
+
+def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
+    """Refuse a strategy that nothing follows: it was meant for something else.
+
+    Raises:
+        DraftstoreError: so it is.
+    """
+    if sources.strategy is not None and not any(part.strategy for part in parts):
+        stores = ", ".join(part.name for part in parts) or "there is none"
+        raise DraftstoreError(
+            f"no store here knows the strategy {sources.strategy!r} ({stores}): leave --strategy out, or name a store "
+            "that knows it"
+        )
+
+
+def _looked_up(sources: Sources, model: _Model, opened: ExitStack) -> Part:
     """Find a release of the lookup service, and that it answers.
 
     Raises:
@@ -197,12 +243,18 @@ def _looked_up(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, 
     if not sources.release:
         raise DraftstoreError(f"which release of {sources.lookup}? Name it with --release" + _served(sources))
     store = RemoteStore(
-        sources.lookup, sources.release, token=sources.token, tokenizer=tokenizer, vocab_size=vocab_size
-    )
+        sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
+        vocab_size=model.vocab_size, target_model=model.name,
+    )  # fmt: skip
     opened.callback(store.close)
-    strategy = sources.strategy or ""
-    store.check(strategy)
-    return Part("lookup", sources.release, store.drafter(strategy))
+    strategy = _known(sources.strategy, store.check().get("strategies", ()))
+    found = None if store.projection is None else store.projection.hidden_size
+    if found is not None and model.hidden_size not in (None, found):
+        raise LookupServiceError(
+            f"the release {sources.release!r} wants hidden states of {found:,} numbers, the model's have "
+            f"{model.hidden_size:,}: publish a build for this model, or ask for another release"
+        )
+    return Part("lookup", sources.release, store.drafter(strategy or ""), strategy)
 
 
 def _served(sources: Sources) -> str:
@@ -228,48 +280,6 @@ def _warm_up(assembly: Assembly) -> None:
         warm_up = getattr(drafter, "warm_up", None)
         if warm_up is not None:
             warm_up()
-
-
-class _Fitted:
-    """A store's drafter for a model that knows more ids than its tokenizer, or fewer: a `ContextDrafter`.
-
-    More of them pad the model's matrices. A model may emit those all the same; then the text before them is lost to the
-    store, no more. Fewer are there where tokens were added to a tokenizer that the model never learned; these are cut
-    out of drafts.
-    """
-
-    def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
-        """Draft as `drafter`, for ids below `vocab_size`."""
-        self._drafter = drafter
-        self.context_size = drafter.context_size
-        self.vocab_size = vocab_size
-
-    def warm_up(self) -> None:
-        """Have the store's kernels compiled."""
-        self._drafter.warm_up()
-
-    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
-        known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
-        drafts = self._drafter.draft(known, budget, min_prob)
-        return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids)
-
-
-def below(tree: DraftTree, vocab_size: int) -> DraftTree:
-    """Return a draft without the nodes of ids outside a vocabulary, and without what hangs on them."""
-    if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
-        return tree
-    places = np.full(len(tree) + 1, -1, np.int64)  # of the nodes that stay, behind that of the context
-    kept: list[int] = []
-    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):
-            places[node + 1] = len(kept)
-            kept.append(node)
-    return DraftTree(tree.tokens[kept], places[tree.parents[kept] + 1].astype(np.int16), tree.levels[kept])
 
 
 class _Nothing:

@@ -30,7 +30,14 @@ asks. What a pause cannot mend (unknown release, wrong token, another tokenizer)
 
 **The drafts are those of the store**, byte for byte. Give the identity of your model's tokenizer
 (`tokenizer=load_tokenizer(...).identity`) and `vocab_size`, and drafts of another tokenizer are refused; otherwise the
-tokenizer of the first answer is kept to, and `check()` takes over the size of the vocabulary.
+tokenizer of the first answer is kept to, and `check()` takes over the size of the vocabulary. With `target_model`,
+`check()` refuses a release that is bound to another model.
+
+**Dense releases** (kind `dresd`) are asked with hidden states of the model. `check()` fetches their projection, and
+`drafter()` then returns a `RemoteDenseDrafter`, whose `projection` says what becomes of a hidden state before a session
+gets it, see `draftstore.drafter`; without `check()` there are no drafts of a dense release. When the release moves to a
+store of another projection, the texts that are being decoded go on without drafts (`other_projection` in the counters),
+a thread fetches the new projection, and sessions that begin after that have it as their `projection`.
 
 **Threads, processes, event loops.** One `RemoteStore` serves any number of threads and sessions: each call takes a
 connection that is idle, or makes one. A forked process uses connections of its own. A thread that computes in Python
@@ -40,6 +47,7 @@ may keep the interpreter's lock for 5 ms, more than the deadline: see `sys.setsw
 What ended how is in `store.counters`, see `draftstore.counters`. How frames look is in docs/frames.md.
 """
 
+import threading
 import weakref
 from time import monotonic
 from typing import Any
@@ -51,13 +59,15 @@ from draftstore.addresses import Endpoint
 from draftstore.batch import Draft
 from draftstore.connection import Connection
 from draftstore.counters import Counters
-from draftstore.drafter import ContextSession
+from draftstore.drafter import ContextSession, DenseSession
 from draftstore.errors import LookupServiceError
 from draftstore.judging import Request, Trouble, misses
-from draftstore.remote import BUDGET, CHECK_SECONDS, DEADLINE, Remote, read_releases
+from draftstore.projection import Projection
+from draftstore.queries import Queries
+from draftstore.remote import BUDGET, CHECK_SECONDS, DEADLINE, Following, Remote, Talk, read_releases
 from draftstore.wire import Frame
 
-__all__ = ["BUDGET", "DEADLINE", "LookupServiceError", "RemoteDrafter", "RemoteStore"]
+__all__ = ["BUDGET", "DEADLINE", "LookupServiceError", "RemoteDenseDrafter", "RemoteDrafter", "RemoteStore"]
 
 MOST_IDLE = 64
 """Connections that are kept."""
@@ -92,6 +102,52 @@ class RemoteDrafter:
         return ContextSession(self, prompt_ids)
 
 
+class RemoteDenseDrafter(Following, RemoteDrafter):
+    """Drafts of a dense release by one strategy, a `DenseDrafter`; threads may share it."""
+
+    def __init__(self, store: "RemoteStore", strategy: str, projection: Projection) -> None:
+        """Draft from `store` with what `projection` makes of hidden states."""
+        super().__init__(store, strategy)
+        self.context_size = 1
+        self.projection = projection
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        *,
+        queries: NDArray[np.float32] | None = None,
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `DenseDrafter.draft`.
+
+        Without an answer in time all drafts are empty, and also once the release has another projection.
+
+        Raises:
+            DraftstoreError: as of `RemoteDrafter.draft`, or queries of another shape.
+        """
+        if queries is None:
+            queries = np.full((len(contexts), self.projection.dims), np.nan, np.float32)
+        asked = Queries(np.ascontiguousarray(queries, np.float32), self.projection)
+        return self._store._draft(contexts, budget, min_prob, self.strategy, asked)
+
+    def session(
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
+    ) -> DenseSession:
+        """Start the drafts of one text; see `Drafter.session`.
+
+        From here on the drafter has the projection that the release has by now. If that is another one, the first
+        draft is empty: `hidden` was projected with the one before.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the vocabulary.
+            DraftstoreError: a hidden state of another size.
+        """
+        hidden = self._follow(self._store.projection, hidden)
+        fixed = RemoteDenseDrafter(self._store, self.strategy, self.projection)
+        return DenseSession(fixed, prompt_ids, hidden)
+
+
 class RemoteStore(Remote):
     """A release or store of the lookup service, to draft from as from a local one; see the module's description."""
 
@@ -101,7 +157,12 @@ class RemoteStore(Remote):
         weakref.finalize(self, self._pool.close)
 
     def drafter(self, strategy: str = "") -> RemoteDrafter:
-        """Return a drafter that follows a strategy of the store; empty is its default."""
+        """Return a drafter that follows a strategy of the store; empty is its default.
+
+        If `check` has found a dense release, it is a `RemoteDenseDrafter`.
+        """
+        if self.projection is not None:
+            return RemoteDenseDrafter(self, strategy, self.projection)
         return RemoteDrafter(self, strategy)
 
     def check(self, strategy: str = "", seconds: float = CHECK_SECONDS) -> dict[str, Any]:
@@ -109,20 +170,18 @@ class RemoteStore(Remote):
 
         Args:
             strategy: the strategy that will be asked for.
-            seconds: to wait at most, for each of two questions.
+            seconds: to wait at most, for each of two or three questions.
 
         Returns:
             What the service says of the release: `kind`, `build`, `tokenizer`, `vocab_size`, `strategies`, ...
 
         Raises:
-            LookupServiceError: the service is away or refuses, or its drafts are not for this tokenizer.
+            LookupServiceError: the service is away or refuses, or its drafts are not for this tokenizer or model.
         """
-        request = self._check_request(strategy)
         try:
-            self._judge.drafts(request, self._patiently(request, seconds))
+            return self._talk(self._checking(strategy), seconds)
         except Trouble as trouble:
             raise self._error(trouble) from None
-        return self._checked(self.releases(seconds))
 
     def releases(self, seconds: float = CHECK_SECONDS) -> list[dict[str, Any]]:
         """Return what the service serves, as far as this client may know.
@@ -149,11 +208,18 @@ class RemoteStore(Remote):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _draft(self, contexts: NDArray[np.int32], budget: int, min_prob: float, strategy: str) -> list[Draft]:
+    def _draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int,
+        min_prob: float,
+        strategy: str,
+        queries: Queries | None = None,
+    ) -> list[Draft]:
         """Draft for a batch of contexts; see `RemoteDrafter.draft`."""
         judge = self._judge
         end = monotonic() + judge.deadline
-        requests = judge.requests(contexts, budget, min_prob, strategy)
+        requests = judge.requests(contexts, budget, min_prob, strategy, queries)
         batch = len(contexts)
         if not requests or (ticket := judge.enter(batch)) < 0:
             return misses(batch)
@@ -163,12 +229,32 @@ class RemoteStore(Remote):
                 drafts += judge.drafts(request, self._ask(request, end))
         except Trouble as trouble:
             judge.fail(ticket, trouble, batch)
+            if self._must_refresh(trouble, queries):
+                threading.Thread(target=self._refresh, name="draftstore-projection", daemon=True).start()
             return misses(batch)
         except BaseException:
             judge.breaker.abandon(ticket)
             raise
         judge.succeed(ticket, drafts)
         return drafts
+
+    def _refresh(self) -> None:
+        """Learn the projection that the release has moved to; in a thread, as nobody should wait for it."""
+        with self._refreshed():
+            self._talk(self._learning(), CHECK_SECONDS)
+
+    def _talk(self, talk: Talk, seconds: float) -> dict[str, Any]:
+        """Ask what `talk` wants to know, and return what it makes of that.
+
+        Raises:
+            Trouble: there is no answer in so many seconds, or not a good one.
+        """
+        try:
+            request = next(talk)
+            while True:
+                request = talk.send(self._patiently(request, seconds))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
     def _ask(self, request: Request, end: float) -> Frame:
         """Return the answer to a request.

@@ -22,6 +22,8 @@ class Outcome(enum.StrEnum):
     """An answer that cannot be used: a broken tree, more nodes than asked for, another number of drafts."""
     OTHER_TOKENIZER = "other_tokenizer"
     """The drafts are made of another tokenizer's ids."""
+    OTHER_PROJECTION = "other_projection"
+    """The release has moved to a dense store of another projection; the next text is asked about with that one."""
     BAD_REQUEST = "bad_request"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"

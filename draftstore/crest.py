@@ -153,6 +153,7 @@ class CrestStore:
     """An open CREST store."""
 
     strategies = tuple(STRATEGIES)
+    default_strategy = DEFAULT_STRATEGY
 
     def __init__(self, path: Path, manifest: Manifest, entries: Entries, envelope: Envelope) -> None:
         """Hold what `open` has checked."""

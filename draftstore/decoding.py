@@ -30,7 +30,10 @@ class Verdict(Protocol):
         """Return int32 [n + 1, 8], the most likely tokens at each row, best first; None if they are not known."""
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state (after the final norm) at a row; None if it is not known."""
+        """Return float32 [d], the last hidden state (after the final norm) at a row; None if it is not known.
+
+        It is projected, if the session that is told of it has a projection.
+        """
 
 
 class Target(Protocol):
@@ -141,6 +144,11 @@ class Tally:
     def accepted_length(self) -> float:
         """Tokens a pass; plain decoding is 1.0."""
         return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted nodes by verified ones; 0 if none was."""
+        return self.accepted / self.drafted if self.drafted else 0.0
 
 
 def decode(

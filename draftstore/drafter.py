@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.batch import Draft, DraftBatch
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.frontier import MAX_BUDGET
+from draftstore.jit import read_only
 from draftstore.projection import Projection
 from draftstore.tree import LOWEST_LEVEL, DraftTree, highest_level
 
@@ -148,12 +149,14 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
     """Check what a static store is asked, before it is asked.
 
     Returns:
-        contexts as contiguous int32 [batch, size], and the highest level that a node may have; -1 if none may.
+        contexts as contiguous int32 [batch, size], read-only, and the highest level that a node may have; -1 if none
+        may.
 
     Raises:
         DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix.
     """
-    contexts = np.ascontiguousarray(contexts, np.int32)  # other types would compile another kernel
+    # Other types would compile another kernel, as would arrays that may be written beside those from a frame.
+    contexts = read_only(np.ascontiguousarray(contexts, np.int32))
     if contexts.ndim != 2:
         raise DraftstoreError(f"contexts are int32 [batch, size], found an array of shape {contexts.shape}")
     return contexts, check_budget(budget, min_prob)
@@ -288,4 +291,14 @@ def propose_batch(
     if not sessions:
         return []
     contexts = np.concatenate([session.context for session in sessions])
-    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob)]
+    projection, asked = projection_of(drafter), dict[str, Any]()
+    if projection is not None:
+        asked["queries"] = np.concatenate([_query_of(session, projection) for session in sessions])
+    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob, **asked)]
+
+
+def _query_of(session: ContextSession, projection: Projection) -> NDArray[np.float32]:
+    """Return the query of a session, float32 [1, dims]; NaN if it has none, or one of another projection."""
+    if isinstance(session, DenseSession) and session.projection.digest == projection.digest:
+        return session.query
+    return np.full((1, projection.dims), np.nan, np.float32)

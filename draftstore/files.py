@@ -10,7 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from draftstore.errors import BuildError
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import BuildError, StoreError
+from draftstore.jit import read_only
 
 HASH_CHUNK = 1 << 22
 
@@ -45,6 +49,27 @@ def write_atomic(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     fsync_path(path.parent)
+
+
+def write_at(path: Path, array: NDArray[Any], item: int) -> None:
+    """Write an array into a file from an item on, and flush it to disk."""
+    with path.open("r+b") as file:
+        file.seek(item * array.itemsize)
+        file.write(array.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a file of a store as a flat read-only array.
+
+    Raises:
+        StoreError: the file is empty or no whole number of items.
+    """
+    try:
+        return read_only(np.memmap(path, dtype, "r"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be mapped ({error}): the store is damaged, build it again") from None
 
 
 def json_text(value: Any) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from numba import config, njit
+from numba import config, extending, njit
 from numpy.typing import NDArray
 
 CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
@@ -20,6 +20,14 @@ leaf_kernel = njit(  # type: ignore[call-overload]
 They count no references and become part of their callers: in hot loops, counting and passing arrays outweigh the work.
 As parts they are kept on disk with the kernels that call them, not by themselves.
 """
+
+sum_kernel = njit(  # type: ignore[call-overload]
+    nogil=True, error_model="numpy", _nrt=False, forceinline=True, fastmath={"reassoc", "contract", "nsz"}
+)
+"""A leaf kernel that may add floating-point numbers in any order, so that it adds many at once."""
+
+intrinsic: Any = extending.intrinsic
+"""Makes a kernel of a function that writes machine code: for what numba has no words for."""
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from draftstore.counters import Counters, Outcome
 from draftstore.drafter import check_request
 from draftstore.errors import DraftstoreError, WireError
 from draftstore.manifest import TokenizerIdentity
+from draftstore.queries import Queries
 from draftstore.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
 from draftstore.wire import (
     ANSWER,
@@ -38,8 +39,8 @@ MAX_BATCH = 512
 """Contexts of one request; more are asked in several."""
 MAX_CONTEXT = 4096
 """Tokens of a context that are sent, the last ones; no store looks back as far."""
-MAX_TOKENS = 1 << 17
-"""Tokens of all contexts of one request."""
+MAX_NUMBERS = 1 << 17
+"""Tokens of all contexts of one request, and numbers of their queries."""
 REFUSAL_SECONDS = 5.0
 """How long nothing is asked after the service has refused."""
 LONGEST_PAUSE = 30.0
@@ -53,7 +54,7 @@ ANY_TOKEN = 1 << 31
 _STATUS_OUTCOMES = {int(status): Outcome[status.name] for status in Status if status is not Status.OK}
 _REFUSALS = {Outcome.UNAUTHORIZED, Outcome.FORBIDDEN, Outcome.NOT_FOUND, Outcome.OTHER_TOKENIZER}
 _PAUSES = {Outcome.BUSY, Outcome.UNAVAILABLE}
-_OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE}
+_OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE, Outcome.OTHER_PROJECTION}
 
 
 class Trouble(Exception):  # noqa: N818
@@ -66,17 +67,21 @@ class Trouble(Exception):  # noqa: N818
 
 
 class Request(NamedTuple):
-    """A frame to send, and what its answer must keep to."""
+    """A frame to send, and what its answer must keep to.
+
+    Attributes:
+        id: which the answer repeats.
+        data: the frame.
+        batch: drafts that are asked for.
+        budget: most nodes of each.
+        longest_answer: bytes that the answer has at most, where that may be many.
+    """
 
     id: int
     data: bytes
-    batch: int
-    budget: int
-
-    @property
-    def longest_answer(self) -> int:
-        """Bytes that its answer has at most."""
-        return 24 + self.batch * (16 + 7 * self.budget)
+    batch: int = 0
+    budget: int = 0
+    longest_answer: int = 0
 
 
 def misses(batch: int) -> list[Draft]:
@@ -161,7 +166,12 @@ class Judge:
         return next(self._ids)
 
     def requests(
-        self, contexts: NDArray[np.int32], budget: int, min_prob: float, strategy: str
+        self,
+        contexts: NDArray[np.int32],
+        budget: int,
+        min_prob: float,
+        strategy: str,
+        queries: Queries | None = None,
     ) -> list[Request]:
         """Return the requests for a batch of contexts: one, none where nothing can be drafted, or several.
 
@@ -172,23 +182,34 @@ class Judge:
         batch, width = contexts.shape
         if batch == 0 or budget == 0 or level < 0:
             return []
+        if queries is not None:
+            queries.check(batch)
+            if not queries.any:
+                return []
         # The wire carries the probability as float32. Rounded, it may fall on the other side of a level, so send the
         # level's own.
         least = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
         if batch == 1 and width <= MAX_CONTEXT:
-            return [self._request(contexts, budget, least, strategy)]
+            return [self._request(contexts, budget, least, strategy, queries)]
         contexts = contexts[:, -MAX_CONTEXT:]
-        size = max(1, min(MAX_BATCH, MAX_TOKENS // max(contexts.shape[1], 1)))
+        numbers = contexts.shape[1] + (0 if queries is None else queries.vectors.shape[1])
+        size = max(1, min(MAX_BATCH, MAX_NUMBERS // max(numbers, 1)))
         return [
-            self._request(contexts[first : first + size], budget, least, strategy)
+            self._request(
+                contexts[first : first + size], budget, least, strategy,
+                None if queries is None else queries.part(first, first + size),
+            )
             for first in range(0, batch, size)
-        ]
+        ]  # fmt: skip
 
-    def _request(self, contexts: NDArray[np.int32], budget: int, least: float, strategy: str) -> Request:
+    def _request(
+        self, contexts: NDArray[np.int32], budget: int, least: float, strategy: str, queries: Queries | None
+    ) -> Request:
         """Return one request."""
-        number = next(self._ids)
-        data = encode_request(number, self.name, contexts, budget, least, strategy)
-        return Request(number, data, len(contexts), budget)
+        number, batch = next(self._ids), len(contexts)
+        sections = None if queries is None else queries.sections()
+        data = encode_request(number, self.name, contexts, budget, least, strategy, sections)
+        return Request(number, data, batch, budget, 24 + batch * (16 + 7 * budget))
 
     def drafts(self, request: Request, answer: Frame) -> list[Draft]:
         """Return the drafts of an answer that keeps every promise.
@@ -252,14 +273,14 @@ class Judge:
             opened = self.breaker.fail(ticket)
             self.counters.add("opened", opened)
         if opened or outcome in _REFUSALS or outcome in _OURS:
-            self._warn(trouble)
+            self.warn(trouble, outcome)
 
-    def _warn(self, trouble: Trouble) -> None:
+    def warn(self, trouble: Trouble, kind: str) -> None:
         """Log a warning, unless one of its kind was logged lately."""
         now = self._clock()
-        if now - self._warned.get(trouble.outcome, -math.inf) < WARN_SECONDS:
+        if now - self._warned.get(kind, -math.inf) < WARN_SECONDS:
             return
-        self._warned[trouble.outcome] = now
+        self._warned[kind] = now
         logger.warning(
             "no drafts of %r from %s (%s): %s; decoding goes on without",
             self.name, self.where, trouble.outcome, trouble,

@@ -16,6 +16,9 @@ in Pearl, Probabilistic Reasoning in Intelligent Systems, 1988, section 4.3.
 Sums with fixed or learned weights, maxima, and the rule that the next drafter gets what the first leaves unsaid make
 about as much of two good drafters, but a bad third one misleads them: `python -m benchmarks.request` compares them.
 
+Dense stores want hidden states in spaces of their own. Where one space suits all that want any, the target model is
+asked for states in that; else it is asked for the states themselves, and they are projected here for each.
+
 Drafts depend on nothing but the text, and on what the drafters proposed for it.
 """
 
@@ -26,10 +29,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.blend import keep_best, new_trie, place_nodes
-from draftstore.drafter import Drafter, Session, check_budget, check_ids
+from draftstore.drafter import Drafter, Session, check_budget, check_ids, projection_of
 from draftstore.errors import DraftstoreError, DraftTreeError
 from draftstore.frontier import MAX_DEPTH, new_frontier, unpack_nodes
 from draftstore.jit import kernel, leaf_kernel, read_only
+from draftstore.projection import Projection
 from draftstore.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
 
 TRUST = 3.0
@@ -41,7 +45,11 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 class Mixture:
-    """A `Drafter` of several; a mixture of one is that one."""
+    """A `Drafter` of several; a mixture of one is that one.
+
+    Attributes:
+        drafters: in their order.
+    """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         """Mix drafters of any kind; their order matters to the last bits of the probabilities alone.
@@ -53,6 +61,19 @@ class Mixture:
             raise DraftstoreError("a mixture needs at least one drafter")
         self.drafters = tuple(drafters)
 
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether one of the drafters is known to want hidden states."""
+        return _Wishes(self.drafters).any
+
+    @property
+    def projection(self) -> Projection | None:
+        """What all that want hidden states want them projected with; None if they differ, or none does.
+
+        It changes when that of a drafter does, as that of a release of the lookup service may between texts.
+        """
+        return _Wishes(self.drafters).projection
+
     def session(
         self,
         prompt_ids: ArrayLike,
@@ -61,8 +82,12 @@ class Mixture:
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
         """Start the drafts of one text; see `Drafter.session`."""
+        wishes = _Wishes(self.drafters)
+        if hidden is not None and not wishes.suit(hidden):
+            hidden = None  # a projection has changed since the state was asked for
         sessions = [
-            drafter.session(prompt_ids, hidden=hidden, candidates=candidates) for drafter in self.drafters
+            drafter.session(prompt_ids, hidden=state, candidates=candidates)
+            for drafter, state in zip(self.drafters, wishes.grant(hidden), strict=True)
         ]
         return sessions[0] if len(sessions) == 1 else MixtureSession(sessions)
 
@@ -86,6 +111,7 @@ class MixtureSession:
         sessions: of the drafters, in their order.
         needs_candidates: whether one of them does.
         needs_hidden: likewise.
+        projection: what all that want hidden states want them projected with; None if they differ, or none does.
         seen: float64 [drafters, 2], tokens that each expected, and those of them that came.
     """
 
@@ -93,7 +119,9 @@ class MixtureSession:
         """Merge the drafts of `sessions`."""
         self.sessions = tuple(sessions)
         self.needs_candidates = any(session.needs_candidates for session in sessions)
-        self.needs_hidden = any(session.needs_hidden for session in sessions)
+        self._wishes = _Wishes(self.sessions)
+        self.needs_hidden = self._wishes.any
+        self.projection = self._wishes.projection
         self.seen = np.zeros((len(sessions), 2))
         self._forest: _Forest | None = None
 
@@ -123,11 +151,49 @@ class MixtureSession:
     ) -> None:
         """Pass on what a forward pass settled, as it came (`tree` is the merged one), and judge the last drafts."""
         ids = check_ids(accepted_ids, _IDS)
-        for session in self.sessions:
-            session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=hidden)
+        for session, state in zip(self.sessions, self._wishes.grant(hidden), strict=True):
+            session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
         if self._forest is not None and len(ids):
             self._forest.judge(ids, self.seen)
             self._forest = None
+
+
+class _Wishes:
+    """Which hidden states the parts of a mixture want, be they drafters or sessions.
+
+    Attributes:
+        any: whether a part is known to want some: it has a projection, or says `needs_hidden`.
+        projection: that of all these parts; None if they differ, or one wants states as they are.
+    """
+
+    def __init__(self, parts: Sequence[Drafter | Session]) -> None:
+        self._own = [projection_of(part) for part in parts]
+        wanted = [
+            own
+            for part, own in zip(parts, self._own, strict=True)
+            if own is not None or getattr(part, "needs_hidden", False)
+        ]
+        self.any = bool(wanted)
+        shared = len({own.digest if own is not None else None for own in wanted}) == 1
+        self.projection: Projection | None = wanted[0] if shared else None
+
+    def suit(self, hidden: NDArray[np.float32]) -> bool:
+        """Tell whether a state is of the size that was asked for."""
+        if self.projection is not None:
+            return hidden.shape == (self.projection.dims,)
+        return all(own is None or hidden.shape == (own.hidden_size,) for own in self._own)
+
+    def grant(self, hidden: NDArray[np.float32] | None) -> list[NDArray[np.float32] | None]:
+        """Return the state for each part.
+
+        Args:
+            hidden: float32 [d], projected if there is a projection of all.
+        """
+        if hidden is None:
+            return [None] * len(self._own)
+        if self.projection is not None:  # means nothing to parts without one
+            return [None if own is None else hidden for own in self._own]
+        return [hidden if own is None else own.apply(hidden) for own in self._own]
 
 
 class _Forest:

@@ -1,6 +1,9 @@
 """Hidden states as short queries: z-score, then PCA, as one linear map; what dense stores are keyed by.
 
-    query = projection.apply(hidden)       # float32 [dims] of float32 [hidden_size]
+    moments = Moments(hidden_size)
+    moments.add(states)                     # as many times as there are parts
+    projection, explained = fit(moments, dims=64)
+    query = projection.apply(hidden)        # float32 [dims] of float32 [hidden_size]
 
 A dense store keeps the unit vectors of its entries in this space, and compares by cosine: `unit` is the last step of
 both sides. "DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025, section 3.
@@ -14,7 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import BuildError, DraftstoreError
+
+PART = 4096
+"""States whose products are summed as float32; the sums of the parts are summed as float64."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,12 +52,12 @@ class Projection:
     @property
     def dims(self) -> int:
         """Numbers of a query."""
-        return self.weights.shape[0]
+        return int(self.weights.shape[0])
 
     @property
     def hidden_size(self) -> int:
         """Numbers of a hidden state."""
-        return self.weights.shape[1]
+        return int(self.weights.shape[1])
 
     @cached_property
     def digest(self) -> str:
@@ -101,3 +107,84 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(invalid="ignore", divide="ignore"):
         scaled: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     return scaled
+
+
+class Moments:
+    """Means and covariances of hidden states, gathered part by part.
+
+    States are counted from a point near their mean, the mean of the first part, so that large means do not drown small
+    variances. The same parts in the same order give the same bits.
+
+    Attributes:
+        count: states so far; those with a number that is not finite are left out.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Start with no state.
+
+        Args:
+            size: numbers of a state.
+        """
+        self.count = 0
+        self._origin: NDArray[np.float64] | None = None
+        self._sums = np.zeros(size, np.float64)
+        self._products = np.zeros((size, size), np.float64)
+
+    def add(self, states: NDArray[np.floating[Any]]) -> None:
+        """Take in float [n, size]."""
+        for start in range(0, len(states), PART):
+            part = states[start : start + PART]
+            part = part[np.isfinite(part).all(axis=1)].astype(np.float64)
+            if len(part) == 0:
+                continue
+            if self._origin is None:
+                self._origin = part.mean(axis=0)
+            part -= self._origin
+            self.count += len(part)
+            self._sums += part.sum(axis=0)
+            single = part.astype(np.float32)
+            self._products += single.T @ single
+
+    def mean(self) -> NDArray[np.float64]:
+        """Return float64 [size]; there must be a state."""
+        assert self._origin is not None
+        mean: NDArray[np.float64] = self._origin + self._sums / self.count
+        return mean
+
+    def covariance(self) -> NDArray[np.float64]:
+        """Return float64 [size, size], that of all states taken in, not an estimate for more."""
+        offset = self._sums / self.count
+        covariance: NDArray[np.float64] = self._products / self.count - np.outer(offset, offset)
+        return covariance
+
+
+def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
+    """Return z-score, then PCA, as one map; and the share of the variance that it keeps.
+
+    Each component's largest number is positive, so that the signs are no matter of chance. A number that is the same in
+    all states tells nothing and gets no weight.
+
+    Args:
+        moments: of hidden states.
+        dims: numbers of a query.
+
+    Raises:
+        BuildError: more dimensions than numbers of a state, or no more states than dimensions.
+    """
+    size = len(moments._sums)
+    if not 1 <= dims <= size:
+        raise BuildError(f"vectors of {dims:,} dimensions from states of {size:,}: expected 1 to {size:,}")
+    if moments.count <= dims:
+        raise BuildError(
+            f"{moments.count:,} hidden states for {dims:,} dimensions: give more text, or fewer dimensions (--dims)"
+        )
+    covariance = moments.covariance()
+    deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
+    scale = np.divide(1.0, deviation, out=np.zeros(size), where=deviation > 0.0)
+    values, vectors = np.linalg.eigh(covariance * scale * scale[:, None])
+    components = vectors[:, ::-1][:, :dims].T  # eigh sorts them from the smallest on
+    largest = components[np.arange(dims), np.abs(components).argmax(axis=1)]
+    weights = components * np.sign(largest)[:, None] * scale
+    bias = -weights @ moments.mean()
+    explained = float(values[::-1][:dims].sum() / max(values.sum(), np.finfo(np.float64).tiny))
+    return Projection(weights.astype(np.float32), bias.astype(np.float32)), explained

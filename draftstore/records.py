@@ -129,11 +129,21 @@ def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         CorpusError: no such file, one of another kind, or, while reading, the first bad line.
     """
+    for place, record in read_objects(path):
+        if isinstance(record, RecordProblem):
+            raise CorpusError(f"{record.place}: {record.reason}")
+        yield place, record
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
+    """Stream place (`file:line 7`) and object of each line, or what is wrong with the line, as `read_json_records`.
+
+    Raises:
+        CorpusError: no such file, or one of another kind.
+    """
     if kind_of_file(path) != "lines":
         raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, plain or packed")
     for number, record in _line_records(path):
-        if isinstance(record, RecordProblem):
-            raise CorpusError(f"{record.place}: {record.reason}")
         yield f"{path}:line {number}", record
 
 
@@ -251,9 +261,14 @@ def _record_document(record: Mapping[str, Any], place: str, column: str, render:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise _BadRecordError(f"{key!r} is not valid Unicode: it holds half of a surrogate pair") from None
+    return Document(record_id(record) or place, text)
+
+
+def record_id(record: Mapping[str, Any]) -> str | None:
+    """Return what a record calls itself, or None."""
     found = record.get("id")
     named = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
-    return Document(str(found) if named else place, text)
+    return str(found) if named else None
 
 
 def _reason(error: Exception) -> str:

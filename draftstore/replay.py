@@ -9,6 +9,8 @@ forced. Counting, per output:
 - its first token comes from the prefill, so accepted length M = (tokens - 1) / verification passes;
 - at each pass the drafter knows everything up to and including the last accepted token, and the pass yields
   the tokens along which the draft agrees with the output, and one more from the model itself.
+
+Dense stores are asked with the hidden states of the model, which must have been recorded too, or computed again.
 """
 
 import dataclasses
@@ -21,8 +23,8 @@ from numpy.typing import NDArray
 
 from draftstore.acceptance import Acceptance
 from draftstore.chat import as_messages
-from draftstore.decoding import Fixed, Planner, decode
-from draftstore.drafter import Drafter
+from draftstore.decoding import Fixed, Planner, Tally, decode
+from draftstore.drafter import Drafter, Session, projection_of
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
 from draftstore.records import read_json_records
 from draftstore.tokenizer import TextTokenizer
@@ -33,11 +35,20 @@ MAX_OUTPUT_TOKENS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """One recorded output as token ids: what the model saw and what it said (both int32)."""
+    """One recorded output.
+
+    Attributes:
+        id: of the record.
+        prompt: int32 [any], what the model saw.
+        output: int32 [n], what it said.
+        hidden: float32 [n, hidden_size], the last hidden states (after the final norm): row j predicted output[j]; NaN
+            where one is not known. None if none is.
+    """
 
     id: str
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
+    hidden: NDArray[np.float32] | None = None
 
 
 @dataclasses.dataclass
@@ -49,7 +60,9 @@ class ReplayResult:
         tokens: tokens that verification passes yielded (the first of each output is the prefill's).
         passes: verification passes.
         nodes: draft nodes over all passes.
+        accepted: of them, those that were accepted.
         misses: passes without a draft.
+        rates: share of the draft nodes that were accepted, of each output for which any was drafted.
         lookup_ns: duration of every lookup.
     """
 
@@ -57,13 +70,30 @@ class ReplayResult:
     tokens: int = 0
     passes: int = 0
     nodes: int = 0
+    accepted: int = 0
     misses: int = 0
+    rates: list[float] = dataclasses.field(default_factory=list)
     lookup_ns: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def accepted_length(self) -> float:
         """Tokens a pass; plain decoding is 1.0."""
         return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted by drafted nodes of an output, the mean over outputs."""
+        return sum(self.rates) / len(self.rates) if self.rates else 0.0
+
+    def add(self, tally: Tally) -> None:
+        """Count an output."""
+        self.rows += 1
+        self.tokens += tally.tokens
+        self.passes += tally.passes
+        self.nodes += tally.drafted
+        self.accepted += tally.accepted
+        if tally.drafted:
+            self.rates.append(tally.acceptance_rate)
 
     def summary(self) -> dict[str, Any]:
         """Return the figures as JSON values; times in microseconds."""
@@ -72,6 +102,7 @@ class ReplayResult:
         passes = max(self.passes, 1)
         return {
             "accepted_length": round(self.accepted_length, 4),
+            "acceptance_rate": round(self.acceptance_rate, 4),
             "tokens": self.tokens,
             "passes": self.passes,
             "rows": self.rows,
@@ -168,42 +199,72 @@ def replay(
         budget: most nodes of a draft.
         min_prob: least probability of a node.
         on_progress: called after every output.
+
+    Raises:
+        ReplayError: the drafter needs hidden states, and a recording has none.
     """
     result = ReplayResult()
     planner = Fixed(budget)
     for recording in recordings:
-        _replay_one(drafter, recording, planner, min_prob, result)
-        result.rows += 1
+        result.add(_replay_one(drafter, recording, planner, min_prob, result))
         on_progress(result)
     return result
 
 
 def _replay_one(
     drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
-) -> None:
-    """Walk one output and add what happened to the totals."""
+) -> Tally:
+    """Walk one output; return its figures, and add lookups to the totals.
+
+    Raises:
+        ReplayError: the drafter needs hidden states that were not recorded.
+    """
+    tally = Tally()
     if len(recording.output) < 2:
-        return
-    target = RecordedTarget(recording.output)
-    session = drafter.session(np.concatenate([recording.prompt, recording.output[:1]]))
+        return tally
+    states = _states(recording, drafter)
+    session = drafter.session(
+        np.concatenate([recording.prompt, recording.output[:1]]), hidden=None if states is None else states[0]
+    )
+    if states is None and session.needs_hidden:
+        raise ReplayError(
+            f"recording {recording.id} has no hidden states, and the drafter is asked with them: compute them with "
+            "the model that made it"
+        )
+    target = RecordedTarget(recording.output, _states(recording, session))
     for step in decode(target, session, planner=planner, ends=target.ends, min_prob=min_prob):
+        tally.add(step)
         result.lookup_ns.append(step.draft_ns)
-        result.passes += 1
-        result.tokens += len(step.tokens)
-        result.nodes += len(step.tree)
         result.misses += len(step.tree) == 0
+    return tally
+
+
+def _states(recording: Recording, asker: Drafter | Session) -> NDArray[np.float32] | None:
+    """Return the hidden states of a recording as a drafter or a session wants them."""
+    projection = projection_of(asker)
+    if recording.hidden is None or projection is None:
+        return recording.hidden
+    return projection.apply(recording.hidden)
 
 
 class RecordedTarget:
     """A `Target`, and each of its verdicts, that says what was recorded."""
 
-    def __init__(self, output: NDArray[np.int32]) -> None:
-        """Say an output, of which the prefill has already said the first token."""
-        self._output = output.tolist()
-        self._position = 1
+    def __init__(self, output: NDArray[np.int32], hidden: NDArray[np.float32] | None = None) -> None:
+        """Say an output, of which the prefill has already said the first token.
 
-    def verify(self, tree: DraftTree) -> "RecordedTarget":  # noqa: ARG002
+        Args:
+            output: int32 [n].
+            hidden: float32 [n, d], the states that predicted it, projected if the session has a projection.
+        """
+        self._output = output.tolist()
+        self._hidden = hidden
+        self._position = self._begin = 1
+        self._tree = DraftTree.empty()
+
+    def verify(self, tree: DraftTree) -> "RecordedTarget":
         """Return the verdict: the output is what it is."""
+        self._tree, self._begin = tree, self._position
         return self
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:  # noqa: ARG002
@@ -217,8 +278,13 @@ class RecordedTarget:
     def candidates(self) -> None:
         """Return None: they were not recorded."""
 
-    def hidden(self, row: int) -> None:
-        """Return None: they were not recorded."""
+    def hidden(self, row: int) -> NDArray[np.float32] | None:
+        """Return float32 [d], the state at a row that was accepted; None if none was recorded."""
+        if self._hidden is None:
+            return None
+        depth = len(self._tree.path(row - 1)) if row else 0
+        state: NDArray[np.float32] = self._hidden[self._begin + depth]
+        return state
 
     def keep(self, accepted: Acceptance) -> None:
         """Go on behind what was accepted."""

@@ -23,7 +23,7 @@ from draftstore.batch import Draft, DraftBatch
 from draftstore.drafter import ContextSession, check_request
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.expand import Rule, draft_batch, draft_one
-from draftstore.jit import read_only
+from draftstore.files import map_file
 from draftstore.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.suffix import SuffixIndex, key_layout, segment_table
 
@@ -115,6 +115,7 @@ class RestStore:
     """An open REST store: read-only maps of its files; opening reads the manifest and little else."""
 
     strategies = tuple(STRATEGIES)
+    default_strategy = DEFAULT_STRATEGY
 
     def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
         """Hold what `open` has checked."""
@@ -164,7 +165,7 @@ def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
     Raises:
         StoreError: they do not.
     """
-    arrays = {name: _map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
+    arrays = {name: map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
     vocab_size = manifest.vocab_size
     try:
         segments = arrays["segments.bin"].reshape(-1, 3)
@@ -179,18 +180,6 @@ def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
     )  # fmt: skip
     _check_index(index, path)
     return index
-
-
-def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file as a flat read-only array.
-
-    Raises:
-        StoreError: the file is empty or no whole number of items.
-    """
-    try:
-        return read_only(np.memmap(path, dtype, "r"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path} cannot be mapped ({error}): the store is damaged, build it again") from None
 
 
 def _check_index(index: SuffixIndex, path: Path) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import BuildError
-from draftstore.files import fsync_path, remove, write_atomic, write_json
+from draftstore.files import fsync_path, remove, write_at, write_atomic, write_json
 from draftstore.suffix import index_segment, segment_table
 from draftstore.tokens import TokenShards, sentinel, token_dtype
 
@@ -227,15 +227,6 @@ def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
     dtype = token_dtype(vocab_size)
     tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
     suffixes, keys, first_rows = index_segment(tokens, vocab_size)
-    _write_at(store / "suffixes.bin", suffixes, start)
-    _write_at(store / "keys.bin", keys, first_key)
-    _write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))
-
-
-def _write_at(path: Path, array: NDArray[Any], item: int) -> None:
-    """Write an array into a file from an item on, and flush it to disk."""
-    with path.open("r+b") as file:
-        file.seek(item * array.itemsize)
-        file.write(array.data)
-        file.flush()
-        os.fsync(file.fileno())
+    write_at(store / "suffixes.bin", suffixes, start)
+    write_at(store / "keys.bin", keys, first_key)
+    write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from draftstore.crest import KIND as CREST
 from draftstore.crest import CrestStore
 from draftstore.drafter import StoreDrafter
+from draftstore.dresd import KIND as DRESD
+from draftstore.dresd import DresdStore
 from draftstore.entries import LMDB, entries_digest, open_entries
 from draftstore.errors import StoreError
 from draftstore.manifest import Manifest, load_manifest, verify_files
@@ -20,12 +22,18 @@ class Store(Protocol):
 
     path: Path
     manifest: Manifest
+    strategies: tuple[str, ...]
+    default_strategy: str
 
     def drafter(self, strategy: str = ..., **changes: Any) -> StoreDrafter:
         """Return a drafter that follows a strategy."""
 
     def close(self) -> None:
         """Let go of its files and connections."""
+
+
+DRAFTING: dict[str, type[Store]] = {REST: RestStore, CREST: CrestStore, DRESD: DresdStore}
+"""Stores that draft, by kind."""
 
 
 def open_store(path: Path | str, backend: str | None = None) -> Store:
@@ -47,13 +55,13 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
             f"{path} is of kind {kind!r}, which drafts only while its model decodes: name it to "
             "`draftstore generate --store` or the worker"
         )
-    if kind != REST:
+    if kind not in (REST, DRESD):
         raise StoreError(
-            f"{path} is of kind {kind!r}, from which nothing is drafted: expected {REST!r} or {CREST!r}"
+            f"{path} is of kind {kind!r}, from which nothing is drafted: expected {', '.join(map(repr, DRAFTING))}"
         )
     if backend is not None:
-        raise StoreError(f"{path} is a store of kind {REST!r}, which has no backends: leave --backend out")
-    return RestStore.open(path)
+        raise StoreError(f"{path} is a store of kind {kind!r}, which has no backends: leave --backend out")
+    return RestStore.open(path) if kind == REST else DresdStore.open(path)
 
 
 def verify_entries(path: Path, manifest: Manifest) -> list[str]:

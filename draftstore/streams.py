@@ -1,10 +1,12 @@
 """The bytes of a file, plain or packed (.gz, .zst): in chunks, in lines, or whole; never more than fits."""
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -53,6 +55,30 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
         parts = [*parts, rest] if size <= MAX_RECORD_BYTES else []
     if size:
         yield b"".join(parts) if size <= MAX_RECORD_BYTES else None
+
+
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a new file of lines, packed as its name says, and flush it to disk; equal lines give equal bytes.
+
+    Args:
+        path: of the file.
+        lines: without their line feeds.
+    """
+    with path.open("wb") as file:
+        with _packed(file, path.suffix.lower()) as packed:
+            for line in lines:
+                packed.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
+    """Return what packs into an open file, which stays open."""
+    if suffix == ".zst":
+        return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
+    if suffix == ".gz":
+        return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+    return nullcontext(file)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

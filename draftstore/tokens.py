@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import StoreError, TokenRangeError
+from draftstore.files import fsync_path
 from draftstore.manifest import FileEntry, TokenizerIdentity, size_problems
 
 FORMAT_VERSION = 1
@@ -219,3 +220,22 @@ def require_files(directory: Path, shard: Shard) -> None:
     """
     for problem in size_problems(directory, shard.files):
         raise StoreError(f"{problem}: build the shards again")
+
+
+def document_starts(shards: TokenShards) -> NDArray[np.int64]:
+    """Return int64 [documents + 1]: where each document starts in what `write_closed` writes, and the end."""
+    parts, place = [np.zeros(1, np.int64)], 0
+    for _, offsets in shards.arrays():
+        parts.append(place + offsets[1:] + np.arange(1, len(offsets)))
+        place = int(parts[-1][-1])
+    return np.concatenate(parts)
+
+
+def write_closed(shards: TokenShards, path: Path) -> None:
+    """Write all documents one after the other, each closed by the sentinel; the file is whole or absent."""
+    filling = path.with_name(f"{path.name}.tmp")
+    with filling.open("wb") as file:
+        for tokens, offsets in shards.arrays():
+            file.write(np.insert(tokens, offsets[1:], sentinel(shards.dtype)).tobytes())
+    fsync_path(filling)
+    filling.replace(path)

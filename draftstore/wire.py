@@ -41,6 +41,8 @@ from draftstore.errors import DraftTreeError, WireError
 VERSION = 1
 MAX_PAYLOAD = 1 << 24
 """Bytes; what is longer is no frame of ours."""
+MAX_NAME = 255
+"""Bytes of the name of a release."""
 ANSWER = 0x80
 CLOSING = 1
 """Flag of an answer: the service is about to stop, connect anew for what comes next."""
@@ -65,6 +67,8 @@ class Operation(enum.IntEnum):
     """Draft for a batch of contexts."""
     RELEASES = 3
     """List what is served, as JSON (no payload)."""
+    PROJECTION = 4
+    """Return what a dense store is asked through (payload: its name), see `draftstore.queries`."""
 
 
 class Status(enum.IntEnum):
@@ -79,18 +83,22 @@ class Status(enum.IntEnum):
     BUSY = 6
     UNAVAILABLE = 7
     INTERNAL = 8
+    OTHER_PROJECTION = 9
 
 
 _DRAFT_ANSWER = int(Operation.DRAFT) | ANSWER
 
 
 class Tag(enum.IntEnum):
-    """Sections of a draft request; those that a reader does not know are skipped."""
+    """Sections of a draft request, see `draftstore.queries`; those that a reader does not know are skipped.
+
+    2 is never used: it was kept for the sampled tokens, which are the last ones of the contexts.
+    """
 
     HIDDEN = 1
-    """f32 [batch, d], the query of a dense store; a row of NaN is none."""
-    SAMPLED = 2
-    """i32 [batch], the token that was just sampled; -1 is none."""
+    """f32 [batch, dims], projected hidden states, the queries of a dense store; a row of NaN is none."""
+    PROJECTION = 3
+    """u64, the short hash of the projection that made them."""
 
 
 class Header(NamedTuple):

@@ -13,23 +13,36 @@ from prefect import flow, get_run_logger
 from draftstore.build import SEGMENT_TOKENS
 from draftstore.counts import DEFAULT_MAX_N
 from draftstore.crest_build import CrestOptions
+from draftstore.dresd_build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions
+from draftstore.hf.responses import BATCH
 from pipelines import tasks
 from pipelines.ledger import Ledger
 from pipelines.parameters import (
     DEFAULT_CORPUS,
     Backends,
+    Batch,
+    BatchTokens,
     Corpus,
+    Device,
+    Dims,
     HeadRows,
     Longest,
     MaxBytes,
+    ModelSource,
     Name,
     Ngrams,
+    Questions,
     Rule,
+    Sample,
     SegmentTokens,
     TokenizerSource,
+    Vectors,
+    Weights,
+    Window,
     Workers,
 )
 from pipelines.reports import Built
+from pipelines.steps import Target
 from schema.statistics import HEAD
 
 
@@ -151,6 +164,88 @@ def build_crest(
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head))
         builds.append(tasks.make_crest(ledger, options, source, workers))
+        _publish(ledger, release, builds[-1])
+    return _finish(name, builds, release)
+
+
+@flow(name="generate-responses")
+def generate_responses(
+    model: ModelSource,
+    questions: Questions,
+    name: Name = "default",
+    batch: Batch = BATCH,
+    dtype: Weights | None = None,
+    device: Device | None = None,
+) -> dict[str, Any]:
+    """Write down what a model answers, as a corpus for its stores; and take over what it has answered already.
+
+    The files of a name keep their places, so that scheduled builds can name them as their corpus: in the data folder
+    `corpora/NAME/answers.jsonl.zst` for prompts, and beside it `logged.jsonl.zst` for logs.
+
+    Args:
+        model: A folder, or a name on the Hugging Face hub.
+        questions: Prompts and how they are answered, and response logs of workers.
+        name: Name of the answers, for people; also the folder they lie in.
+        batch: How many answers are decoded at once; halved where memory does not suffice.
+        dtype: Type of the model's weights. None: what the files say, on a CPU float32.
+        device: Where the model runs. None: the GPU, if there is one.
+    """
+    answers = tasks.make_answers(name, Target(model, dtype, device), questions, batch)
+    tasks.report_answers(name, model, answers)
+    return {
+        "name": name,
+        "model": model,
+        "paths": [str(made.path) for made in answers],
+        "answers": sum(made.counts["answers"] for made in answers),
+        "tokens": sum(made.counts["tokens"] for made in answers),
+        "reused": all(made.reused for made in answers),
+    }
+
+
+@flow(name="build-dresd")
+def build_dresd(
+    model: ModelSource,
+    name: Name = "default",
+    corpus: Corpus = DEFAULT_CORPUS,
+    questions: Questions | None = None,
+    batch: Batch = BATCH,
+    dims: Dims = DIMS,
+    dtype: Vectors = "float16",
+    max_length: Window = MAX_LENGTH,
+    sample: Sample = SAMPLE,
+    batch_tokens: BatchTokens | None = None,
+    model_dtype: Weights | None = None,
+    device: Device | None = None,
+    release: Name | None = None,
+) -> dict[str, Any]:
+    """Build a DReSD store: the hidden states of a model over a corpus, with what comes next; best over its own answers.
+
+    Args:
+        model: A folder with a tokenizer.json, or a name on the Hugging Face hub. The store serves this model alone.
+        name: Name of the store, for people; also the folder it lies in.
+        corpus: The texts, and how they are read.
+        questions: Have the model answer these first, and build from its answers, with the files that `corpus` names.
+            None: build from the corpus alone.
+        batch: How many answers are decoded at once.
+        dims: Numbers of a vector, to which hidden states are projected.
+        dtype: Type of these numbers: int8 takes half the space.
+        max_length: Most tokens that the model reads of a text at once.
+        sample: Most hidden states that the projection is fitted to.
+        batch_tokens: Most tokens that the model reads in one batch. None: 16,384.
+        model_dtype: Type of the model's weights. None: what the files say, on a CPU float32.
+        device: Where the model runs. None: the GPU, if there is one.
+        release: The release that shall point at the store once it is whole and verifies. None: none.
+    """
+    target = Target(model, model_dtype, device)
+    options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
+    options.check()  # before hours of work
+    with Ledger(get_run_logger()) as ledger:
+        if questions is not None:
+            answers = tasks.make_answers(name, target, questions, batch)
+            tasks.report_answers(name, model, answers)
+            corpus = corpus.model_copy(update={"paths": [*corpus.paths, *(made.path for made in answers)]})
+        tokens = tasks.make_tokens(ledger, name, corpus, model)
+        builds = [tokens, tasks.make_dresd(ledger, options, corpus, target, tokens, batch_tokens)]
         _publish(ledger, release, builds[-1])
     return _finish(name, builds, release)
 

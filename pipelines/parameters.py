@@ -24,6 +24,15 @@ HeadRows = Annotated[int, Field(ge=0, le=100_000_000, examples=[1_000_000])]
 Rule = Literal["gain", "global", "combined", "single"]
 Ngrams = Annotated[int, Field(ge=1, le=1_000_000_000, examples=[100_000])]
 MaxBytes = Annotated[int, Field(ge=16_384, examples=[100_000_000])]
+ModelSource = Annotated[str, Field(min_length=1, examples=["/models/SmolLM2-135M-Instruct", "org/model"])]
+Weights = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+Device = Annotated[str, Field(min_length=1, examples=["cpu", "cuda", "cuda:1"])]
+Dims = Annotated[int, Field(ge=1, le=65_536, examples=[64])]
+Vectors = Literal["float16", "int8"]
+Window = Annotated[int, Field(ge=2, examples=[1024])]
+Sample = Annotated[int, Field(ge=2, examples=[1_000_000])]
+BatchTokens = Annotated[int, Field(ge=1, examples=[16_384])]
+Batch = Annotated[int, Field(ge=1, examples=[64])]
 Backends = Annotated[
     list[Literal["lmdb", "postgres"]], Field(min_length=1, max_length=2, examples=[["lmdb"]])
 ]
@@ -57,6 +66,45 @@ class Corpus(BaseModel):
     def patterns(self) -> tuple[str, ...]:
         """Return which files of a folder are read."""
         return tuple(self.glob) or SOURCE_PATTERNS
+
+
+class Questions(BaseModel):
+    """What a model is asked, and how it answers; or answers that it has given already."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompts: list[Path] = Field(
+        default=[],
+        description="JSON Lines files on the worker's machine with `prompt`, `messages` or `text`.",
+        examples=[["/data/prompts.jsonl.zst"]],
+    )
+    logs: list[Path] = Field(
+        default=[],
+        description="Response logs of decoding workers: the answers of this model in them are taken over.",
+        examples=[["/data/answers.jsonl", "/data/answers.1.jsonl"]],
+    )
+    logged_as: str | None = Field(
+        default=None, description="The model's name in these logs. None: its own.", examples=["chat"]
+    )
+    max_new_tokens: int = Field(default=128, ge=1, description="Most tokens of an answer.")
+    temperature: float = Field(default=0.0, ge=0, description="0 takes the most likely token every time.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Draw from the most likely tokens of this probability mass."
+    )
+    samples: int = Field(default=1, ge=1, description="Answers to each prompt, where they are drawn.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Of the draws.")
+    max_prompt_tokens: int | None = Field(
+        default=None, ge=1, description="Longer prompts are left out. None: what the model has room for."
+    )
+    limit: int | None = Field(default=None, ge=1, description="At most so many prompts. None: all.")
+    system: str | None = Field(
+        default=None, description="System message of conversations that have none. None: none."
+    )
+    chat: bool | None = Field(
+        default=None,
+        description="Texts are questions in the chat template, or go on as they are. None: by whether there is one.",
+    )
+    strict: bool = Field(default=False, description="Fail at the first bad record, instead of counting it.")
 
 
 DEFAULT_CORPUS = Corpus()

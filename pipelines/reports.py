@@ -1,10 +1,12 @@
 """What a flow run made, as text and rows for its page: figures from manifests and from the clock."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftstore.dresd import KIND as DRESD
+from draftstore.hf.responses import Responses
 from draftstore.manifest import Manifest
 
 
@@ -82,11 +84,52 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
     ]
     if left_out:
         lines.append(f"Left out: {', '.join(left_out)}.")
+    lines += _figures(last.manifest)
     steps = [(built.manifest.kind, step, s) for built in builds for step, s in built.timings.items()]
     if steps:
         lines += ["", "| step | seconds |", "|---|--:|"]
         lines += [f"| {kind}: {step} | {seconds:,.2f} |" for kind, step, seconds in steps]
     return "\n".join(lines) + "\n"
+
+
+def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str:
+    """Return a page about what a model answered, and what is left out of the files.
+
+    Args:
+        name: of the answers.
+        model: which one.
+        answers: the files.
+    """
+    lines = [f"# Answers `{name}` of `{model}`"]
+    for made in answers:
+        counts = {key.replace("_", " "): number for key, number in made.counts.items() if number}
+        lines += ["", f"`{made.path}`" + (", found finished." if made.reused else "")]
+        lines += ["", "| what | number |", "|---|--:|", *_rows(counts)]
+        lines += [f"\n{problem.place}: {problem.reason}" for problem in made.problems[:5]]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(manifest: Manifest) -> list[str]:
+    """Return a table of what decides the quality of a store of hidden states; nothing for other stores."""
+    if manifest.kind != DRESD:
+        return []
+    shown = ("dims", "dtype", "explained_variance")
+    figures: dict[str, Any] = {"target model": f"`{manifest.target_model}`"}
+    figures |= {
+        key.replace("_", " "): manifest.parameters[key] for key in shown if key in manifest.parameters
+    }
+    figures |= manifest.parameters.get("quality", {})
+    figures |= {f"{key} entries": manifest.counts[key] for key in ("repeated", "skipped")}
+    return ["", "| figure | value |", "|---|--:|", *_rows(figures)]
+
+
+def _rows(figures: Mapping[str, Any]) -> list[str]:
+    """Return rows of a table: whole numbers in groups of three digits, others with four behind the point."""
+    formats: dict[type, str] = {int: "{:,}", float: "{:.4f}"}
+    return [
+        f"| {key.replace('_', ' ')} | {formats.get(type(value), '{}').format(value)} |"
+        for key, value in figures.items()
+    ]
 
 
 def _seconds(built: Built) -> str:

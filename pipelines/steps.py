@@ -2,27 +2,35 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftstore.build import RestOptions, build_rest
 from draftstore.counts import KIND as NGRAMS
 from draftstore.counts import build_counts
 from draftstore.crest import KIND as CREST
 from draftstore.crest_build import CrestOptions, CrestProgress, build_crest
+from draftstore.dresd import KIND as DRESD
+from draftstore.dresd_build import DresdOptions, DresdProgress, build_dresd
 from draftstore.entries import POSTGRES
+from draftstore.hf.loading import load_model, model_name
+from draftstore.hf.responses import ResponseOptions, Responses, make_responses, weights_fingerprint
 from draftstore.manifest import load_manifest, manifest_digest
 from draftstore.rest import KIND as REST
+from draftstore.tokenizer import load_tokenizer
 from draftstore.tokenizing import KIND as TOKENS
 from draftstore.tokenizing import CorpusOptions, build_tokens, corpus_plan
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger, Request
-from pipelines.parameters import Corpus
+from pipelines.parameters import Corpus, Questions
 from pipelines.places import store_path
-from pipelines.progress import StepLogs
+from pipelines.progress import Logger, StepLog, StepLogs
 from pipelines.reports import Built
 from schema import catalogue
 from schema.adding import load_statistics
 from schema.home import data_home
+
+ANSWERS, LOGGED = "answers.jsonl.zst", "logged.jsonl.zst"
+"""What a model answered to prompts, and what it had answered before: files in a folder of their name."""
 
 
 def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Built:
@@ -167,6 +175,115 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
 
     request = Request(CREST, options.name, path, parameters, rest.build_id, options.backends)
     return ledger.build(request, make)
+
+
+class Target(NamedTuple):
+    """The model that stores are made for.
+
+    Attributes:
+        source: a folder, or a name on the Hugging Face hub.
+        dtype: of its weights; None is what suits the device.
+        device: where it runs; None is the GPU, if there is one.
+    """
+
+    source: str
+    dtype: str | None = None
+    device: str | None = None
+
+
+def make_answers(
+    logger: Logger, name: str, target: Target, questions: Questions, batch: int
+) -> list[Responses]:
+    """Have a model answer, and take over what a log holds; each has a file of its own, which the next run replaces.
+
+    Answers are decoded again only where model, prompts or settings changed: a log that grows is no reason to.
+
+    Args:
+        logger: where progress goes.
+        name: of the answers; also the folder of the files.
+        target: the model.
+        questions: what it is asked.
+        batch: answers that are decoded at once.
+
+    Raises:
+        CorpusError: prompts or logs cannot be read, or nothing is left of them.
+        BuildError: another run is at work on the same.
+        ModelError: the model cannot be loaded, or does not fit.
+    """
+    asked = dict(questions)
+    options = ResponseOptions(**asked | {key: tuple(asked[key]) for key in ("prompts", "logs")})
+    options.check()
+    folder = data_home() / "corpora" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    log = StepLog(logger, "decoding", "answers")
+    made = []
+    for file, part in (
+        (ANSWERS, dataclasses.replace(options, logs=())),
+        (LOGGED, dataclasses.replace(options, prompts=())),
+    ):
+        if part.prompts or part.logs:
+            made.append(
+                make_responses(
+                    part, target.source, folder / file, dtype=target.dtype, device=target.device, batch=batch,
+                    overwrite=True, on_progress=lambda done, total, _tokens: log.amount(done, total),
+                )
+            )  # fmt: skip
+            logger.info("%s holds %s answers", made[-1].path, f"{made[-1].counts['answers']:,}")
+    return made
+
+
+def make_dresd(
+    ledger: Ledger,
+    options: DresdOptions,
+    corpus: Corpus,
+    target: Target,
+    tokens: Built,
+    batch_tokens: int | None,
+) -> Built:
+    """Find or build the DReSD store of a corpus.
+
+    Args:
+        ledger: of this run.
+        options: what is built, but for the corpus.
+        corpus: the texts; those that are on every machine, if it names none.
+        target: the model, whose tokenizer made the shards.
+        tokens: the shards of the corpus.
+        batch_tokens: most tokens that the model reads at once; what is usual, if None.
+
+    Raises:
+        CorpusError: the corpus cannot be read, or holds no text.
+        ModelError: the model cannot be loaded, or does not fit.
+        BuildError: another run is at work on the same, or there is too little space.
+    """
+    home = data_home()
+    options = dataclasses.replace(options, **_fields(resolve_corpus(corpus, home), options.name))
+    tokenizer = load_tokenizer(target.source, name=model_name(target.source))
+    parameters = {
+        "model": model_name(target.source),
+        "model_dtype": target.dtype,
+        **{key: getattr(options, key) for key in ("dims", "dtype", "max_length", "sample")},
+    }
+    identity = weights_fingerprint(target.source)
+    path = store_path(
+        home, DRESD, options.name, **corpus_plan(options, tokenizer), identity=identity, **parameters
+    )
+
+    def make(_build_id: int, logs: StepLogs) -> None:
+        loaded = load_model(target.source, dtype=target.dtype, device=target.device)
+        from draftstore.hf.states import ModelStates  # imports torch
+
+        batches = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
+        progress = DresdProgress(
+            tokenized=logs.step("tokenizing", "tokens").tokenized,
+            sampled=logs.step("sampling", "tokens").amount,
+            embedded=logs.step("embedding", "tokens").amount,
+            grouped=logs.step("grouping", "entries").amount,
+            hashed=logs.step("hashing", "bytes").amount,
+        )
+        source = ModelStates(loaded, **batches)
+        build_dresd(options, tokenizer, source, path, tokens=tokens.path, progress=progress)
+
+    return ledger.build(Request(DRESD, options.name, path, parameters, tokens.build_id), make)
 
 
 def publish(ledger: Ledger, release: str, built: Built) -> None:

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from draftstore.crest_build import CrestOptions
+from draftstore.dresd_build import DresdOptions
+from draftstore.hf.responses import Responses
 from pipelines import steps
 from pipelines.ledger import Ledger
-from pipelines.parameters import Corpus
-from pipelines.reports import Built, markdown, table_rows
+from pipelines.parameters import Corpus, Questions
+from pipelines.reports import Built, answers_markdown, markdown, table_rows
 from pipelines.retries import DELAYS, passes_by_itself
+from pipelines.steps import Target
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
@@ -68,6 +71,25 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
     return steps.make_crest(ledger, options, rest, workers)
 
 
+@task(name="answer prompts", **OPTIONS)
+def make_answers(name: str, target: Target, questions: Questions, batch: int) -> list[Responses]:
+    """Have a model answer, and take over what a log holds."""
+    return steps.make_answers(get_run_logger(), name, target, questions, batch)
+
+
+@task(name="build DReSD store", **OPTIONS)
+def make_dresd(
+    ledger: Ledger,
+    options: DresdOptions,
+    corpus: Corpus,
+    target: Target,
+    tokens: Built,
+    batch_tokens: int | None,
+) -> Built:
+    """Build the DReSD store of a corpus, from its shards and the hidden states of a model."""
+    return steps.make_dresd(ledger, options, corpus, target, tokens, batch_tokens)
+
+
 @task(name="publish", **OPTIONS)
 def publish(ledger: Ledger, release: str, built: Built) -> None:
     """Have a release point at a build."""
@@ -78,10 +100,25 @@ def publish(ledger: Ledger, release: str, built: Built) -> None:
 def report(name: str, builds: Sequence[Built], release: str | None) -> None:
     """Show the figures of a run on its page."""
     kind = builds[-1].manifest.kind
-    key = f"{kind}-{name}".lower().replace(".", "-").replace("_", "-").strip("-")
+    key = _key(kind, name)
     create_markdown_artifact(
         markdown(name, builds, release), key=key, description=f"{kind} `{name}`: the latest build"
     )
     create_table_artifact(
         table_rows(builds), key=f"{key}-stores", description=f"{kind} `{name}`: the stores of the latest run"
     )
+
+
+@task(name="report answers", **{**OPTIONS, "retries": 0})
+def report_answers(name: str, model: str, answers: Sequence[Responses]) -> None:
+    """Show what a model answered on the page of a run."""
+    create_markdown_artifact(
+        answers_markdown(name, model, answers),
+        key=_key("answers", name),
+        description=f"answers `{name}`: the latest run",
+    )
+
+
+def _key(kind: str, name: str) -> str:
+    """Return what the page calls something: it takes lower case letters, digits and dashes."""
+    return f"{kind}-{name}".lower().replace(".", "-").replace("_", "-").strip("-")

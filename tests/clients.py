@@ -9,11 +9,13 @@ import numpy as np
 import uvloop
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.async_client import AsyncRemoteStore
+from draftstore.async_client import AsyncRemoteDenseSession, AsyncRemoteSession, AsyncRemoteStore
 from draftstore.batch import Draft
 from draftstore.client import RemoteStore
 from draftstore.counters import Counters
-from draftstore.drafter import ContextDrafter, ContextSession, Drafter
+from draftstore.drafter import ContextDrafter, Drafter, projection_of
+from draftstore.projection import Projection
+from draftstore.tree import DraftTree
 
 KINDS = ("threads", "asyncio", "uvloop")
 
@@ -25,6 +27,8 @@ class Client(Protocol):
     def counters(self) -> Counters: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def projection(self) -> Projection | None: ...
     def drafter(self, strategy: str = "") -> Any: ...
     def check(self, strategy: str = "", seconds: float = ...) -> dict[str, Any]: ...
     def releases(self, seconds: float = ...) -> list[dict[str, Any]]: ...
@@ -42,6 +46,10 @@ class Awaited:
     @property
     def vocab_size(self) -> int:
         return self._store.vocab_size
+
+    @property
+    def projection(self) -> Projection | None:
+        return self._store.projection
 
     def drafter(self, strategy: str = "") -> "AwaitedDrafter":
         return AwaitedDrafter(self._store, strategy, self._run)
@@ -65,11 +73,37 @@ class AwaitedDrafter:
         self.context_size = self._drafter.context_size
         self.vocab_size = self._drafter.vocab_size
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
-        return self._run(self._drafter.draft(contexts, budget, min_prob))  # type: ignore[no-any-return]
+    @property
+    def projection(self) -> Projection | None:
+        return projection_of(self._drafter)
 
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        return ContextSession(self, prompt_ids)
+    def draft(
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, **queries: Any
+    ) -> list[Draft]:
+        return self._run(self._drafter.draft(contexts, budget, min_prob, **queries))  # type: ignore[no-any-return]
+
+    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "AwaitedSession":
+        return AwaitedSession(self._drafter.session(prompt_ids, **prefill), self._run)
+
+
+class AwaitedSession:
+    """A session of an `AsyncRemoteStore`."""
+
+    needs_candidates = False
+
+    def __init__(
+        self, session: AsyncRemoteSession | AsyncRemoteDenseSession, run: Callable[[Any], Any]
+    ) -> None:
+        self._session = session
+        self._run = run
+        self.needs_hidden = isinstance(session, AsyncRemoteDenseSession)
+        self.projection = projection_of(session)
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        return self._run(self._session.propose(budget, min_prob))  # type: ignore[no-any-return]
+
+    def observe(self, accepted_ids: ArrayLike, **feedback: Any) -> None:
+        self._session.observe(accepted_ids, **feedback)
 
 
 @contextmanager

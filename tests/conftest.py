@@ -124,6 +124,19 @@ def small_crest(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
+def small_dense(
+    small_corpus: Path, small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return a dense store of a third of the small corpus, with made-up hidden states; tests that change it copy it."""
+    from tests.dense_stores import make_dense_store
+
+    lines = small_corpus.read_text(encoding="utf-8").splitlines()[:20]
+    documents = [small_tokenizer.encode(json.loads(line)["text"], bos=True).tolist() for line in lines]
+    out = tmp_path_factory.mktemp("dense") / "small-dense"
+    return make_dense_store(out, documents, tokenizer=small_tokenizer)
+
+
+@pytest.fixture(scope="session")
 def wide_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     """Return a tokenizer of 70,000 words `w0` to `w69999`, so that ids need 32 bits."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -33,6 +33,7 @@ from services.lookup.limits import Limits
 from services.lookup.permissions import Permissions
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
+from services.lookup.stores.warming import load_kernels, sample_contexts
 
 SECONDS = 30.0
 """How long a test waits for what should come at once."""
@@ -159,8 +160,6 @@ def open_manifest_vocab(path: Path) -> int:
 
 def some_tokens(path: Path) -> NDArray[np.int32]:
     """Return tokens that occur in a store one after the other: of a REST store its text, of a CREST store its keys."""
-    from services.lookup.stores.warming import sample_contexts
-
     store = open_store(path)
     try:
         rows = sample_contexts(store, 50)
@@ -301,6 +300,7 @@ def serving_process(stores: Mapping[str, Path]) -> Iterator[ServerProcess]:
     folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
     arguments = [f"{name}={path}" for name, path in stores.items()]
     root = Path(__file__).parent.parent
+    load_kernels()  # on disk then: to compile them there may take longer than a test waits
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.lookups", str(folder), *arguments], cwd=root, stdout=log, stderr=log

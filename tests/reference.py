@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.dense_tree import Calibration
 from draftstore.expand import Rule
 from draftstore.history import LENGTHS, RequestRule
 from draftstore.jit import read_only
@@ -696,3 +697,74 @@ def foretold(tree: Nodes, came: Sequence[int]) -> list[tuple[float, int]]:
         if said not in children:
             break
     return seen
+
+
+# -- dense stores --------------------------------------------------------------------------------------------
+
+
+def dense_places(documents: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return document and place of every entry of a corpus: two tokens follow, and it is not there already."""
+    known, places = set(), []
+    for number, document in enumerate(documents):
+        for place in range(len(document) - 2):
+            entry = (tuple(document[: place + 1]), tuple(document[place + 1 : place + 22]))
+            if entry not in known:
+                known.add(entry)
+                places.append((number, place))
+    return places
+
+
+# -- dense stores --------------------------------------------------------------------------------------------
+
+
+def rest_of_document(tokens: NDArray[Any], start: int, length: int) -> Ngram:
+    """Return the tokens from a place in the corpus of a store, at most `length`, to the end of the document."""
+    rest: list[int] = tokens[start : start + length].tolist()
+    end = sentinel(tokens.dtype)
+    return tuple(rest[: rest.index(end)] if end in rest else rest)
+
+
+def dense_tree(
+    near: Sequence[tuple[float, Ngram]], calibration: Calibration, budget: int, max_level: int = 255
+) -> Nodes:
+    """Merge the continuations of neighbours, each with its similarity, as the module of dense trees says."""
+    weights = [1.0 / (1.0 + (1.0 - similarity) / calibration.reach) for similarity, _ in near]
+
+    def through(path: Ngram) -> float:
+        pairs = zip(weights, near, strict=True)
+        return sum(weight for weight, (_, rest) in pairs if rest[: len(path)] == path)
+
+    paths = {rest[:size] for _, rest in near for size in range(1, len(rest) + 1)}
+    chances: dict[Ngram, float] = {(): 1.0}
+    for path in sorted(paths, key=len):
+        siblings = sum(through(other) for other in paths if other[:-1] == path[:-1])
+        unseen = calibration.unseen * calibration.settled ** (len(path) - 1)
+        held = through(path) / (through(path) + calibration.doubt)
+        chances[path] = chances[path[:-1]] * held * through(path) / (siblings + unseen)
+    del chances[()]
+    return heaviest(chances, budget, 63, max_level)
+
+
+def nearest_entries(
+    vectors: NDArray[np.float64], entries: Iterable[int], query: NDArray[np.float64], k: int
+) -> list[tuple[int, float]]:
+    """Return the entries nearest to a query of some length, each with its cosine: nearest first, equals by number."""
+    cosines = {
+        entry: float(vectors[entry] @ query / math.sqrt(query @ query * (vectors[entry] @ vectors[entry])))
+        for entry in entries
+    }
+    return sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:k]
+
+
+def visited_lists(
+    centroids: NDArray[np.float64], sizes: Sequence[int], query: NDArray[np.float64], wanted: float, k: int
+) -> set[int]:
+    """Return which lists are visited, nearest centroids first, until they hold enough entries."""
+    visited: set[int] = set()
+    held = 0
+    for number in sorted(range(len(sizes)), key=lambda number: -float(centroids[number] @ query)):
+        visited.add(number)
+        held += sizes[number]
+        if held >= max(wanted, k):
+            break
+    return visited

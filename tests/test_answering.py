@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from draftstore import wire
 from draftstore.errors import DraftstoreError
+from draftstore.queries import Queries, decode_projection
 from draftstore.stores import open_store
 from draftstore.wire import Frame, Header, Operation, Status
 from services.lookup.figures.counting import Figures
@@ -22,15 +23,16 @@ from services.lookup.limits import Limits
 from services.lookup.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
+from tests.dense_stores import make_projection
 from tests.lookups import contexts_of
 
 SOME = Grant("some", frozenset(["crest"]), hash_token("secret"))
 
 
 @pytest.fixture(scope="module")
-def shelf(small_crest: Path, small_store: Path) -> Iterator[Shelf]:
+def shelf(small_crest: Path, small_store: Path, small_dense: Path) -> Iterator[Shelf]:
     shelf = Shelf()
-    for name, path in (("crest", small_crest), ("rest", small_store)):
+    for name, path in (("crest", small_crest), ("rest", small_store), ("dense", small_dense)):
         shelf.put(name, open_book(Target(name, path)))
     yield shelf
     shelf.close()
@@ -96,8 +98,63 @@ def test_in_pieces_or_at_once_the_answer_is_the_same(
     assert whole[40:] == wire.encode_answer(7, 0, 0, 0, drafts)[40:]
 
 
+def projection_frame(name: bytes) -> Frame:
+    return Frame(Header(len(name), 1, Operation.PROJECTION, 0, 0, 7), name)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    batch=st.integers(0, 20),
+    rows=st.lists(st.integers(1, 21), min_size=1, max_size=4),
+)
+def test_queries_are_cut_with_their_contexts(shelf: Shelf, seed: int, batch: int, rows: list[int]) -> None:
+    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), Figures(1).slot(0))
+    book = shelf.get("dense")
+    assert book.projection is not None
+    salad = np.random.default_rng(seed)
+    contexts = salad.integers(-2, 300, (batch, 3)).astype(np.int32)
+    queries = salad.standard_normal((batch, book.projection.dims)).astype(np.float32)
+    queries[salad.random(batch) < 0.3, 0] = np.nan
+    asked = request("dense", contexts, 1 + seed % 100, sections=Queries(queries, book.projection).sections())
+    whole = answerer.answer(asked, ANYBODY)
+    job = answerer.begin(asked, ANYBODY)
+    assert isinstance(job, Job)
+    for number in itertools.cycle(rows):
+        job.work(number)
+        if not job.left:
+            break
+    assert answerer.finish(job)[16 + 24 :] == whole[16 + 24 :]
+    drafter: Any = book.drafter()
+    drafts = drafter.draft_batch(contexts, 1 + seed % 100, queries=queries)
+    assert whole[40:] == wire.encode_answer(7, 0, 0, 0, drafts)[40:]
+
+
+def test_queries_of_another_projection_are_counted_for_their_release(
+    answerer: Answerer, figures: Figures
+) -> None:
+    sections = Queries(np.ones((1, 8), np.float32), make_projection(seed=1)).sections()
+    failure = refusal(answerer.answer(request("dense", zeros(), sections=sections), ANYBODY))
+    assert (failure.status, failure.retry_after) == (Status.OTHER_PROJECTION, 0)
+    assert failure.message.startswith("'dense': queries of the projection ")
+    assert figures.totals()["dense"].failures[Status.OTHER_PROJECTION] == 1
+    for wrong in ({1: sections[1]}, {3: b"x"}):
+        failure = refusal(answerer.answer(request("dense", zeros(), sections=wrong), ANYBODY))
+        assert failure.status == Status.BAD_REQUEST
+        assert isinstance(answerer.begin(request("rest", zeros(), sections=wrong), ANYBODY), Job)
+
+
+def test_a_projection(answerer: Answerer, shelf: Shelf) -> None:
+    book = shelf.get("dense")
+    answer = frame_of(answerer.answer(projection_frame(b"dense"), ANYBODY))
+    assert (answer.header.operation, answer.header.status) == (0x84, Status.OK)
+    assert book.projection is not None
+    assert decode_projection(answer.payload).digest == book.projection.digest
+    assert decode_projection(answer.payload).digest == book.manifest.parameters["projection"]
+
+
 def test_the_flags_of_an_answer(answerer: Answerer) -> None:
-    for asked in (request("crest", zeros()), request("none", zeros()), Frame(Header(0, 1, 3, 0, 0, 7), b"")):
+    others = (Frame(Header(0, 1, 3, 0, 0, 7), b""), projection_frame(b"dense"), projection_frame(b"rest"))
+    for asked in (request("crest", zeros()), request("none", zeros()), *others):
         for flags in (0, wire.CLOSING):
             assert frame_of(answerer.answer(asked, ANYBODY, flags)).header.flags == flags
     for flags in (0, wire.CLOSING):
@@ -118,6 +175,14 @@ def test_the_flags_of_an_answer(answerer: Answerer) -> None:
         (Frame(Header(3, 1, 2, 0, 0, 7), b"abc"), ANYBODY, Status.BAD_REQUEST, "at least 16 bytes"),
         (Frame(Header(0, 1, 9, 0, 0, 7), b""), ANYBODY, Status.BAD_REQUEST, "operation 9 is unknown"),
         (Frame(Header(0, 1, 3, 0, 0, 7), b""), None, Status.UNAUTHORIZED, "HELLO"),
+        (projection_frame(b"dense"), None, Status.UNAUTHORIZED, "HELLO"),
+        (projection_frame(b"dense"), SOME, Status.FORBIDDEN, "'some' may not use 'dense'"),
+        (projection_frame(b"none"), SOME, Status.FORBIDDEN, "'some' may not use 'none'"),
+        (projection_frame(b"none"), ANYBODY, Status.NOT_FOUND, "'none'"),
+        (projection_frame(b"crest"), SOME, Status.NOT_FOUND, "'crest' has no projection.*of kind 'crest'"),
+        (projection_frame(b"\xff"), ANYBODY, Status.BAD_REQUEST, "no UTF-8"),
+        (projection_frame(b"x" * 256), ANYBODY, Status.BAD_REQUEST, "at most 255 bytes, found 256"),
+        (request("dense", zeros(), strategy="backoff"), ANYBODY, Status.NOT_FOUND, "no strategy 'backoff'"),
     ],
 )
 def test_refusals(
@@ -171,7 +236,11 @@ def test_a_job_that_fails_in_the_middle_is_a_failure(
 
 def test_releases_that_one_may_use(answerer: Answerer) -> None:
     asked = Frame(Header(0, 1, Operation.RELEASES, 0, 0, 7), b"")
-    for grant, names in ((ANYBODY, ["crest", "rest"]), (SOME, ["crest"]), (Grant("x", frozenset()), [])):
+    for grant, names in (
+        (ANYBODY, ["crest", "dense", "rest"]),
+        (SOME, ["crest"]),
+        (Grant("x", frozenset()), []),
+    ):
         answer = frame_of(answerer.answer(asked, grant))
         assert answer.header.operation == 0x83
         assert [entry["name"] for entry in json.loads(answer.payload)["releases"]] == names

@@ -1,13 +1,18 @@
 """From what a user names to one drafter: everything is opened, checked, mixed and closed."""
 
+import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.client import RemoteStore
+from draftstore.drafter import projection_of
+from draftstore.dresd import DresdStore
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
 from draftstore.manifest import TokenizerIdentity
 from draftstore.mixture import Mixture
@@ -17,9 +22,11 @@ from draftstore.request import RequestDrafter
 from draftstore.stores import open_store
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree
+from tests.dense_stores import make_dense_store
 from tests.lookups import contexts_of, serving
 
 OTHER = TokenizerIdentity("other", "0" * 64)
+MODEL = "organisation/model"
 
 
 def assembled(sources: Sources, tokenizer: TextTokenizer, vocab_size: int | None = None) -> Assembly:
@@ -27,7 +34,7 @@ def assembled(sources: Sources, tokenizer: TextTokenizer, vocab_size: int | None
         sources,
         vocab_size=vocab_size or tokenizer.vocab_size,
         tokenizer=tokenizer.identity,
-        model="organisation/model",
+        model=MODEL,
     )
 
 
@@ -128,6 +135,118 @@ def test_a_model_with_padded_matrices_may_emit_the_padding(
                 assert session.propose(32) == alone.session([-1, *context[-2:]][1:]).propose(32)
 
 
+# --- stores of hidden states ---
+
+
+@pytest.fixture
+def small_dense(tmp_path: Path, small_store: Path, small_tokenizer: TextTokenizer) -> Path:
+    """Write a store of hidden states over some texts."""
+    return make_dense_store(
+        tmp_path / "dense", some_contexts(small_store), tokenizer=small_tokenizer, target_model=MODEL
+    )
+
+
+def asked_of(store: DresdStore, token: int) -> NDArray[np.float32]:
+    """Return the query that the first entry behind a token is nearest to."""
+    first = int(store.index.groups[token])
+    query: NDArray[np.float32] = store.index.vectors[first].view(np.float16).astype(np.float32)
+    return query
+
+
+def some_queries(path: Path) -> list[tuple[int, NDArray[np.float32]]]:
+    """Return tokens that entries begin with, each with a projected state like that of one."""
+    store = DresdStore.open(path)
+    tokens = np.flatnonzero(np.diff(store.index.groups))[:20]
+    return [(token, asked_of(store, token)) for token in tokens.tolist()]
+
+
+def test_a_dense_store_drafts_as_it_does_alone(small_dense: Path, small_tokenizer: TextTokenizer) -> None:
+    for strategy in (None, "deep"):
+        store = DresdStore.open(small_dense)
+        alone = store.drafter(strategy or store.default_strategy)
+        sources = Sources(stores=(small_dense,), strategy=strategy)
+        with assembled(sources, small_tokenizer) as assembly:
+            assert [(part.kind, part.name) for part in assembly.parts] == [("dresd", "dense")]
+            assert assembly.projection is not None
+            assert assembly.projection.digest == store.projection.digest
+            for token, query in some_queries(small_dense):
+                session = assembly.session([3, token], hidden=query)
+                assert session.needs_hidden
+                assert projection_of(session) is assembly.projection
+                tree = session.propose(32)
+                assert tree == alone.session([token], hidden=query).propose(32)
+                assert len(tree) > 0
+                session.observe([token], hidden=query)
+                assert session.propose(32) == tree
+
+
+def test_hidden_states_of_another_model_are_refused_with_both_names(
+    small_dense: Path, small_tokenizer: TextTokenizer
+) -> None:
+    sources = Sources(stores=(small_dense,))
+    known: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
+    with pytest.raises(StoreError, match=f"'{MODEL}', found 'other/model'"):
+        assemble(sources, model="other/model", **known)
+    with pytest.raises(StoreError, match="states of 16 numbers, the model's have 17"):
+        assemble(sources, model=MODEL, hidden_size=17, **known)
+    with pytest.raises(TokenizerError, match=r"'small-bpe'.*found 'other'"):
+        assemble(sources, model=MODEL, **(known | {"tokenizer": OTHER}))
+    with assemble(sources, model=MODEL, hidden_size=16, **known) as assembly:
+        assert assembly.part("dresd") is not None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "follows"),
+    [(None, []), ("longest", ["rest", "crest"]), ("backoff", ["rest", "crest"]), ("deep", ["dresd"])],
+)
+def test_a_strategy_is_for_the_stores_that_know_it(
+    small_store: Path,
+    small_crest: Path,
+    small_dense: Path,
+    small_tokenizer: TextTokenizer,
+    strategy: str | None,
+    follows: list[str],
+) -> None:
+    stores = (small_store, small_crest, small_dense)
+    with assembled(Sources(stores=stores, strategy=strategy, request=True), small_tokenizer) as assembly:
+        assert [part.kind for part in assembly.parts if part.strategy] == follows
+        assert {part.strategy for part in assembly.parts} <= {strategy, None}
+        alone = open_store(small_store).drafter("longest" if strategy == "longest" else "backoff")
+        part = assembly.part("rest")
+        assert part is not None
+        for context in some_contexts(small_store):
+            session = part.drafter.session(context)
+            assert session.propose(32) == alone.session(context).propose(32)
+
+
+def test_a_strategy_that_nothing_follows_is_refused(
+    small_store: Path, small_dense: Path, small_tokenizer: TextTokenizer
+) -> None:
+    with pytest.raises(DraftstoreError, match=r"knows the strategy 'deep' \(small\): leave --strategy out"):
+        assembled(Sources(stores=(small_store,), strategy="deep"), small_tokenizer)
+    with pytest.raises(DraftstoreError, match=r"'longest' \(the request itself, dense\)"):
+        assembled(Sources(stores=(small_dense,), strategy="longest", request=True), small_tokenizer)
+
+
+@pytest.mark.parametrize("more", [-60, 100_000])
+def test_a_dense_store_and_a_model_of_other_ids(
+    small_dense: Path, small_tokenizer: TextTokenizer, more: int
+) -> None:
+    size = small_tokenizer.vocab_size + more
+    alone, nodes = DresdStore.open(small_dense).drafter(), 0
+    with assembled(Sources(stores=(small_dense,)), small_tokenizer, size) as assembly:
+        for token, query in some_queries(small_dense):
+            if token < size:
+                session = assembly.session([token], hidden=query)
+                tree, whole = session.propose(32), alone.session([token], hidden=query).propose(32)
+                tree.validate()
+                assert texts(tree) == {text for text in texts(whole) if max(text) < size}
+                nodes += len(tree)
+                session.observe([size - 1], hidden=query)
+                assert more < 0 or len(session.propose(32)) == 0
+    assert nodes > 0
+
+
 def test_recycled_candidates_are_a_start_for_their_own_model(
     tmp_path: Path, small_store: Path, small_tokenizer: TextTokenizer
 ) -> None:
@@ -158,6 +277,30 @@ def test_a_release_of_the_lookup_service_drafts_as_the_store(
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
             for context in some_contexts(small_store):
                 assert draft(assembly, context) == alone.session(context).propose(32)
+
+
+def test_a_dense_release_drafts_as_the_store_for_its_own_model(
+    small_store: Path, small_dense: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftstore.assembly.RemoteStore", partial(RemoteStore, deadline=5.0))
+    alone = DresdStore.open(small_dense).drafter("deep")
+    known: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
+    with serving({"dense": small_dense}) as lookups:
+        there = Sources(lookup=str(lookups.socket), release="dense", strategy="deep")
+        for stores in ((), (small_store,)):
+            sources = dataclasses.replace(there, stores=stores)
+            with assemble(sources, model=MODEL, hidden_size=16, **known) as assembly:
+                assert [part.kind for part in assembly.parts if part.strategy] == ["lookup"]
+                part = assembly.part("lookup")
+                assert part is not None
+                assert assembly.projection is projection_of(part.drafter) is not None
+                for token, query in some_queries(small_dense):
+                    tree = part.drafter.session([token], hidden=query).propose(32)
+                    assert tree == alone.session([token], hidden=query).propose(32)
+        with pytest.raises(LookupServiceError, match=f"'{MODEL}', expected 'other/model'"):
+            assemble(there, model="other/model", **known)
+        with pytest.raises(LookupServiceError, match="states of 16 numbers, the model's have 17"):
+            assemble(there, model=MODEL, hidden_size=17, **known)
 
 
 def test_the_lookup_service_is_checked_at_the_start(

@@ -27,7 +27,7 @@ from tests.faults import FAULTS, SECONDS, TOKENIZER, Service
 SHORT = 0.02
 """Seconds; the deadline where no answer is expected."""
 IDENTITY = TokenizerIdentity("small", TOKENIZER)
-OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE}
+OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE, Outcome.OTHER_PROJECTION}
 REFUSALS = {Outcome.NOT_FOUND, Outcome.UNAUTHORIZED, Outcome.FORBIDDEN, Outcome.OTHER_TOKENIZER}
 
 

@@ -154,7 +154,7 @@ def test_every_drafter_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return made.get(name)
 
     monkeypatch.setattr(identity.Case, "drafter", drafter)
-    case = identity.Case(model(), VOCAB, 0, None, None, 16)  # type: ignore[arg-type]
+    case = identity.Case(model(), VOCAB, 0, None, None, None, 16)  # type: ignore[arg-type]
     rows = identity.compare_all(
         case, PROMPTS, plain_cache="dynamic", cache="static", on_row=lambda _count: None
     )

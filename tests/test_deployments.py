@@ -25,9 +25,17 @@ from schema.database import connect
 from schema.home import HOME_VARIABLE
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.servers import free_port
+from tests.test_loading import model_folder
+
+__all__ = ["model_folder"]  # a fixture
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 120.0
+ON_DEMAND: dict[str, dict[str, Any]] = {
+    "build-dresd": {"model": "/models/chat"},
+    "generate-responses": {"model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]}},
+}
+"""Flows without a schedule, and what their runs must name."""
 
 
 class Local:
@@ -122,32 +130,53 @@ def crest_parameters(folder: Path) -> dict[str, Any]:
     }
 
 
+def released(name: str) -> Path:
+    """Return the store that a release points at."""
+    query = "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = %s"
+    with connect() as connection:
+        ((path,),) = connection.execute(query, [name]).fetchall()
+    return Path(path)
+
+
 @pytest.mark.slow
-def test_deployments_build_publish_and_stop_without_a_trace(local: Local, tmp_path: Path) -> None:
+def test_deployments_build_publish_and_stop_without_a_trace(
+    local: Local, tmp_path: Path, model_folder: Path
+) -> None:
     deployments = local.ask("deployments/filter")
-    assert len(deployments) == 4
+    assert len(deployments) == 6
     for deployment in deployments:
         assert deployment["name"] == "default"
-        assert [schedule["active"] for schedule in deployment["schedules"]] == [True]
+        on_demand = "model" in deployment["parameter_openapi_schema"].get("required", [])
+        assert [schedule["active"] for schedule in deployment["schedules"]] == [True] * (not on_demand)
         assert deployment["description"]
         assert "properties" in deployment["parameter_openapi_schema"]
 
     parameters = json.dumps(crest_parameters(tmp_path))
     local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
-    with connect() as connection:
-        query = (
-            "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = 'default'"
-        )
-        ((path,),) = connection.execute(query).fetchall()
-    manifest = load_manifest(Path(path), "crest")
-    assert verify_files(Path(path), manifest) == []
-    store = CrestStore.open(Path(path))
+    path = released("default")
+    manifest = load_manifest(path, "crest")
+    assert verify_files(path, manifest) == []
+    store = CrestStore.open(path)
     (context,) = load_tokenizer(tmp_path / "tokenizer").encode_documents(["for item in items:"])
     assert len(store.drafter().session(context).propose(16)) > 0
     store.close()
     assert len(local.ask("artifacts/filter")) == 2
     logs = local.ask("logs/filter", limit=200)
     assert any("finished" in line["message"] for line in logs)
+
+    # What has no schedule is run with what it needs: a model, and its own answers to build from.
+    needed: dict[str, Any] = {
+        "model": str(model_folder),
+        "questions": {"prompts": [str(tmp_path / "texts.jsonl")], "limit": 8},
+    }
+    needed["questions"]["max_new_tokens"] = 12
+    local.prefect(
+        "deployment", "run", "generate-responses/default", "--params", json.dumps(needed), "--watch"
+    )
+    answers = {"paths": [str(tmp_path / "home" / "corpora" / "default" / "answers.jsonl.zst")]}
+    parameters = json.dumps({"model": str(model_folder), "corpus": answers, "dims": 8})
+    local.prefect("deployment", "run", "build-dresd/default", "--params", parameters, "--watch")
+    assert load_manifest(released("default-dresd"), "dresd").target_model == "small-model"
 
     # A run at work when Ctrl-C comes: it ends too, and the catalogue knows.
     slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
@@ -175,9 +204,10 @@ def test_deployments_name_flows_and_parameters_that_exist() -> None:
     flows = {}
     for deployment in deployments:
         flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
-        flow.validate_parameters(deployment["parameters"])
+        given = {} if "schedules" in deployment else ON_DEMAND.get(flow.name, {})
+        flow.validate_parameters({**deployment["parameters"], **given})
         flows[flow.name] = deployment
-    assert flows.keys() == {"tokenize-corpus", "count-ngrams", "build-rest", "build-crest"}
+    assert flows.keys() == {"tokenize-corpus", "count-ngrams", "build-rest", "build-crest", *ON_DEMAND}
     assert flows["build-crest"]["parameters"]["release"] == "default"
 
 

@@ -19,7 +19,10 @@ from pydantic import ValidationError
 
 from draftstore.build import build_rest
 from draftstore.crest_build import build_crest
-from draftstore.errors import BuildError, CorpusError
+from draftstore.dresd_build import build_dresd
+from draftstore.errors import BuildError, CorpusError, TokenizerError
+from draftstore.hf import responses
+from draftstore.hf.journal import Journal
 from draftstore.manifest import load_manifest, verify_files
 from draftstore.rest import RestStore
 from draftstore.stores import open_store
@@ -36,6 +39,9 @@ from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeou
 from schema.home import HOME_VARIABLE
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.servers import PostgresServer, postgres_server
+from tests.test_loading import model_folder
+
+__all__ = ["model_folder"]  # a fixture
 
 NGRAMS = 300
 ROOT = Path(__file__).parent.parent
@@ -90,7 +96,8 @@ def flows(orchestrator: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the flows, whose tasks wait but a moment between attempts."""
     from pipelines import flows, tasks
 
-    for task in (tasks.make_tokens, tasks.make_rest, tasks.make_counts, tasks.make_crest, tasks.publish):
+    made = (tasks.make_tokens, tasks.make_rest, tasks.make_counts, tasks.make_crest, tasks.make_dresd)
+    for task in (*made, tasks.make_answers, tasks.publish):
         monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
     return flows
 
@@ -262,19 +269,177 @@ class TestBuildCrest:
         assert [row["kind"] for row in json.loads(table["data"])] == ["tokens", "rest", "ngrams", "crest"]
 
 
+def page(key: str) -> str:
+    """Return the latest text that a run showed under this key."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found = client.request("GET", "/artifacts/{key}/latest", path_params={"key": key}).json()
+    return str(found["data"])
+
+
+@pytest.fixture
+def questions(site: Site) -> dict[str, Any]:
+    """Return what a model is asked."""
+    prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
+    return {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
+
+
+class TestGenerateResponses:
+    def test_writes_a_corpus_that_other_flows_build_from(
+        self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
+    ) -> None:
+        made = flows.generate_responses(str(model_folder), questions, name="own")
+        (path,) = made["paths"]
+        assert path == str(site.home / "corpora" / "own" / "answers.jsonl.zst")
+        assert (made["reused"], made["answers"] > 5) == (False, True)
+        assert flows.generate_responses(str(model_folder), questions, name="own") == {**made, "reused": True}
+        assert f"`{path}`, found finished." in page("answers-own")
+        request = {"name": "own", "corpus": Corpus(paths=[Path(path)]), "tokenizer": str(site.tokenizer)}
+        built = flows.build_rest(**request)
+        assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
+
+    def test_other_questions_replace_the_answers(
+        self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
+    ) -> None:
+        first = flows.generate_responses(str(model_folder), questions)
+        second = flows.generate_responses(str(model_folder), {**questions, "limit": 4})
+        assert (second["paths"], second["reused"]) == (first["paths"], False)
+        assert second["answers"] <= 4
+
+    def test_a_log_that_grows_is_no_reason_to_decode_again(
+        self,
+        flows: Any,
+        site: Site,
+        model_folder: Path,
+        questions: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        log = site.corpus.with_name("log.jsonl")
+        line = json.dumps({"id": "x", "model": "chat", "text": "question and answer"}) + "\n"
+        log.write_text(line)
+        asked = {**questions, "logs": [log], "logged_as": "chat"}
+        first = flows.generate_responses(str(model_folder), asked)
+        log.write_text(line * 3)
+        monkeypatch.setattr(responses, "load_model", None)
+        second = flows.generate_responses(str(model_folder), asked)
+        assert second["answers"] == first["answers"] + 2
+        assert [Path(path).name for path in second["paths"]] == ["answers.jsonl.zst", "logged.jsonl.zst"]
+        assert "| logged | 3 |" in page("answers-default")
+
+    def test_disk_errors_pass_and_it_goes_on(
+        self,
+        flows: Any,
+        site: Site,
+        model_folder: Path,
+        questions: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        kept: list[int] = []
+        add = Journal.add
+
+        def flaky(journal: Journal, answers: Any) -> None:
+            if len(kept) == 2:
+                kept.append(0)
+                raise OSError(errno.EIO, "Input/output error")
+            kept.append(len(answers))
+            add(journal, answers)
+
+        monkeypatch.setattr(Journal, "add", flaky)
+        flows.generate_responses(str(model_folder), questions, batch=2)
+        assert kept == [2, 2, 0, 2, 2, 2]
+
+    def test_nothing_to_answer(self, flows: Any, site: Site, model_folder: Path) -> None:
+        with pytest.raises(BuildError, match="name prompts, or a response log"):
+            flows.generate_responses(str(model_folder), {})
+
+
+class TestBuildDresd:
+    @pytest.fixture
+    def request_(self, site: Site, model_folder: Path) -> dict[str, Any]:
+        """Return parameters of build-dresd."""
+        return {"model": str(model_folder), "name": "small", "corpus": site.request["corpus"], "dims": 8}
+
+    def test_builds_registers_and_publishes(self, flows: Any, site: Site, request_: dict[str, Any]) -> None:
+        made = flows.build_dresd(**request_, release="live")
+        assert live() == Path(made["path"])
+        assert verify_files(Path(made["path"]), load_manifest(Path(made["path"]), "dresd")) == []
+        assert states() == [("tokens", "finished"), ("dresd", "finished")]
+        manifest = load_manifest(Path(made["path"]))
+        assert (manifest.target_model, manifest.parameters["dims"]) == ("small-model", 8)
+        ((timings, source),) = rows("SELECT timings, source_id FROM builds WHERE id = %s", made["build"])
+        assert timings.keys() >= {"embedding", "grouping", "hashing"}
+        assert rows("SELECT kind FROM builds WHERE id = %s", source) == [("tokens",)]
+        shown = page("dresd-small")
+        assert "| target model | `small-model` |" in shown
+        assert "| dims | 8 |" in shown
+        assert "| explained variance | 0." in shown
+        again = flows.build_dresd(**request_, release="live")
+        assert (again["build"], again["reused"]) == (made["build"], True)
+
+    def test_other_options_get_another_directory(
+        self, flows: Any, site: Site, request_: dict[str, Any]
+    ) -> None:
+        first = flows.build_dresd(**request_)
+        second = flows.build_dresd(**{**request_, "dtype": "int8", "max_length": 16})
+        assert second["path"] != first["path"]
+        assert load_manifest(Path(second["path"])).parameters["dtype"] == "int8"
+
+    def test_from_the_models_own_answers(
+        self, flows: Any, site: Site, request_: dict[str, Any], questions: dict[str, Any]
+    ) -> None:
+        made = flows.build_dresd(**{**request_, "corpus": Corpus(), "questions": questions})
+        (source,) = load_manifest(Path(made["path"])).corpus["sources"]
+        assert source == str(site.home / "corpora" / "small" / "answers.jsonl.zst")
+
+    def test_goes_on_where_it_was_cut_off(
+        self, flows: Any, site: Site, request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        attempts: list[Path] = []
+
+        def flaky(*arguments: Any, **options: Any) -> Any:
+            attempts.append(arguments[3])
+            if len(attempts) == 1:
+                raise OSError(errno.EIO, "Input/output error")
+            return build_dresd(*arguments, **options)
+
+        monkeypatch.setattr(steps, "build_dresd", flaky)
+        made = flows.build_dresd(**request_)
+        assert attempts == [Path(made["path"])] * 2
+        assert states() == [("tokens", "finished"), ("dresd", "finished")]
+
+    def test_what_cannot_be_built_is_refused(
+        self, flows: Any, site: Site, request_: dict[str, Any], tmp_path: Path
+    ) -> None:
+        with pytest.raises(BuildError, match="expected at most"):
+            flows.build_dresd(**{**request_, "dims": 4096})
+        with pytest.raises(TokenizerError):
+            flows.build_dresd(**{**request_, "model": str(tmp_path / "none")})
+        assert [state for _, state in states()] == ["finished", "failed"]
+
+
+def test_flows_are_imported_without_torch() -> None:
+    code = "import sys, pipelines.flows; print(*({'torch', 'transformers'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
+
+
 class TestParameters:
     def test_page_shows_descriptions_bounds_and_examples(self, orchestrator: str) -> None:
         from prefect.utilities.callables import parameter_schema
 
         from pipelines import flows
 
-        for flow in (flows.tokenize_corpus, flows.build_rest, flows.count_ngrams, flows.build_crest):
+        required = {"build-dresd": ["model"], "generate-responses": ["model", "questions"]}
+        made = (flows.tokenize_corpus, flows.build_rest, flows.count_ngrams, flows.build_dresd)
+        for flow in (*made, flows.generate_responses, flows.build_crest):
             shown = parameter_schema(flow).model_dump()
-            assert shown["required"] == []
+            assert shown["required"] == required.get(flow.name, [])
             for name, field in shown["properties"].items():
                 assert field["description"], f"{flow.name} {name}"
-            for field in shown["definitions"]["Corpus"]["properties"].values():
-                assert field["description"]
+            for definition in shown["definitions"].values():
+                for field in definition["properties"].values():
+                    assert field["description"]
         assert shown["properties"]["max_n"]["maximum"] == 8
         assert shown["properties"]["selection"]["enum"] == ["gain", "global", "combined", "single"]
 

@@ -1,12 +1,14 @@
 """What docs/frames.md says is true: its numbers, its bytes, its client, and what a running service does."""
 
 import ast
+import hashlib
 import json
 import re
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +17,14 @@ import pytest
 from numpy.typing import NDArray
 
 from draftstore import addresses, codec, tree, wire
+from draftstore.dresd import DresdStore
 from draftstore.stores import open_store
 from draftstore.tree import DraftTree
 from draftstore.wire import Operation, Status, Tag
 from services.lookup.limits import Limits
 from services.lookup.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import DRAFT_PORT
+from services.lookup.stores.warming import sample_contexts, sample_queries
 from tests.lookups import SECONDS, Caller, Lookups, contexts_of, failure, serving, until
 from tests.test_batch import batch_of
 from tests.test_tree import ANIMALS
@@ -156,8 +160,20 @@ def test_every_line_of_a_dump_is_its_type_and_value(rows: list[Row]) -> None:
 
 
 def test_the_request() -> None:
-    sections = {int(Tag.SAMPLED): np.array([27, 9], "<i4").tobytes()}
-    assert bytes_of(REQUEST) == wire.encode_request(1, "chat", CHAT, 8, 1 / 32, "backoff", sections)
+    sections = {
+        int(Tag.HIDDEN): np.array([[1.5, -0.25], [np.nan, np.nan]], "<f4").tobytes(),
+        int(Tag.PROJECTION): struct.pack("<Q", 0x7C11D0D5F24A3B96),
+    }
+    assert bytes_of(REQUEST) == wire.encode_request(1, "chat", CHAT, 8, 1 / 32, "wide", sections)
+    assert "these 40 bytes are left out" in LINES
+    assert (
+        sum(
+            len(row.data)
+            for row in REQUEST
+            if row.field.startswith(("section", "first query", "second query"))
+        )
+        == 40
+    )
     assert tree.level_of(1 / 32) == 80
     found = wire.decode_request(bytes_of(REQUEST)[16:])
     assert np.array_equal(found.contexts, CHAT)
@@ -186,8 +202,8 @@ def test_the_longest_answer() -> None:
 
 
 @pytest.fixture(scope="module")
-def stores(small_store: Path, small_crest: Path, wide_store: Path) -> dict[str, Path]:
-    return {"rest": small_store, "crest": small_crest, "wide": wide_store}
+def stores(small_store: Path, small_crest: Path, wide_store: Path, small_dense: Path) -> dict[str, Path]:
+    return {"rest": small_store, "crest": small_crest, "wide": wide_store, "dense": small_dense}
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +235,10 @@ def client() -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(compile(CLIENT, "docs/frames.md", "exec"), names)
     return names
+
+
+def open_dense(path: Path) -> "closing[DresdStore]":
+    return closing(DresdStore.open(path))
 
 
 def as_lists(contexts: NDArray[np.int32]) -> list[list[int]]:
@@ -303,17 +323,77 @@ def test_the_failure_of_the_page_is_that_of_the_service(caller: Caller) -> None:
 
 def test_releases_have_the_keys_of_the_page(caller: Caller, stores: dict[str, Path]) -> None:
     releases = json.loads(caller.ask(wire.frame(Operation.RELEASES, 5)).payload)["releases"]
-    section = TEXT[TEXT.index("### RELEASES") : TEXT.index("## Trees")]
-    named = set(re.findall(r"`([a-z_]+)`", section)) - {"rest", "crest", "fingerprint"}
+    section = TEXT[TEXT.index("### RELEASES") : TEXT.index("### PROJECTION")]
+    inner = {"fingerprint", "digest", "dims", "hidden_size"}
+    named = set(re.findall(r"`([a-z_]+)`", section)) - {"rest", "crest", "dresd"}
     for release in releases:
-        assert release.keys() == named
+        assert release.keys() == named - inner
         assert release["tokenizer"].keys() == {"name", "fingerprint"}
+        assert (
+            (release["projection"] is None)
+            == (release["kind"] != "dresd")
+            == (release["target_model"] is None)
+        )
         assert f"`{release['kind']}`" in section
         answer = caller.draft(release["name"], np.zeros((1, 4), np.int32))
         assert f"{answer.build:016x}" == release["build"]
         assert f"{answer.tokenizer:016x}" == release["tokenizer"]["fingerprint"][:16]
         assert release["context_size"] <= 16
     assert len(releases) == len(stores)
+
+
+def test_the_projection(caller: Caller, stores: dict[str, Path]) -> None:
+    told = {
+        entry["name"]: entry
+        for entry in json.loads(caller.ask(wire.frame(Operation.RELEASES, 5)).payload)["releases"]
+    }
+    payload = caller.ask(wire.frame(Operation.PROJECTION, 5, b"dense")).payload
+    dims, size = struct.unpack_from("<II", payload)
+    assert told["dense"]["projection"] == {
+        "digest": hashlib.sha256(struct.pack("<qq", dims, size) + payload[8:]).hexdigest(),
+        "dims": dims,
+        "hidden_size": size,
+    }
+    weights = np.frombuffer(payload, "<f4", dims * size, 8).reshape(dims, size)
+    bias = np.frombuffer(payload, "<f4", dims, 8 + weights.nbytes)
+    assert len(payload) == 8 + weights.nbytes + bias.nbytes
+    state = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    with open_dense(stores["dense"]) as store:
+        assert np.allclose(weights @ state + bias, store.projection.apply(state), atol=1e-5)
+    for name in (b"rest", b"none"):
+        assert failure(caller.ask(wire.frame(Operation.PROJECTION, 5, name))).status == Status.NOT_FOUND
+
+
+def test_queries(caller: Caller, stores: dict[str, Path]) -> None:
+    with open_dense(stores["dense"]) as store:
+        contexts, queries = sample_contexts(store, 20), sample_queries(store, 20)
+        expected = store.drafter().draft(contexts, queries=queries)
+    digest = store.projection.digest
+    head = {int(Tag.PROJECTION): struct.pack("<Q", int(digest[:16], 16))}
+
+    def ask(sections: dict[int, bytes]) -> wire.Frame:
+        return caller.ask(wire.encode_request(3, "dense", contexts, 64, sections=sections))
+
+    def trees(rows: NDArray[np.float32]) -> list[DraftTree]:
+        answer = wire.decode_answer(ask({**head, int(Tag.HIDDEN): rows.astype("<f4").tobytes()}).payload)
+        return [draft.tree for draft in answer.drafts]
+
+    assert trees(queries) == trees(queries * 1000) == [draft.tree for draft in expected]
+    assert sum(map(len, trees(queries))) > 100
+    some = queries.copy()
+    some[::2, 1] = np.nan
+    assert trees(some)[1::2] == trees(queries)[1::2]
+    assert not sum(map(len, trees(some)[::2]))
+    for sections in ({}, head):
+        drafts = wire.decode_answer(ask(sections).payload).drafts
+        assert [len(draft.tree) for draft in drafts] == [0] * 20
+    hidden = {int(Tag.HIDDEN): queries.astype("<f4").tobytes()}
+    assert failure(ask(hidden)).status == Status.BAD_REQUEST
+    assert failure(ask({**head, int(Tag.HIDDEN): bytes(8)})).status == Status.BAD_REQUEST
+    other = failure(ask({**hidden, int(Tag.PROJECTION): bytes(8)}))
+    assert other.status == Status.OTHER_PROJECTION
+    assert digest[:16] in other.message
+    assert "0" * 16 in other.message
 
 
 def test_what_gives_empty_drafts(caller: Caller) -> None:
@@ -346,7 +426,8 @@ def test_sections(caller: Caller) -> None:
         return caller.ask(wire.frame(Operation.DRAFT, 3, head + struct.pack("<i", 5) + data + b"rest"))
 
     plain = ask().payload[24:]
-    assert ask((900, 0, b"abc"), (2, 0, b"not four bytes"), (1, 0, b"")).payload[24:] == plain
+    unused = ((900, 0, b"abc"), (2, 0, b"not four bytes"), (1, 0, b""), (3, 0, b"no hash"))
+    assert ask(*unused).payload[24:] == plain
     assert failure(ask((900, 1, b""))).status == Status.BAD_REQUEST
     assert failure(ask((900, 0, b""), (900, 0, b""))).status == Status.BAD_REQUEST
 

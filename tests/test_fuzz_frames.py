@@ -12,19 +12,23 @@ import pytest
 
 from draftstore import wire
 from draftstore.errors import WireError
+from draftstore.queries import Queries, decode_projection
 from draftstore.stores import open_store
 from draftstore.wire import HEADER, Status
 from services.lookup.limits import Limits
+from tests.dense_stores import make_projection
 from tests.lookups import ServerProcess, contexts_of, serving_process
 
 MEGABYTES = 1 << 20
+PROJECTION = make_projection()
+"""That of the dense store."""
 AHEAD = 4
 """Requests that a connection has under way."""
 
 
 @pytest.fixture(scope="module")
-def running(small_crest: Path, small_store: Path) -> Iterator[ServerProcess]:
-    with serving_process({"crest": small_crest, "rest": small_store}) as process:
+def running(small_crest: Path, small_store: Path, small_dense: Path) -> Iterator[ServerProcess]:
+    with serving_process({"crest": small_crest, "rest": small_store, "dense": small_dense}) as process:
         yield process
 
 
@@ -46,7 +50,20 @@ class Fuzzer:
             wire.frame(1, 2, b"token"),
             wire.frame(3, 4),
             wire.frame(0x82, 5, bytes(40)),
+            *(wire.frame(4, 6, name) for name in (b"dense", b"rest", b"nothing", b"", bytes(300), b"\xff")),
         ]
+        queries = np.random.default_rng(seed).standard_normal((8, PROJECTION.dims)).astype(np.float32)
+        queries[2, 3] = np.nan
+        for batch, projection in ((1, PROJECTION), (8, PROJECTION), (3, make_projection(seed=1))):
+            tagged = Queries(queries[:batch], projection).sections()
+            for each in (
+                tagged,
+                {1: tagged[1]},
+                {3: tagged[3]},
+                {**tagged, 1: bytes(20)},
+                {**tagged, 3: bytes(3)},
+            ):
+                self.valid.append(wire.encode_request(1, "dense", contexts[:batch], 64, sections=each))
         self.kinds: list[Callable[[], bytes]] = [
             self.mutated, self.mutated, self.mutated_payload, self.mutated_payload, self.cut, self.wrong_length,
             self.wrong_fields, self.wrong_fields, self.noise, self.noisy_payload, self.unchanged,
@@ -64,7 +81,7 @@ class Fuzzer:
 
     def noisy_payload(self) -> bytes:
         """Return anything in a frame."""
-        return wire.frame(self.random.randrange(5), self.number(), self.noise())
+        return wire.frame(self.random.randrange(6), self.number(), self.noise())
 
     def mutated(self) -> bytes:
         """Return a frame with some bytes changed, the header too."""
@@ -106,7 +123,7 @@ class Fuzzer:
             batch = 1 if self.random.random() < 0.5 else batch
         budget = self.random.choice((0, 1, 64, 4096, 4097, 65_535))
         min_prob = self.random.choice((0.0, 1.0, 0.5, -1.0, 2.0, float("nan"), float("inf"), 1e-40))
-        name = self.random.choice((b"crest", b"rest", b"\xff\xfe", b"../../x", b""))
+        name = self.random.choice((b"crest", b"rest", b"dense", b"\xff\xfe", b"../../x", b""))
         strategy = self.random.choice((b"", b"longest", b"backoff", b"\0" * 9))
         head = struct.pack("<HHfBBHI", batch, budget, min_prob, len(name), len(strategy), width, small)
         rows = self.random.randbytes(4) * min(batch * width, 10_000)
@@ -158,6 +175,8 @@ def check(frame: wire.Frame) -> Status:
         assert failure.message
     elif frame.header.operation == wire.Operation.DRAFT | wire.ANSWER:
         wire.decode_answer(frame.payload, 384)
+    elif frame.header.operation == wire.Operation.PROJECTION | wire.ANSWER:
+        assert decode_projection(frame.payload).digest == PROJECTION.digest
     else:
         assert isinstance(json.loads(frame.payload), dict)
     return Status(frame.header.status)
@@ -183,7 +202,7 @@ def check_fuzz(server: ServerProcess, stores: dict[str, Path], inputs: int) -> N
         check_answers(server, path, name)
     assert statuses[Status.OK] > inputs / 50, statuses
     assert statuses[Status.BAD_REQUEST] > inputs / 50, statuses
-    assert {Status.NOT_FOUND, Status.TOO_LARGE} <= statuses.keys()
+    assert {Status.NOT_FOUND, Status.TOO_LARGE, Status.OTHER_PROJECTION} <= statuses.keys()
     assert Status.INTERNAL not in statuses
     assert grown < 24 * MEGABYTES, f"{grown:,} bytes"
 

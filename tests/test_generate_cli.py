@@ -15,7 +15,6 @@ from draftstore.cli.answering import (
     Printer,
     Request,
     check_positions,
-    ends_of,
     first_difference,
 )
 from draftstore.cli.generate import _encode
@@ -190,7 +189,7 @@ def test_chats_and_raw_text(small_tokenizer: TextTokenizer, tmp_path: Path) -> N
 
 def test_answers_end_where_the_model_says(model_folder: Path) -> None:
     loaded = load_model(model_folder)
-    assert ends_of(loaded) == [1]
+    assert loaded.ends == [1]
     request = Request(np.zeros(500, np.int32), 100)
     assert check_positions(loaded, request).max_new_tokens == 12
     assert check_positions(loaded, request._replace(max_new_tokens=12)).max_new_tokens == 12

@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafter import Session
 from draftstore.errors import ReplayError
+from draftstore.mixture import Mixture
+from draftstore.projection import Projection
 from draftstore.replay import (
     MAX_OUTPUT_TOKENS,
     Recording,
@@ -164,14 +166,92 @@ def test_passes_are_those_counted_by_hand(output: list[int], chains: list[list[i
     assert drafter.asked == [(budget, 0.0)] * passes * (budget > 0)
 
 
-def test_a_recorded_target_knows_neither_candidates_nor_hidden_states() -> None:
+def test_a_recorded_target_knows_no_candidates() -> None:
     class Curious(Fake):
         needs_candidates = True
-        needs_hidden = True
 
     drafter = Curious([1])
     assert replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))]).passes == 1
     assert drafter.observed == [[1, 2]]
+
+
+class Listening(Fake):
+    """Wants hidden states and keeps them, by the last token of the text that they were told with."""
+
+    needs_hidden = True
+
+    def __init__(self, *chains: Sequence[int], projection: Projection | None = None) -> None:
+        super().__init__(*chains)
+        self.projection = projection
+        self.heard: list[tuple[int, Any]] = []
+
+    def session(
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_: Any
+    ) -> Session:
+        super().session(prompt_ids)
+        self.heard.append((self.text[-1], hidden))
+        return self
+
+    def observe(
+        self,
+        accepted_ids: ArrayLike,
+        *,
+        tree: DraftTree | None = None,
+        hidden: NDArray[np.float32] | None = None,
+        **rest: Any,
+    ) -> None:
+        super().observe(accepted_ids, tree=tree, hidden=None, **rest)
+        self.heard.append((self.text[-1], hidden))
+
+
+PROJECTION = Projection(np.array([[1, 0, 0], [0, 2, 0]], np.float32), np.array([0, 100], np.float32))
+
+
+@given(
+    output=OUTPUTS,
+    chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3),
+    projected=st.booleans(),
+)
+def test_the_state_is_the_one_that_predicted_the_last_token(
+    output: list[int], chains: list[list[int]], projected: bool
+) -> None:
+    """State j holds j and output[j]."""
+    hidden = np.array([[place, token, 9] for place, token in enumerate(output)], np.float32)
+    projection = PROJECTION if projected else None
+    drafter = Listening(*{chain[0]: chain for chain in chains}.values(), projection=projection)
+    replay(drafter, [Recording("a", ids(3), ids(*output), hidden)])
+    place = 0
+    for observed, (token, state) in zip([[output[0]], *drafter.observed], drafter.heard, strict=True):
+        place += len(observed)
+        assert token == observed[-1] == output[place - 1]
+        expected = [place - 1, 2 * token + 100] if projected else [place - 1, token, 9]
+        assert state.tolist() == expected
+    assert place == len(output)
+
+
+def test_states_that_were_not_recorded_are_asked_for() -> None:
+    for drafter in (Listening([1]), Mixture([Fake([1]), Listening([1], projection=PROJECTION)])):
+        with pytest.raises(ReplayError, match=r"recording a has no hidden states.* the model that made it"):
+            replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))])
+
+
+def test_the_acceptance_rate_is_a_mean_over_outputs_with_drafts() -> None:
+    """Of the first 3 of 10 nodes are accepted, of the second none of 5; of the third nothing is drafted."""
+
+    class Moody(Fake):
+        def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+            return DraftTree.empty() if self.text[0] == 9 else super().propose(budget)
+
+    rows = [
+        Recording("a", ids(0), ids(7, 1, 2, 3, 4, 8)),
+        Recording("b", ids(0), ids(7, 8)),
+        Recording("c", ids(9), ids(7, 8, 8)),
+    ]
+    result = replay(Moody([1, 2, 3], [4, 5]), rows)
+    assert (result.nodes, result.accepted, result.passes) == (3 * 5, 3, 2 + 1 + 2)
+    assert result.rates == [3 / 10, 0.0]
+    assert result.acceptance_rate == 0.15
+    assert replay(Moody(), rows).acceptance_rate == 0.0
 
 
 def test_progress_and_summary() -> None:
@@ -186,6 +266,7 @@ def test_progress_and_summary() -> None:
     result.lookup_ns = [1_000, 2_000, 3_000, 10_000]
     assert result.summary() == {
         "accepted_length": 2.0,
+        "acceptance_rate": 0.5,
         "tokens": 4,
         "passes": 2,
         "rows": 2,

@@ -19,9 +19,9 @@ TOKEN = "secret-of-the-fuzzer"
 
 
 @pytest.fixture(scope="module")
-def service(small_store: Path, small_crest: Path) -> Iterator[tuple[Running, str]]:
+def service(small_store: Path, small_crest: Path, small_dense: Path) -> Iterator[tuple[Running, str]]:
     with (
-        running_site({"chat": small_crest, "code": small_store}) as running,
+        running_site({"chat": small_crest, "code": small_store, "dense": small_dense}) as running,
         serving(running.app()) as address,
     ):
         yield running, address
@@ -40,7 +40,7 @@ def known_names(address: str, folder: Path) -> Path:
         document: Any = json.load(response)
     schemas = document["components"]["schemas"]
     for name in ("TextQuestion", "TokensQuestion"):
-        schemas[name]["properties"]["release"] |= {"enum": ["chat", "code"]}
+        schemas[name]["properties"]["release"] |= {"enum": ["chat", "code", "dense"]}
         schemas[name]["properties"]["strategy"] |= {"enum": ["", "longest", "backoff"]}
     path = folder / "openapi.json"
     path.write_text(json.dumps(document))

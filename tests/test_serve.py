@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +21,14 @@ from sqlalchemy.orm import Session
 
 from draftstore import wire
 from draftstore.batch import Draft
+from draftstore.client import RemoteStore
 from draftstore.errors import LookupServiceError
 from draftstore.manifest import manifest_digest
 from draftstore.stores import open_store
 from schema import catalogue
 from services.lookup.processes.sockets import UnixListener, open_tcp, port_of
 from services.lookup.settings import Endpoint, Settings
+from tests.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
 from tests.servers import free_port
@@ -224,6 +227,37 @@ def test_it_prints_what_it_serves_and_where(small_store: Path) -> None:
         )
         assert said[1] == f"drafts  unix:{folder}/s\n"
         assert re.match(r"page    http://127\.0\.0\.1:\d+/\n", said[2])
+
+
+def test_a_dense_store_that_another_one_replaces(tmp_path: Path) -> None:
+    documents = [np.random.default_rng(seed).integers(0, 9, 30).tolist() for seed in range(9)]
+    first, second = make_projection(), make_projection(seed=1)
+    for name, projection in (("chat", first), ("next", second)):
+        make_dense_store(tmp_path / name, documents, make_states(documents), projection=projection)
+    [state] = make_states(documents[:1])
+
+    def drafts(drafter: Any) -> bool:
+        """Begin a text; tell whether there is a draft."""
+        session = drafter.session(documents[0][:9], hidden=drafter.projection.apply(state[7]))
+        session.observe([documents[0][9]], hidden=session.projection.apply(state[8]))
+        return len(session.propose()) > 0
+
+    with (
+        served("--store", tmp_path / "chat", "--workers", 2, "--poll-seconds", 0.05) as service,
+        RemoteStore(service.socket, "chat", deadline=SECONDS, target_model=MODEL) as remote,
+    ):
+        [release] = service.started["releases"]
+        assert (release["kind"], release["target_model"]) == ("dresd", MODEL)
+        assert remote.check()["projection"]["digest"] == first.digest
+        drafter: Any = remote.drafter()
+        assert drafts(drafter)
+        status, body = service.request("POST", "/v1/draft", {"release": "chat", "text": "hi"})
+        assert (status, b"hidden states" in body) == (409, True)
+        (tmp_path / "chat").rename(tmp_path / "before")
+        (tmp_path / "next").rename(tmp_path / "chat")
+        until(lambda: drafts(drafter) and drafter.projection.digest == second.digest)
+        assert remote.counters["other_projection"] > 0
+        assert remote.counters["internal"] == remote.counters["opened"] == 0
 
 
 def test_without_http(small_store: Path) -> None:

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftstore import queries
 from draftstore.build import RestOptions, build_rest
 from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.errors import DraftstoreError, StoreError
+from draftstore.errors import DraftstoreError, StoreError, WireError
 from draftstore.manifest import load_manifest, manifest_digest, save_manifest
+from draftstore.queries import encode_projection
 from draftstore.stores import open_store
 from draftstore.tokenizer import TextTokenizer
 from draftstore.wire import short_hash
@@ -28,6 +30,7 @@ from services.lookup.stores import shelf as shelf_module
 from services.lookup.stores.shelf import Book, Shelf, UnknownReleaseError, open_book
 from services.lookup.stores.targets import Target
 from tests.conftest import write_texts
+from tests.dense_stores import MODEL
 
 SECONDS = 60.0
 
@@ -136,6 +139,28 @@ class TestBook:
         assert told["entries"] == manifest.counts["entries"]
         assert (sorted(told["strategies"]), told["default_strategy"]) == (["backoff", "longest"], "backoff")
         assert told["tokenizer"]["fingerprint"] == manifest.tokenizer.fingerprint
+
+    def test_a_dense_one_has_a_projection(self, small_dense: Path, small_store: Path) -> None:
+        with closing(open_book(Target("chat", small_dense))) as book:
+            told = book.describe()
+            projection = book.projection
+            assert projection is not None
+            assert book.encoded_projection == encode_projection(projection)
+        assert told["projection"] == {"digest": projection.digest, "dims": 8, "hidden_size": 16}
+        assert (told["kind"], told["target_model"], told["context_size"]) == ("dresd", MODEL, 1)
+        assert (sorted(told["strategies"]), told["default_strategy"]) == (["deep", "many", "wide"], "many")
+        with closing(open_book(Target("chat", small_store))) as book:
+            assert (book.projection, book.encoded_projection) == (None, b"")
+            assert (book.describe()["projection"], book.describe()["target_model"]) == (None, None)
+
+    def test_a_projection_that_no_frame_holds(
+        self, small_dense: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(queries, "MAX_PAYLOAD", 100)
+        with pytest.raises(WireError, match="build the store with fewer dimensions"):
+            open_book(Target("chat", small_dense))
+        gc.collect()  # the traceback holds what was open
+        assert mapped(small_dense) == []
 
 
 class TestOpening:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from draftstore.files import hash_file
 from draftstore.manifest import TokenizerIdentity
 from draftstore.records import Document
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.tokens import TokenShards, open_shards, sentinel, token_dtype
+from draftstore.tokens import TokenShards, document_starts, open_shards, sentinel, token_dtype, write_closed
 
 
 class CharacterTokenizer:
@@ -403,3 +403,22 @@ def test_real_corpus(data: Path, tmp_path: Path, name: str) -> None:
     assert shards.dtype == token_dtype(tokenizer.vocab_size)
     expected = [tokenizer.encode(document.text, bos=False).tolist() for document in documents()]
     assert [ids.tolist() for ids in shards.documents()] == expected
+
+
+# --- in one file ---
+
+
+@given(
+    texts=st.lists(st.text("ab\uffff", max_size=9), min_size=1, max_size=9), shard_tokens=st.integers(1, 20)
+)
+def test_all_documents_in_one_file(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int
+) -> None:
+    folder = tmp_path_factory.mktemp("closed")
+    shards = tokenize(corpus_of([*texts, "x"]), folder / "shards", shard_tokens=shard_tokens)
+    write_closed(shards, folder / "tokens.bin")
+    tokens, starts = np.fromfile(folder / "tokens.bin", shards.dtype), document_starts(shards)
+    assert starts[-1] == len(tokens)
+    found = [tokens[start:end] for start, end in pairwise(starts.tolist())]
+    assert ["".join(map(chr, ids[:-1])) for ids in found] == [*texts, "x"]
+    assert all(ids[-1] == sentinel(shards.dtype) for ids in found)

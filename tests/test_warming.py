@@ -7,10 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftstore.dense_tree import draft_trees
+from draftstore.dresd import DresdStore
+from draftstore.jit import read_only
 from draftstore.rest import RestStore
 from draftstore.stores import open_store
 from services.lookup.stores import warming
-from services.lookup.stores.warming import load_kernels, sample_contexts, warm_files, warm_store
+from services.lookup.stores.warming import (
+    load_kernels,
+    sample_contexts,
+    sample_queries,
+    warm_files,
+    warm_store,
+)
+from tests.dense_stores import make_dense_store
 
 STORES = ("small_store", "small_crest", "wide_store", "wide_crest")
 
@@ -32,6 +42,22 @@ def test_every_kind_of_store(name: str, request: pytest.FixtureRequest) -> None:
         found = store.drafter().draft_batch(contexts)
         assert (found.match_lengths > 0).mean() > 0.8
         assert contexts.max() < store.manifest.vocab_size
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_dense_store_is_asked_with_its_own_vectors(dtype: str, tmp_path: Path) -> None:
+    documents = [np.random.default_rng(seed).integers(0, 9, 30).tolist() for seed in range(9)]
+    path = make_dense_store(tmp_path / "store", documents, dtype=dtype)
+    with closing(DresdStore.open(path)) as store:
+        warm_store(store, [store.drafter("wide"), store.drafter("deep")])
+        contexts, queries = sample_contexts(store, 50), sample_queries(store, 50)
+        assert (contexts.shape, queries.shape) == ((50, 16), (50, 8))
+        assert np.allclose(np.linalg.norm(queries, axis=1), 1.0, atol=0.05)
+        assert (store.drafter("deep").draft_batch(contexts, queries=queries).sizes > 0).all()
+    empty = make_dense_store(tmp_path / "empty", [[1, 2]], dtype=dtype)
+    with closing(DresdStore.open(empty)) as store:
+        assert len(sample_contexts(store, 50)) == len(sample_queries(store, 50)) == 0
+        warm_store(store, [store.drafter()])
 
 
 def test_files_of_a_store_are_mapped_whole(tmp_path: Path) -> None:
@@ -74,5 +100,21 @@ def test_kernels_are_loaded_for_small_and_large_vocabularies(small_store: Path, 
     for path in (small_store, wide_store):
         store = RestStore.open(path)
         for count in (1, 3):
-            store.drafter().draft_batch(np.full((count, 16), 1, np.int32)).encode_trees()
+            contexts = np.full((count, 16), 1, np.int32)
+            for rows in (contexts, read_only(contexts)):  # those of a frame cannot be written
+                store.drafter().draft_batch(rows).encode_trees()
     assert (len(draft_one.signatures), len(draft_batch.signatures)) == known  # nothing was left to load
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("vocab_size", [50, 70_000])
+def test_kernels_of_dense_stores_are_loaded(dtype: str, vocab_size: int, tmp_path: Path) -> None:
+    load_kernels()
+    known = len(draft_trees.signatures)
+    path = make_dense_store(tmp_path / "store", [[1, 2, 3, 4, 5]], vocab_size=vocab_size, dtype=dtype)
+    with closing(DresdStore.open(path)) as store:
+        for count in (1, 3):
+            contexts, queries = np.full((count, 16), 2, np.int32), np.ones((count, 8), np.float32)
+            for make in (np.copy, read_only):
+                store.drafter().draft_batch(make(contexts), queries=make(queries)).encode_trees()
+    assert len(draft_trees.signatures) == known

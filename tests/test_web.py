@@ -22,6 +22,7 @@ from services.lookup.web.guards import is_own_host
 from services.lookup.web.live import Live, Reading, Totals, percentile
 from services.lookup.web.messages import MAX_BODY
 from services.lookup.web.texts import LAST, pack_contexts, show_draft
+from tests.dense_stores import MODEL
 from tests.lookups import until
 from tests.sites import Running, grant, running_site, serving
 
@@ -524,6 +525,43 @@ def test_a_tokenizer_that_cannot_be_read(small_store: Path, tmp_path: Path, site
     assert lexicon.of_release("code") is not None
     lexicon.follow([])
     assert lexicon.of_release("code") is None
+
+
+def test_a_dense_release_is_not_asked_with_text(small_store: Path, small_dense: Path) -> None:
+    with (
+        running_site(
+            {"code": small_store, "dense": small_dense}, grant("reader", "secret", "dense")
+        ) as running,
+        TestClient(running.app(), raise_server_exceptions=False) as client,
+    ):
+        headers = {"Authorization": "Bearer secret"}
+        for question in ({"text": CONTEXT}, {"contexts": [[1, 2]]}, {"text": "", "budget": 0}):
+            message = refusal(ask(client, headers, release="dense", **question), 409)
+            assert "'dense' drafts from hidden states of a model" in message
+            assert "draftstore generate --release dense" in message
+        refusal(ask(client, headers, release="dense", text=1), 422)
+        refusal(ask(client, headers, release="code", text=CONTEXT), 403)
+        refusal(ask(client, release="dense", text=CONTEXT), 401)
+        [entry] = client.get("/v1/releases", headers=headers).json()["releases"]
+        assert (entry["kind"], entry["target_model"], entry["projection"]["dims"]) == ("dresd", MODEL, 8)
+
+
+def test_a_release_that_becomes_a_dense_one(small_store: Path, small_dense: Path) -> None:
+    with (
+        running_site({"code": small_store}) as running,
+        TestClient(running.app(), raise_server_exceptions=False) as client,
+    ):
+        running.workers.put("code", small_dense)
+        [draft] = ask(client, release="code", text=CONTEXT).json()["drafts"]
+        assert draft["nodes"] == []  # as long as this side does not know
+        running.lexicon.follow([with_digest(Target("code", small_dense))])
+        assert running.lexicon.kind_of("code") == "dresd"
+        refusal(ask(client, release="code", text=CONTEXT), 409)
+        running.lexicon.follow([with_digest(Target("code", small_store))])
+        running.workers.put("code", small_store)
+        assert ask(client, release="code", text=CONTEXT).status_code == 200
+        running.lexicon.follow([])
+        assert running.lexicon.kind_of("code") is None
 
 
 def test_too_many_questions_at_once(site: Running) -> None:

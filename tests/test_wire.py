@@ -491,7 +491,8 @@ def test_any_bytes_are_a_failure_or_refused(status: int, payload: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("status", "payload"), [(1, b""), (1, b"\0\0\0"), (9, bytes(4)), (255, bytes(4)), (1, bytes(4) + b"\xff")]
+    ("status", "payload"),
+    [(1, b""), (1, b"\0\0\0"), (10, bytes(4)), (255, bytes(4)), (1, bytes(4) + b"\xff")],
 )
 def test_a_damaged_failure_is_refused(status: int, payload: bytes) -> None:
     with pytest.raises(WireError, match=f"status {status} cannot be read"):

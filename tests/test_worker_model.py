@@ -13,6 +13,7 @@ from draftstore.build import RestOptions, build_rest
 from draftstore.corpus import ReadReport, read_corpus
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 from services.worker.work import Facts, Sampling, Work
+from tests.dense_stores import make_dense_store, make_projection
 from tests.lookups import until
 from tests.served import Service
 from tests.workers import chain, read_stream, served_worker, text_of
@@ -48,7 +49,15 @@ def service(
     folder = tmp_path_factory.mktemp("worker")
     (folder / "tales.jsonl").write_text(json.dumps({"text": TALE * 3}) + "\n")
     build_rest(RestOptions((folder / "tales.jsonl",), "tales"), tokenizer, folder / "store", workers=1)
-    arguments = ("--model", stories, "--dtype", "float64", "--store", folder / "store", "--recycling")
+    make_dense_store(
+        folder / "dense",
+        [tokenizer.encode(TALE, bos=True).tolist()],
+        projection=make_projection(hidden_size=64),
+        target_model="stories260K",
+        tokenizer=tokenizer,
+    )
+    sources = ("--store", folder / "store", "--store", folder / "dense", "--recycling")
+    arguments = ("--model", stories, "--dtype", "float64", *sources)
     log = ("--response-log", folder / "answers.jsonl")
     with served_worker(*arguments, "--budget", "12", "--fixed-budget", *log, folder=folder) as service:
         yield service
@@ -87,7 +96,7 @@ def plain(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, **opti
 
 
 def test_what_drafts(service: Service) -> None:
-    assert service.started["drafters"] == ["request", "rest:tales", "recycling"]
+    assert service.started["drafters"] == ["request", "rest:tales", "dresd:dense", "recycling"]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

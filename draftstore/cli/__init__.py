@@ -14,12 +14,14 @@ import click
 import draftstore
 from draftstore.cli.build import build
 from draftstore.cli.crest import count
+from draftstore.cli.dresd import dresd
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
 from draftstore.cli.recycling import recycling
 from draftstore.cli.replay import replay
+from draftstore.cli.responses import responses
 from draftstore.cli.tune import tune
 from draftstore.errors import DraftstoreError
 
@@ -85,8 +87,9 @@ def cli() -> None:
     """
 
 
-for command in (build, count, info, verify, query, replay, quickstart, tune, generate):
+for command in (build, count, info, verify, query, replay, quickstart, tune, generate, responses):
     cli.add_command(command)
+build.add_command(dresd)
 build.add_command(recycling)
 
 

@@ -118,7 +118,7 @@ def answer(
         on_step(step)
 
     model: Any = loaded.model
-    ends = ends_of(loaded)
+    ends = loaded.ends
     prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
     torch.manual_seed(request.seed)
     generate(
@@ -136,15 +136,6 @@ def answer(
         **_choices(request, model.generation_config),
     )
     return given
-
-
-def ends_of(loaded: "LoadedModel") -> list[int]:
-    """Return the ids that end an answer: those that the model names, else its tokenizer's."""
-    model: Any = loaded.model
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        return [] if loaded.text.eos_id is None else [loaded.text.eos_id]
-    return [int(end) for end in (ends if isinstance(ends, list | tuple) else [ends])]
 
 
 def _choices(request: Request, own: Any) -> dict[str, Any]:
@@ -201,8 +192,8 @@ def check_positions(loaded: "LoadedModel", request: Request) -> Request:
         raise DraftstoreError(
             "the prompt is empty, and this model's tokenizer puts nothing in front: give some text"
         )
-    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    if not positions or size + request.max_new_tokens <= positions:
+    positions = loaded.positions
+    if positions is None or size + request.max_new_tokens <= positions:
         return request
     if size >= positions:
         raise DraftstoreError(f"a prompt of {size:,} tokens: {loaded.name!r} takes {positions - 1:,} at most")

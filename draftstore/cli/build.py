@@ -1,7 +1,7 @@
 """`draftstore build`: stores from text."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from draftstore.cli.common import (
 )
 from draftstore.corpus import SOURCE_PATTERNS, ReadReport, passed_over_text
 from draftstore.errors import counted
+from draftstore.records import RecordProblem
 from draftstore.staging import BuildResult
 from draftstore.tokenizer import load_tokenizer
 
@@ -37,13 +38,7 @@ CORPUS_HELP = (
 TOKENIZER_HELP = "A folder with tokenizer.json, that file, or a name on the Hugging Face hub."
 
 
-@click.group()
-def build() -> None:
-    """Build a store from text."""
-
-
-@build.command(cls=ManyValues)
-@click.option(
+corpus_option = click.option(
     "--corpus",
     required=True,
     multiple=True,
@@ -51,17 +46,38 @@ def build() -> None:
     type=click.Path(path_type=Path),
     help=CORPUS_HELP,
 )
-@click.option("--tokenizer", required=True, metavar="T", help=TOKENIZER_HELP)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store.")
-@click.option("--name", help="Name of the store, for people. [default: the directory's]")
-@click.option("--column", default="text", show_default=True, help="Key or column of the text in records.")
-@click.option(
+column_option = click.option(
+    "--column", default="text", show_default=True, help="Key or column of the text in records."
+)
+glob_option = click.option(
     "--glob",
     multiple=True,
     metavar="PATTERN...",
     help="Files of a folder to read, such as '*.jsonl'; may be given several times. [default: text and source]",
 )
-@click.option("--strict", is_flag=True, help="Stop at the first bad record instead of counting it.")
+strict_option = click.option(
+    "--strict", is_flag=True, help="Stop at the first bad record instead of counting it."
+)
+out_option = click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
+)
+name_option = click.option("--name", help="Name of the store, for people. [default: the directory's]")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
+
+
+@click.group()
+def build() -> None:
+    """Build a store from text."""
+
+
+@build.command(cls=ManyValues)
+@corpus_option
+@click.option("--tokenizer", required=True, metavar="T", help=TOKENIZER_HELP)
+@out_option
+@name_option
+@column_option
+@glob_option
+@strict_option
 @click.option(
     "--segment-tokens",
     default=SEGMENT_TOKENS,
@@ -71,7 +87,7 @@ def build() -> None:
 @click.option(
     "--workers", type=click.IntRange(min=1), help="Processes that sort segments. [default: all cores]"
 )
-@click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
+@overwrite_option
 @json_option
 def rest(
     corpus: tuple[Path, ...],
@@ -142,8 +158,13 @@ class Bar:
             self._begin, self._first = now, done
             self._task = self._bars.add_task(self._title, total=total, detail="")
         rate = (done - self._first) / max(now - self._begin, 1e-9)
-        speed = f", {rate / 1e6:.2f} M/s" if done > self._first else ""
+        speed = f", {_per_second(rate)}" if done > self._first else ""
         self._bars.update(self._task, completed=done, total=total, detail=detail + speed)  # type: ignore[arg-type]
+
+
+def _per_second(rate: float) -> str:
+    """Return a rate with as many digits as tell something: a model reads a hundredth of what a tokenizer does."""
+    return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
 
 
 def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
@@ -184,13 +205,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
 def _print_left_out(console: Console, report: ReadReport) -> None:
     """Print which records and files are not in the store, the first of each kind by name."""
     if report.bad_records:
-        were = "was" if report.bad_records == 1 else "were"
-        head = f"{counted(report.bad_records, 'bad record')} {were} left out"
-        console.print(head + ":" * bool(report.problems), style="yellow")
-        for problem in report.problems[:SHOWN]:
-            console.print(f"  {printable(problem.place)}: {printable(problem.reason)}", soft_wrap=True)
-        if report.bad_records > SHOWN and report.problems:
-            console.print("  ...")
+        show_problems(console, report.bad_records, report.problems)
     for path in report.unread[:SHOWN]:
         console.print(f"nothing was read from {printable(path)}", style="yellow", soft_wrap=True)
     if len(report.unread) > SHOWN:
@@ -198,3 +213,14 @@ def _print_left_out(console: Console, report: ReadReport) -> None:
         console.print(f"nothing was read from {more}", style="yellow", soft_wrap=True)
     if report.passed_over:
         console.print(passed_over_text(report.passed_over), style="yellow", soft_wrap=True)
+
+
+def show_problems(console: Console, number: int, problems: Sequence[RecordProblem]) -> None:
+    """Print how many records were left out, the first of them by name."""
+    were = "was" if number == 1 else "were"
+    head = f"{counted(number, 'bad record')} {were} left out"
+    console.print(head + ":" * bool(problems), style="yellow")
+    for problem in problems[:SHOWN]:
+        console.print(f"  {printable(problem.place)}: {printable(problem.reason)}", soft_wrap=True)
+    if number > SHOWN and problems:
+        console.print("  ...")

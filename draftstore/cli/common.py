@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,27 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from draftstore import dresd, rest
 from draftstore.drafter import StoreDrafter
 from draftstore.entries import BACKENDS
+from draftstore.errors import DraftstoreError
 from draftstore.frontier import MAX_BUDGET
 from draftstore.manifest import TOKENIZER_FOLDER, Manifest
-from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES
-from draftstore.stores import Store
+from draftstore.rest import BUDGET
+from draftstore.stores import DRAFTING, Store
 from draftstore.stores import open_store as open_any_store
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
 
 STORE = click.Path(path_type=Path)
 FILE_WIDTH = 160
 
+strategy_option = click.option(
+    "--strategy",
+    type=click.Choice(sorted({name for store in DRAFTING.values() for name in store.strategies})),
+    help="Of the stores that know it, while the others draft as they do by default: "
+    f"REST and CREST know {', '.join(rest.STRATEGIES)}; DReSD knows {', '.join(dresd.STRATEGIES)}. "
+    "[default: each store's own]",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."
 )
@@ -51,9 +60,7 @@ def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node."
         ),
-        click.option(
-            "--strategy", type=click.Choice(sorted(STRATEGIES)), default=DEFAULT_STRATEGY, show_default=True
-        ),
+        strategy_option,
         click.option(
             "--backend",
             type=click.Choice(BACKENDS),
@@ -73,7 +80,7 @@ def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
 class ManyValues(click.Command):
     """A command whose repeatable options also take several values at once: `--corpus a b c`."""
 
-    many = frozenset({"--corpus", "--glob", "--source"})
+    many = frozenset({"--corpus", "--glob", "--source", "--prompts", "--log"})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite `--corpus a b` to `--corpus a --corpus b` before parsing."""
@@ -176,6 +183,24 @@ def open_store(path: Path, tokenizer: str | None, backend: str | None) -> tuple[
     loaded = load_tokenizer(tokenizer) if tokenizer else load_tokenizer(path / TOKENIZER_FOLDER, name=name)
     store.manifest.require_tokenizer(loaded.identity, path)
     return store, loaded
+
+
+def check_strategy(strategy: str | None, kinds: Iterable[str]) -> None:
+    """Refuse a strategy that stores of no such kind know.
+
+    Raises:
+        DraftstoreError: so it is.
+    """
+    known = {name for kind in kinds if kind in DRAFTING for name in DRAFTING[kind].strategies}
+    if strategy is not None and strategy not in known:
+        raise DraftstoreError(
+            f"no store here knows the strategy {strategy!r}: expected one of {', '.join(sorted(known)) or 'none'}"
+        )
+
+
+def strategy_of(store: Store, strategy: str | None) -> str:
+    """Return the strategy that was asked for if a store knows it, else the store's own."""
+    return strategy if strategy in store.strategies else store.default_strategy
 
 
 def warm(drafter: StoreDrafter) -> StoreDrafter:

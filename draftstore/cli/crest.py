@@ -9,7 +9,17 @@ from pathlib import Path
 import click
 
 from draftstore.build import RestOptions, build_rest
-from draftstore.cli.build import CORPUS_HELP, TOKENIZER_HELP, Bar, build, build_bars, report_build
+from draftstore.cli.build import (
+    CORPUS_HELP,
+    TOKENIZER_HELP,
+    Bar,
+    build,
+    build_bars,
+    name_option,
+    out_option,
+    overwrite_option,
+    report_build,
+)
 from draftstore.cli.common import STORE, ManyValues, count_progress, json_option
 from draftstore.counts import DEFAULT_MAX_N, build_counts
 from draftstore.crest import BUDGET
@@ -44,8 +54,8 @@ class ByteSize(click.ParamType[int]):
     help="Instead of --rest: build that store from these texts first, beside the new one, as OUT-rest. " + CORPUS_HELP,
 )  # fmt: skip
 @click.option("--tokenizer", metavar="T", help="With --corpus. " + TOKENIZER_HELP)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store.")
-@click.option("--name", help="Name of the store, for people. [default: the directory's]")
+@out_option
+@name_option
 @click.option(
     "--max-n",
     type=click.IntRange(1, MAX_N),
@@ -80,7 +90,7 @@ class ByteSize(click.ParamType[int]):
     "--nodes", type=int, default=BUDGET, show_default=True, help="Maximum number of nodes in a tree."
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Threads that cut trees. [default: all cores]")
-@click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
+@overwrite_option
 @json_option
 def crest(
     rest: Path | None,

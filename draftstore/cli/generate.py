@@ -125,7 +125,11 @@ def generate(
     request = check_positions(loaded, request)
     with status("opening what to draft from"):
         assembly = assemble(
-            sources, vocab_size=loaded.vocab_size, tokenizer=loaded.text.identity, model=loaded.name
+            sources,
+            vocab_size=loaded.vocab_size,
+            tokenizer=loaded.text.identity,
+            model=loaded.name,
+            hidden_size=loaded.hidden_size,
         )
     with assembly:
         plan = choose_plan(effort, loaded)

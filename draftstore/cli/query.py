@@ -13,15 +13,19 @@ from rich.tree import Tree
 from draftstore.batch import Draft
 from draftstore.cli.common import (
     STORE,
+    check_strategy,
     drafting_options,
     json_option,
     open_store,
     print_json,
     stdout_console,
+    strategy_of,
     warm,
 )
 from draftstore.drafter import StoreDrafter
-from draftstore.errors import counted
+from draftstore.dresd import KIND as DENSE
+from draftstore.errors import DraftstoreError, counted
+from draftstore.manifest import load_manifest
 from draftstore.tokenizer import TextTokenizer
 from draftstore.tree import DraftTree
 
@@ -36,7 +40,7 @@ def query(
     text: str,
     budget: int,
     min_prob: float,
-    strategy: str,
+    strategy: str | None,
     backend: str | None,
     tokenizer: str | None,
     as_json: bool,
@@ -47,8 +51,15 @@ def query(
     Example:
       draftstore query stores/code --text "for i in range(" --budget 16
     """
+    kind = load_manifest(directory).kind
+    if kind == DENSE:
+        raise DraftstoreError(
+            f"{directory} is of kind {kind!r}, which is asked with hidden states and not with a text: name it to "
+            "`draftstore generate --store` or `draftstore replay`"
+        )
+    check_strategy(strategy, [kind])
     store, loaded = open_store(directory, tokenizer, backend)
-    drafter = warm(store.drafter(strategy))
+    drafter = warm(store.drafter(strategy_of(store, strategy)))
     context = loaded.encode(text, bos=False)
     contexts = drafter.session(context).context
     draft, micros = timed_draft(drafter, contexts, budget, min_prob)

@@ -7,7 +7,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.cli.build import TOKENIZER_HELP, report_build
+from draftstore.cli.build import TOKENIZER_HELP, name_option, out_option, overwrite_option, report_build
 from draftstore.cli.common import STORE, json_option, status
 from draftstore.crest import CrestStore
 from draftstore.hf.loading import model_name
@@ -38,9 +38,9 @@ from draftstore.tokenizer import load_tokenizer
 @click.option(
     "--nodes", type=click.IntRange(1, MAX_PATHS), help="Size of the static tree. [default: the paper's 80]"
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store.")
-@click.option("--name", help="Name of the store, for people. [default: the directory's]")
-@click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
+@out_option
+@name_option
+@overwrite_option
 @json_option
 def recycling(
     model_id: str,

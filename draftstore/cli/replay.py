@@ -1,14 +1,15 @@
 """`draftstore replay`: accepted length of recorded outputs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from rich.table import Table
 
 from draftstore.cli.common import (
     STORE,
+    check_strategy,
     count_progress,
     drafting_options,
     json_option,
@@ -17,16 +18,29 @@ from draftstore.cli.common import (
     printable,
     status,
     stdout_console,
+    strategy_of,
     warm,
 )
+from draftstore.cli.sources import device_option, dtype_option
 from draftstore.drafter import Drafter
+from draftstore.dresd import KIND as DENSE
+from draftstore.dresd import DresdStore
+from draftstore.errors import DraftstoreError
 from draftstore.manifest import load_manifest
 from draftstore.mixture import Mixture
 from draftstore.plugins import load_plugin
-from draftstore.replay import ReplayResult, read_recordings
+from draftstore.replay import Recording, ReplayResult, read_recordings
 from draftstore.replay import replay as replay_recordings
 from draftstore.request import RequestDrafter
+from draftstore.stores import DRAFTING
 from draftstore.tokenizer import TextTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from draftstore.hf.loading import LoadedModel
+
+COLUMNS = (
+    "store", "drafts", "budget", "accepted length", "accepted", "nodes", "misses", "p50 µs", "p99 µs", "passes",
+)  # fmt: skip
 
 
 class Subject(NamedTuple):
@@ -39,6 +53,7 @@ class Subject(NamedTuple):
         request: whether the request drafts too.
         drafter: of all that.
         tokenizer: whose tokens are counted.
+        model: whose hidden states it is asked with; None without such a store.
     """
 
     store: Path | None
@@ -47,6 +62,7 @@ class Subject(NamedTuple):
     request: bool
     drafter: Drafter
     tokenizer: TextTokenizer
+    model: "LoadedModel | None" = None
 
     @property
     def sources(self) -> str:
@@ -66,6 +82,14 @@ class Subject(NamedTuple):
     is_flag=True,
     help="Draft from the prompt and the output so far, too; alone where no store is named, with --tokenizer.",
 )
+@click.option(
+    "--target-model",
+    metavar="M",
+    help="The model that made the outputs, whose hidden states DReSD stores are asked with: a directory, a hub name "
+    "organisation/model, or a GGUF file.",
+)
+@device_option
+@dtype_option
 @click.option("--record", is_flag=True, help="Keep the result in the catalogue, with the store's build.")
 @drafting_options
 @json_option
@@ -75,30 +99,35 @@ def replay(
     model: str | None,
     limit: int | None,
     request: bool,
+    target_model: str | None,
+    device: str | None,
+    dtype: str | None,
     record: bool,
     budget: int,
     min_prob: float,
-    strategy: str,
+    strategy: str | None,
     backend: str | None,
     tokenizer: str | None,
     as_json: bool,
 ) -> None:
     """Walk recorded outputs and count how many tokens a forward pass would have yielded.
 
-    With several stores there is one line each; with --json one JSON document a line.
+    With several stores there is one line each; with --json one JSON document a line. DReSD stores are asked with hidden
+    states, which the model that made the outputs computes once more: name it with --target-model.
 
     \b
     Example:
       draftstore replay stores/chat --replays alpaca.jsonl.zst --model vicuna-7b-v1.5 --budget 32
       draftstore replay stores/chat --request --replays alpaca.jsonl.zst
       draftstore replay --request --tokenizer tokenizers/llama2 --replays alpaca.jsonl.zst
+      draftstore replay stores/chat-dresd --target-model ./SmolLM2-135M-Instruct --replays answers.jsonl
     """
     _check(directories, request=request, tokenizer=tokenizer, record=record)
+    check_strategy(strategy, [load_manifest(directory).kind for directory in directories] or DRAFTING)
+    loaded = _load(directories, target_model, device, dtype)
     _warn_of_tokenizers(directories)
-    table = Table(
-        "store", "drafts", "budget", "accepted length", "nodes", "misses", "p50 µs", "p99 µs", "passes"
-    )
-    for subject in _subjects(directories, strategy, backend, tokenizer, request=request):
+    table = Table(*COLUMNS)
+    for subject in _subjects(directories, strategy, backend, tokenizer, loaded, request=request):
         figures = _replay(subject, replays, model, limit, budget, min_prob).summary()
         if record:
             report = load_plugin("draftstore.recorders", "catalogue", "the catalogue")
@@ -122,13 +151,22 @@ def replay(
                 }
             )
         else:
-            table.add_row(
-                subject.name, subject.sources, str(budget), f"{figures['accepted_length']:.3f}",
-                str(figures["nodes_mean"]), f"{figures['miss_rate']:.1%}", str(figures["lookup_us"]["p50"]),
-                str(figures["lookup_us"]["p99"]), f"{figures['passes']:,}",
-            )  # fmt: skip
+            table.add_row(subject.name, subject.sources, str(budget), *_cells(figures))
     if not as_json:
         stdout_console().print(table)
+
+
+def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
+    """Return a row of the table behind what was replayed."""
+    return (
+        f"{figures['accepted_length']:.3f}",
+        f"{figures['acceptance_rate']:.1%}",
+        str(figures["nodes_mean"]),
+        f"{figures['miss_rate']:.1%}",
+        str(figures["lookup_us"]["p50"]),
+        str(figures["lookup_us"]["p99"]),
+        f"{figures['passes']:,}",
+    )
 
 
 def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | None, record: bool) -> None:
@@ -149,21 +187,59 @@ def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | Non
         raise click.UsageError("--record keeps a result with the build of a store: name one.")
 
 
+def _load(
+    directories: tuple[Path, ...], target_model: str | None, device: str | None, dtype: str | None
+) -> "LoadedModel | None":
+    """Load the model, if a store is asked with its hidden states.
+
+    Raises:
+        DraftstoreError: it is not named.
+        ModelError: it cannot be loaded.
+    """
+    dense = next((path for path in directories if load_manifest(path).kind == DENSE), None)
+    if dense is None:
+        return None
+    if target_model is None:
+        raise DraftstoreError(
+            f"{dense} is of kind {DENSE!r}, which is asked with hidden states of the model "
+            f"{load_manifest(dense).target_model!r}: say with --target-model where that is"
+        )
+    with status("loading the model"):
+        from draftstore.hf.loading import load_model
+
+        return load_model(target_model, device=device, dtype=dtype)
+
+
 def _subjects(
-    directories: tuple[Path, ...], strategy: str, backend: str | None, tokenizer: str | None, *, request: bool
+    directories: tuple[Path, ...],
+    strategy: str | None,
+    backend: str | None,
+    tokenizer: str | None,
+    model: "LoadedModel | None",
+    *,
+    request: bool,
 ) -> Iterator[Subject]:
     """Open one store after the other, or none.
 
     Raises:
-        StoreError: a store cannot be opened.
-        TokenizerError: the tokenizer cannot be loaded, or is not the store's.
+        StoreError: a store cannot be opened, or is of another model.
+        TokenizerError: the tokenizer cannot be loaded, or is not the store's or the model's.
     """
     for directory in directories:
+        asked = model if load_manifest(directory).kind == DENSE else None
+        if asked is not None:
+            DresdStore.open(
+                directory,
+                target_model=asked.name,
+                tokenizer=asked.text.identity,
+                hidden_size=asked.hidden_size,
+            ).close()
         store, loaded = open_store(directory, tokenizer, backend)
-        drafter: Drafter = warm(store.drafter(strategy))
+        name = strategy_of(store, strategy)
+        drafter: Drafter = warm(store.drafter(name))
         if request:
             drafter = _with_request(drafter, store.manifest.vocab_size)
-        yield Subject(directory, store.manifest.name, strategy, request, drafter, loaded)
+        yield Subject(directory, store.manifest.name, name, request, drafter, loaded, asked)
     if not directories and tokenizer is not None:
         loaded = load_tokenizer(tokenizer)
         yield Subject(None, "none", None, request, _with_request(None, loaded.vocab_size), loaded)
@@ -193,7 +269,12 @@ def _replay(
         def show(result: ReplayResult) -> None:
             bars.update(task, completed=result.rows, detail=f"accepted length {result.accepted_length:.3f}")
 
+        recordings: Iterable[Recording]
         recordings = read_recordings(replays, subject.tokenizer, model=model, limit=limit)
+        if subject.model is not None:
+            from draftstore.hf.recorded import with_states
+
+            recordings = with_states(subject.model.model, recordings)
         return replay_recordings(
             subject.drafter, recordings, budget=budget, min_prob=min_prob, on_progress=show
         )

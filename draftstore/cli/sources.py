@@ -9,12 +9,12 @@ import click
 
 from draftstore.assembly import Sources
 from draftstore.budget import CostCurve, CostPlanner
-from draftstore.cli.common import STORE
+from draftstore.cli.common import STORE, strategy_option
 from draftstore.decoding import Fixed, Planner
 from draftstore.entries import BACKENDS
 from draftstore.frontier import MAX_BUDGET
 from draftstore.hf.loading import DTYPES
-from draftstore.rest import BUDGET, STRATEGIES
+from draftstore.rest import BUDGET
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
@@ -62,11 +62,10 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option(
             "--store", "stores", multiple=True, type=STORE, metavar="DIR",
-            help="Draft from this store, or start from these recycled candidates. May be repeated.",
+            help="Draft from this store, or start from these recycled candidates. Those of kind dresd and recycling "
+            "must be of this very model. May be repeated.",
         ),
-        click.option(
-            "--strategy", type=click.Choice(sorted(STRATEGIES)), help="Of stores. [default: each one's own]"
-        ),
+        strategy_option,
         click.option("--backend", type=click.Choice(BACKENDS), help="Where the entries of CREST stores are read."),
         click.option(
             "--lookup", metavar="ADDRESS",

@@ -46,6 +46,28 @@ class LoadedModel(NamedTuple):
         """Ids that the model can emit; padding may make it larger than the tokenizer's."""
         return int(self.model.config.get_text_config().vocab_size)
 
+    @property
+    def hidden_size(self) -> int | None:
+        """Numbers of the hidden states that its head is given; None without a head of its own."""
+        model: Any = self.model
+        head = model.get_output_embeddings()
+        return None if head is None else int(head.weight.shape[1])
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids that end an answer: those that the model names, else its tokenizer's; there may be none."""
+        model: Any = self.model
+        ends = model.generation_config.eos_token_id
+        if ends is None:
+            return [] if self.text.eos_id is None else [self.text.eos_id]
+        return [int(end) for end in (ends if isinstance(ends, list | tuple) else [ends])]
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of prompt and answer together; None where the model does not say."""
+        found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return int(found) if found else None
+
 
 def load_model(
     name_or_path: str | Path,

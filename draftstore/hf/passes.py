@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftstore.hf.projecting import project
+from draftstore.projection import Projection
+
 CANDIDATES = 8
 """Most likely tokens that a row tells drafters."""
 CHUNK = 128
@@ -42,8 +45,11 @@ class Pass(Protocol):
     def logits(self, row: int) -> torch.Tensor:
         """Return [1, vocabulary], the raw logits at a row, on the device."""
 
-    def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the hidden state after the final norm at a row; None if it is not known."""
+    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
+        """Return float32 [d], the hidden state after the final norm at a row, projected if a projection is given.
+
+        None if it is not known.
+        """
 
     def layers(self, row: int) -> tuple[torch.Tensor, ...]:
         """Return [1, 1, d] of each layer: the hidden states at a row, as `output_hidden_states` gives them."""
@@ -97,11 +103,17 @@ class Rows:
         """Return the logits of a row; see `Pass`."""
         return self._logits[row : row + 1]
 
-    def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return the hidden state of a row; see `Pass`."""
+    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
+        """Return the hidden state of a row; see `Pass`.
+
+        Raises:
+            DecodingError: the projection is that of a model with states of another size.
+        """
         if self._hidden is None:
             return None
-        vector: NDArray[np.float32] = self._hidden[row].float().cpu().numpy()
+        state = self._hidden[row]
+        vector: NDArray[np.float32]
+        vector = (state.float() if projection is None else project(projection, state)).cpu().numpy()
         return vector
 
     def layers(self, row: int) -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftstore.acceptance import accept
 from draftstore.decoding import Planner, Step, decode
-from draftstore.drafter import Drafter, Session
+from draftstore.drafter import Drafter, Session, projection_of
 from draftstore.hf.caches import memory_of
 from draftstore.hf.checks import NO_LIMIT, depth_limit
 from draftstore.hf.choosing import Chooser, Text
@@ -85,7 +85,7 @@ class Run:
             min_prob: least probability of a drafted node.
             factory: of what runs the passes.
         """
-        step, verdict = self._prefill(model_kwargs, drafter is not None)
+        step, verdict = self._prefill(model_kwargs, drafter)
         yield step
         if self._over:
             return
@@ -99,7 +99,11 @@ class Run:
         prefilled = Prefilled(self._model, memory, self._kwargs, self._text)
         forward = factory(prefilled)
         target = ModelTarget(forward, self._chooser, self._text, vocab_size(self._model))
-        target.ask(candidates=session.needs_candidates, hidden=session.needs_hidden)
+        target.ask(
+            candidates=session.needs_candidates,
+            hidden=session.needs_hidden,
+            projection=projection_of(session),
+        )
         limited = Limited(planner, nodes=forward.room, depth=self._depth(), chain=not forward.trees)
         try:
             with self._model._optimize_model_for_decode():
@@ -107,9 +111,10 @@ class Run:
         finally:
             target.close()
 
-    def _prefill(self, model_kwargs: dict[str, Any], drafting: bool) -> tuple[Step, ModelVerdict]:
+    def _prefill(self, model_kwargs: dict[str, Any], drafter: Drafter | None) -> tuple[Step, ModelVerdict]:
         """Run the prompt through the model, as plain generate does, and emit the first token."""
         begin = perf_counter_ns()
+        drafting = drafter is not None
         with last_hidden(self._model, drafting) as hidden:
             outputs = self._model._prefill(
                 self._input_ids,
@@ -119,7 +124,8 @@ class Run:
             )
         self._kwargs = self._model._update_model_kwargs_for_generation(outputs, model_kwargs)
         wants = Wants(self._chooser.greedy, drafting, drafting, self._chooser.layers is not None)
-        verdict = ModelVerdict(rows_of(outputs, 1, wants, hidden), self._chooser, wants)
+        rows = rows_of(outputs, 1, wants, hidden)
+        verdict = ModelVerdict(rows, self._chooser, wants, projection_of(drafter))
         filled = perf_counter_ns()
         accepted = accept(DraftTree.empty(), verdict.choose, self._ends)
         self._text.extend(accepted.tokens.tolist())

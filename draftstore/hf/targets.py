@@ -30,6 +30,7 @@ from draftstore.hf.checks import takes_trees
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
 from draftstore.hf.passes import Pass, Rows, Wants, last_hidden, rows_of
+from draftstore.projection import Projection
 from draftstore.tree import DraftTree
 
 
@@ -204,11 +205,14 @@ def default_forward(prefilled: Prefilled) -> Forward:
 class ModelVerdict:
     """What the model says of a tree: a `Verdict`."""
 
-    def __init__(self, rows: Pass, chooser: Chooser, wants: Wants) -> None:
-        """Answer from a pass."""
+    def __init__(
+        self, rows: Pass, chooser: Chooser, wants: Wants, projection: Projection | None = None
+    ) -> None:
+        """Answer from a pass; with a projection, hidden states are projected on the device."""
         self._rows = rows
         self._chooser = chooser
         self._wants = wants
+        self._projection = projection
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:
         """Return the token that the model emits at a row."""
@@ -219,8 +223,8 @@ class ModelVerdict:
         return self._rows.candidates() if self._wants.candidates else None
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state at a row."""
-        return self._rows.hidden(row) if self._wants.hidden else None
+        """Return float32 [d], the last hidden state at a row, or the projected one."""
+        return self._rows.hidden(row, self._projection) if self._wants.hidden else None
 
 
 class ModelTarget:
@@ -240,11 +244,13 @@ class ModelTarget:
         self._text = text
         self._vocab_size = vocab_size
         self._wants = Wants(best=chooser.greedy, layers=chooser.layers is not None)
+        self._projection: Projection | None = None
         self._pending = False
 
-    def ask(self, *, candidates: bool, hidden: bool) -> None:
-        """Have every pass tell what a drafter's session needs."""
+    def ask(self, *, candidates: bool, hidden: bool, projection: Projection | None = None) -> None:
+        """Have every pass tell what a drafter's session needs, hidden states projected if it has a projection."""
         self._wants = self._wants._replace(candidates=candidates, hidden=hidden)
+        self._projection = projection
 
     def verify(self, tree: DraftTree) -> ModelVerdict:
         """Run one forward pass over the text's last token and a tree.
@@ -262,7 +268,8 @@ class ModelTarget:
                 "use a store that was built with the model's own tokenizer"
             )
         self._pending = True
-        return ModelVerdict(self._forward.run(tokens, tree, self._wants), self._chooser, self._wants)
+        rows = self._forward.run(tokens, tree, self._wants)
+        return ModelVerdict(rows, self._chooser, self._wants, self._projection)
 
     def keep(self, accepted: Acceptance) -> None:
         """Take what was accepted into the text, and its rows into the cache."""

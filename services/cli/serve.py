@@ -155,9 +155,9 @@ def _mode(text: str) -> int:
 def _print_started(started: dict[str, Any]) -> None:
     """Print what is served, and where."""
     for release in started["releases"]:
-        tokenizer = release["tokenizer"]["name"]
+        bound = release["target_model"] or release["tokenizer"]["name"]
         click.echo(
-            f"serving {release['name']}: {release['kind']} build {release['build']} for {printable(tokenizer)}, "
+            f"serving {release['name']}: {release['kind']} build {release['build']} for {printable(bound)}, "
             f"{release['entries']:,} entries"
         )
     if not started["releases"]:

@@ -55,10 +55,10 @@ class TransformersEngine:
         self._min_prob = min_prob
         self._forward = forward
         self._cache = _cache_of(self._model)
-        self._ends = _ends_of(self._model, loaded.text)
+        self._ends = loaded.ends
         self.facts = Facts(
             name=name or loaded.name,
-            positions=_positions_of(self._model),
+            positions=loaded.positions or UNBOUNDED,
             vocab_size=loaded.vocab_size,
             ends=frozenset(self._ends),
             drafters=tuple(_label(part.kind, part.name) for part in drafters.parts),
@@ -103,20 +103,6 @@ def _cache_of(model: Any) -> dict[str, Any]:
     """Return the arguments of `generate` for the cache: on a GPU a static one, for CUDA graphs."""
     static = model.device.type == "cuda" and getattr(model, "_can_compile_fullgraph", False)
     return {"cache_implementation": "static"} if static else {}
-
-
-def _ends_of(model: Any, tokenizer: TextTokenizer) -> list[int]:
-    """Return the ids that end an answer: those that the model names, else its tokenizer's."""
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    return [int(end) for end in (ends if isinstance(ends, list | tuple) else [ends])]
-
-
-def _positions_of(model: Any) -> int:
-    """Return the most tokens that a text may have."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(positions) if positions else UNBOUNDED
 
 
 def _label(kind: str, name: str) -> str:

@@ -77,7 +77,11 @@ def _assembled(loaded: "LoadedModel", sources: Sources) -> Assembly:
     while True:
         try:
             return assemble(
-                sources, vocab_size=loaded.vocab_size, tokenizer=loaded.text.identity, model=loaded.name
+                sources,
+                vocab_size=loaded.vocab_size,
+                tokenizer=loaded.text.identity,
+                model=loaded.name,
+                hidden_size=loaded.hidden_size,
             )
         except LookupServiceError as error:
             if monotonic() > end:

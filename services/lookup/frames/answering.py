@@ -11,13 +11,17 @@ A job keeps its book to the end, so that no answer mixes builds.
 import logging
 from math import ceil
 from time import monotonic, perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, WireError
+from draftstore.queries import OtherProjectionError, read_queries
 from draftstore.wire import (
+    ANSWER,
+    MAX_NAME,
     VERSION,
     DraftRequest,
     EncodedDrafts,
@@ -32,6 +36,7 @@ from draftstore.wire import (
     encode_json,
     join_answer,
 )
+from draftstore.wire import frame as encode_frame
 from services.lookup.figures.counting import ReleaseFigures, Slot
 from services.lookup.limits import Limits
 from services.lookup.permissions import Grant, Permissions
@@ -41,6 +46,8 @@ LOG = logging.getLogger(__name__)
 _DRAFT = int(Operation.DRAFT)
 _HELLO = int(Operation.HELLO)
 _RELEASES = int(Operation.RELEASES)
+_PROJECTION = int(Operation.PROJECTION)
+_NEEDS_TOKEN = "this service wants a token first (operation HELLO)"  # noqa: S105 (a sentence)
 _AGAIN_SECONDS = 1.0
 """How long a decoder should leave a store alone that could not be read."""
 _LOG_SECONDS = 1.0
@@ -74,14 +81,15 @@ class Job:
     """
 
     __slots__ = (
-        "_bits", "_contexts", "_drafter", "_matches", "_min_prob", "_parts", "_sizes", "batch", "began", "book",
-        "budget", "failure", "left", "line", "request_bytes", "request_id", "seconds",
+        "_bits", "_contexts", "_drafter", "_matches", "_min_prob", "_parts", "_queries", "_sizes", "batch", "began",
+        "book", "budget", "failure", "left", "line", "request_bytes", "request_id", "seconds",
     )  # fmt: skip
 
     def __init__(
-        self, frame: Frame, request: DraftRequest, book: Book, drafter: StoreDrafter, line: Line, began: float
-    ) -> None:
-        """Begin with nothing done."""
+        self, frame: Frame, request: DraftRequest, book: Book, drafter: StoreDrafter, line: Line, began: float,
+        queries: NDArray[np.float32] | None = None,
+    ) -> None:  # fmt: skip
+        """Begin with nothing done; of a dense store with `queries`, float32 [batch, dims], or without."""
         self.request_id = frame.header.request_id
         self.request_bytes = frame.header.length
         self.book = book
@@ -92,6 +100,7 @@ class Job:
         self.seconds = 0.0
         self.failure: Failure | None = None
         self._contexts = request.contexts
+        self._queries = queries
         self._min_prob = request.min_prob
         self._drafter = drafter
         self._bits = request.budget.bit_length()
@@ -106,14 +115,16 @@ class Job:
 
     def work(self, rows: int) -> None:
         """Draft for the next contexts, at most `rows`; what goes wrong ends the job with a failure."""
-        contexts = self._contexts
+        contexts, queries = self._contexts, self._queries
         if rows < self.batch or self.left < self.batch:
             done = self.batch - self.left
             contexts = contexts[done : done + rows]
+            queries = None if queries is None else queries[done : done + rows]
         count = len(contexts)
+        dense: dict[str, Any] = {} if queries is None else {"queries": queries}
         begin = perf_counter()
         try:
-            drafts = self._drafter.draft_batch(contexts, self.budget, self._min_prob)
+            drafts = self._drafter.draft_batch(contexts, self.budget, self._min_prob, **dense)
             seconds = perf_counter() - begin
             self._parts.append(encode_drafts(drafts))
         except DraftstoreError as error:
@@ -212,22 +223,22 @@ class Answerer:
         """
         began = perf_counter()
         if grant is None:
-            return self.refuse(
-                frame.header, Status.UNAUTHORIZED, "this service wants a token first (operation HELLO)", flags
-            )
+            return self.refuse(frame.header, Status.UNAUTHORIZED, _NEEDS_TOKEN, flags)
         try:
             request = decode_request(frame.payload)
         except WireError as error:
             return self.refuse(frame.header, Status.BAD_REQUEST, str(error), flags)
-        name = request.name
-        if not grant.allows(name):  # whether or not it exists
-            return self.refuse(
-                frame.header, Status.FORBIDDEN, f"the token {grant.name!r} may not use {name!r}", flags
-            )
+        if not grant.allows(request.name):  # whether or not it exists
+            return self._forbid(frame.header, grant, request.name, flags)
         limits = self.limits
         batch, width = request.contexts.shape
         if batch > limits.batch or width > limits.context or request.budget > limits.budget:
             return self.refuse(frame.header, Status.TOO_LARGE, self._too_large(request), flags)
+        return self._find(frame, request, began, flags)
+
+    def _find(self, frame: Frame, request: DraftRequest, began: float, flags: int) -> Job | bytes:
+        """Find the book of a request, and see that the request suits it."""
+        name = request.name
         try:
             book = self._shelf.get(name)
             drafter = book.drafter(request.strategy)
@@ -238,7 +249,16 @@ class Answerer:
         line = self._lines.get(name)
         if line is None:
             line = self._lines[name] = Line(self.slot.release(name))
-        return Job(frame, request, book, drafter, line, began)
+        if book.projection is None:  # what a dense store would look at is skipped
+            return Job(frame, request, book, drafter, line, began)
+        try:
+            queries = read_queries(request.sections, len(request.contexts), book.projection)
+        except WireError as error:
+            return self.refuse(frame.header, Status.BAD_REQUEST, f"{name!r}: {error}", flags)
+        except OtherProjectionError as error:
+            message = f"{name!r}: {error}"
+            return self.refuse(frame.header, Status.OTHER_PROJECTION, message, flags, figures=line.figures)
+        return Job(frame, request, book, drafter, line, began, queries)
 
     def finish(self, job: Job, flags: int = 0) -> bytes:
         """Return the answer to a job that is done, and count it."""
@@ -249,15 +269,38 @@ class Answerer:
     def answer_other(self, frame: Frame, grant: Grant | None, flags: int = 0) -> bytes:
         """Answer a request that is neither for drafts nor a greeting."""
         header = frame.header
-        if header.operation != _RELEASES:
+        if header.operation not in (_RELEASES, _PROJECTION):
             message = f"operation {header.operation} is unknown: this service speaks version {VERSION}"
             return self.refuse(header, Status.BAD_REQUEST, message, flags)
         if grant is None:
-            return self.refuse(
-                header, Status.UNAUTHORIZED, "this service wants a token first (operation HELLO)", flags
-            )
+            return self.refuse(header, Status.UNAUTHORIZED, _NEEDS_TOKEN, flags)
+        if header.operation == _PROJECTION:
+            return self._answer_projection(frame, grant, flags)
         return encode_json(
             _RELEASES, header.request_id, {"releases": self._shelf.describe(grant.allows)}, flags
+        )
+
+    def _answer_projection(self, frame: Frame, grant: Grant, flags: int) -> bytes:
+        """Answer with the projection of a dense store."""
+        header = frame.header
+        if len(frame.payload) > MAX_NAME:
+            message = f"the name of a release has at most {MAX_NAME} bytes, found {len(frame.payload):,}"
+            return self.refuse(header, Status.BAD_REQUEST, message, flags)
+        try:
+            name = frame.payload.decode()
+        except UnicodeDecodeError:
+            return self.refuse(header, Status.BAD_REQUEST, "the name of a release is no UTF-8", flags)
+        if not grant.allows(name):
+            return self._forbid(header, grant, name, flags)
+        try:
+            book = self._shelf.get(name)
+        except UnknownReleaseError as error:
+            return self.refuse(header, Status.NOT_FOUND, str(error), flags)
+        if book.projection is None:
+            message = f"{name!r} has no projection: its store is of kind {book.kind!r}, expected 'dresd'"
+            return self.refuse(header, Status.NOT_FOUND, message, flags)
+        return encode_frame(
+            header.operation | ANSWER, header.request_id, book.encoded_projection, Status.OK, flags
         )
 
     def greet(self, frame: Frame, flags: int = 0) -> tuple[Grant | None, bytes]:
@@ -284,6 +327,10 @@ class Answerer:
         )
         (figures or self.slot.nothing).fail(status, header.length, len(data))
         return data
+
+    def _forbid(self, header: Header, grant: Grant, name: str, flags: int) -> bytes:
+        """Refuse a name that a token is not for."""
+        return self.refuse(header, Status.FORBIDDEN, f"the token {grant.name!r} may not use {name!r}", flags)
 
     def _too_large(self, request: DraftRequest) -> str:
         """Say what a request has too much of."""

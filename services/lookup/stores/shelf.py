@@ -21,11 +21,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from draftstore import crest, rest
-from draftstore.drafter import StoreDrafter
+from draftstore import crest
+from draftstore.drafter import StoreDrafter, projection_of
 from draftstore.entries import LMDB, POSTGRES
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.manifest import load_manifest, manifest_digest
+from draftstore.queries import encode_projection
 from draftstore.stores import Store, open_store
 from draftstore.wire import short_hash
 from services.lookup.stores.targets import Target
@@ -35,8 +36,6 @@ LOG = logging.getLogger(__name__)
 FILES = "files"
 """The backend of stores that have no other."""
 DIGEST_SHOWN = 16
-STRATEGIES = {rest.KIND: tuple(rest.STRATEGIES), crest.KIND: tuple(crest.STRATEGIES)}
-DEFAULT_STRATEGY = {rest.KIND: rest.DEFAULT_STRATEGY, crest.KIND: crest.DEFAULT_STRATEGY}
 
 
 class UnknownReleaseError(DraftstoreError):
@@ -58,13 +57,15 @@ class Book:
         strategies: that it can follow.
         default_strategy: the one that stands for none.
         context_size: tokens that its default drafter looks at.
+        projection: from hidden states to the queries of a dense store; None for others.
+        encoded_projection: the same as the payload of an answer; empty for others.
     """
 
     def __init__(self, name: str, store: Store, digest: str, backend: str) -> None:
         """Take over an open store, and close it in the end.
 
         Raises:
-            DraftstoreError: nothing is drafted from it.
+            DraftstoreError: nothing is drafted from it, or no frame holds its projection.
         """
         self.name = name
         self.digest = digest
@@ -81,8 +82,10 @@ class Book:
         self._readers = 0
         self._retire: Callable[[], None] | None = None
         self.context_size = self._drafters[""].context_size
-        self.strategies = STRATEGIES[self.kind]
-        self.default_strategy = DEFAULT_STRATEGY[self.kind]
+        self.strategies = store.strategies
+        self.default_strategy = store.default_strategy
+        self.projection = projection_of(self._drafters[""])
+        self.encoded_projection = b"" if self.projection is None else encode_projection(self.projection)
 
     @property
     def readers(self) -> int:
@@ -147,13 +150,20 @@ class Book:
 
     def describe(self) -> dict[str, Any]:
         """Return what clients may know of it, as JSON values; nothing about where it lies."""
-        manifest = self.manifest
+        manifest, projection = self.manifest, self.projection
         return {
             "name": self.name,
             "kind": self.kind,
             "build": self.digest[:DIGEST_SHOWN],
             "tokenizer": {"name": manifest.tokenizer.name, "fingerprint": manifest.tokenizer.fingerprint},
             "vocab_size": manifest.vocab_size,
+            "target_model": manifest.target_model,
+            "projection": projection
+            and {
+                "digest": projection.digest,
+                "dims": projection.dims,
+                "hidden_size": projection.hidden_size,
+            },
             "context_size": self.context_size,
             "strategies": list(self.strategies),
             "default_strategy": self.default_strategy,

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.manifest import manifest_digest
+from draftstore.wire import MAX_NAME
 from schema.notices import LiveRelease
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """Names that may be asked for; the catalogue takes the same ones for releases."""
-MOST_NAME = 255
-"""Bytes of a name in a frame."""
 
 
 class Target(NamedTuple):
@@ -42,7 +41,7 @@ def parse_store(argument: str, backend: str | None = None) -> Target:
         name, folder = "", argument
     path = Path(folder).expanduser().resolve()
     name = name or path.name
-    if not re.fullmatch(NAME, name) or len(name) > MOST_NAME:
+    if not re.fullmatch(NAME, name) or len(name) > MAX_NAME:
         raise DraftstoreError(
             f"{name!r} cannot be the name of a store: expected letters, digits, '.', '_' and '-', with a letter or "
             f"digit first; give it one with --store NAME={folder}"

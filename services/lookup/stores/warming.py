@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,14 @@ from draftstore import batch
 from draftstore.crest import STRATEGIES as CREST_STRATEGIES
 from draftstore.crest import CrestDrafter, CrestStore
 from draftstore.drafter import StoreDrafter
+from draftstore.dresd import STRATEGIES as DRESD_STRATEGIES
+from draftstore.dresd import DresdDrafter, DresdStore
 from draftstore.entries import key_dtype
 from draftstore.envelope import Envelope
 from draftstore.jit import read_only
+from draftstore.nearest import DenseIndex
+from draftstore.projection import Projection
+from draftstore.quantised import restore
 from draftstore.rest import STRATEGIES as REST_STRATEGIES
 from draftstore.rest import RestDrafter, RestStore
 from draftstore.stores import Store
@@ -71,12 +77,13 @@ def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> None:
     warm_files(store.path / name for name in store.manifest.files)
     batch.warm_up()
     contexts = sample_contexts(store, SAMPLES)
+    queries = sample_queries(store, len(contexts)) if isinstance(store, DresdStore) else None
     for drafter in drafters:
         drafter.warm_up()
-        for row in range(len(contexts)):
-            drafter.draft_batch(contexts[row : row + 1]).encode_trees()
+        for rows in (*(slice(row, row + 1) for row in range(len(contexts))), slice(0, 2)):
+            dense: dict[str, Any] = {} if queries is None else {"queries": queries[rows]}
+            drafter.draft_batch(contexts[rows], **dense).encode_trees()
             time.sleep(REST)
-        drafter.draft_batch(contexts[:2])
 
 
 def warm_files(paths: Iterable[Path], most: int | None = None) -> int:
@@ -152,12 +159,28 @@ def sample_contexts(store: Store, number: int) -> NDArray[np.int32]:
             np.frombuffer(key, dtype).astype(np.int64)
             for key, _ in itertools.islice(store.entries.items(), number)
         ]
+    elif isinstance(store, DresdStore):
+        groups = store.index.groups
+        rows = [
+            np.searchsorted(groups, [entry], side="right") - 1 for entry in _sample_entries(store, number)
+        ]
     else:
         rows = []
     contexts = np.full((len(rows), 16), -1, np.int32)
     for context, row in zip(contexts, rows, strict=True):
         context[16 - len(row) :] = np.where(row < store.manifest.vocab_size, row, -1)
     return contexts
+
+
+def sample_queries(store: DresdStore, number: int) -> NDArray[np.float32]:
+    """Return what finds the entries whose first tokens end the contexts of `sample_contexts`: their own vectors."""
+    return restore(store.index.vectors[_sample_entries(store, number)])
+
+
+def _sample_entries(store: DresdStore, number: int) -> NDArray[np.int64]:
+    """Return entries from all parts of a store, int64 [number or fewer]."""
+    entries = len(store.index.vectors)
+    return np.linspace(0, max(entries - 1, 0), min(number, entries), dtype=np.int64)
 
 
 def load_kernels() -> None:
@@ -178,6 +201,13 @@ def load_kernels() -> None:
             crest = CrestDrafter(_NoEntries(), Envelope(b""), 1, vocab_size, blending)
             crest.warm_up()
             crest.draft_batch(contexts).encode_trees()
+    for vocab_size in (1, 1 << 16):
+        for dtype in (np.uint16, np.int8):
+            dense = DresdDrafter(*_smallest_dense(vocab_size, dtype), next(iter(DRESD_STRATEGIES.values())))
+            dense.warm_up()
+            for count in (1, 2):
+                queries = read_only(np.full((count, 1), np.nan, np.float32))
+                dense.draft_batch(contexts[:count], queries=queries).encode_trees()
 
 
 def _smallest_index(vocab_size: int) -> SuffixIndex:
@@ -192,3 +222,18 @@ def _smallest_index(vocab_size: int) -> SuffixIndex:
         vocab_size,
         *key_layout(vocab_size),
     )
+
+
+def _smallest_dense(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:
+    """Return index, tokens and projection of a dense store without entries, of one dimension."""
+    tokens = token_dtype(vocab_size)
+    index = DenseIndex(
+        read_only(np.empty((0, 1), dtype)),
+        read_only(np.empty(0, np.uint32)),
+        read_only(np.zeros(vocab_size + 1, np.int64)),
+        read_only(np.zeros(vocab_size + 1, np.int32)),
+        read_only(np.zeros(1, np.int64)),
+        read_only(np.empty((0, 1), np.float32)),
+    )
+    projection = Projection(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
+    return index, read_only(np.full(1, sentinel(tokens), tokens)), projection

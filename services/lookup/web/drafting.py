@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from draftstore import wire
+from draftstore import dresd, wire
 from draftstore.errors import TokenizerError, WireError
 from draftstore.tokenizer import TextTokenizer
 from services.lookup.web.guards import ProblemError, read_body
@@ -25,6 +25,10 @@ THREADS = 2
 MOST_PROBLEMS = 3
 """Told of at once."""
 EXAMPLE = {"release": "chat", "text": "The quick brown", "budget": 16}
+DENSE = (
+    "{release!r} drafts from hidden states of a model, which no text says: ask with the decoder, "
+    "`draftstore generate --release {release}`"
+)
 Spelled = TypeVar("Spelled")
 _QUESTION: TypeAdapter[TextQuestion | TokensQuestion] = TypeAdapter(Question)
 
@@ -58,7 +62,8 @@ class DraftDesk:
             allows: tells whether the sender may use a release.
 
         Raises:
-            ProblemError: the question cannot be read, is not allowed, or comes with too many others.
+            ProblemError: the question cannot be read, is not allowed, comes with too many others, or its release
+                wants hidden states.
             RefusedError: a worker says why not.
             ServiceAwayError: no worker answers.
         """
@@ -70,6 +75,8 @@ class DraftDesk:
             question = parse_question(await read_body(request))
             if not allows(question.release):
                 raise ProblemError(403, f"this token is not for the release {question.release!r}")
+            if self._lexicon.kind_of(question.release) == dresd.KIND:
+                raise ProblemError(409, DENSE.format(release=question.release))
             return await self._draft(question)
         finally:
             self._busy -= 1

@@ -1,4 +1,4 @@
-"""The tokenizers of what is served: the HTTP side turns text into ids and back, and opens no store."""
+"""What the HTTP side knows of what is served: kinds, and tokenizers for texts; it opens no store."""
 
 import logging
 from collections.abc import Iterable
@@ -13,13 +13,14 @@ LOG = logging.getLogger(__name__)
 
 
 class Lexicon:
-    """Tokenizers by the name of a release; releases with one tokenizer share it.
+    """Tokenizers and kinds by the name of a release; releases with one tokenizer share it.
 
     `follow` belongs to the thread that follows what is served; everything else is for any thread.
     """
 
     def __init__(self) -> None:
         self._keys: dict[str, int] = {}
+        self._kinds: dict[str, str] = {}
         self._tokenizers: dict[int, TextTokenizer] = {}
         self._followed: dict[str, Target] = {}
 
@@ -32,6 +33,7 @@ class Lexicon:
         """Know the tokenizers of these targets; never fails: what cannot be read is logged, and tried again."""
         wanted = {target.name: target for target in targets}
         keys = {name: key for name, key in self._keys.items() if name in wanted}
+        self._kinds = {name: kind for name, kind in self._kinds.items() if name in wanted}
         for name, target in wanted.items():
             # Without a digest nothing tells whether another build lies there by now.
             if name not in keys or target.digest is None or self._followed.get(name) != target:
@@ -49,12 +51,17 @@ class Lexicon:
     def _learn(self, target: Target) -> int:
         """Have the tokenizer of a store, and return the short hash of its fingerprint."""
         manifest = load_manifest(target.path)
+        self._kinds = {**self._kinds, target.name: manifest.kind}
         key = wire.short_hash(manifest.tokenizer.fingerprint)
         if key not in self._tokenizers:
             tokenizer = load_tokenizer(target.path / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
             manifest.require_tokenizer(tokenizer.identity, target.path)
             self._tokenizers = {**self._tokenizers, key: tokenizer}
         return key
+
+    def kind_of(self, name: str) -> str | None:
+        """Return the kind of a release's store; None if it is not known."""
+        return self._kinds.get(name)
 
     def of_release(self, name: str) -> TextTokenizer | None:
         """Return the tokenizer of a release; None if it is not known."""

@@ -121,10 +121,13 @@ class ReleaseEntry(Message):
     model_config = ConfigDict(extra="allow")
 
     name: str
-    kind: str = Field(description="`rest` or `crest`.")
+    kind: str = Field(description="`rest`, `crest` or `dresd`.")
     build: str = Field(description="The first 16 hexadecimal digits of the digest of the build's manifest.")
     tokenizer: dict[str, JsonValue] = Field(description="Name and fingerprint.")
     vocab_size: int = Field(ge=1)
+    target_model: str | None = Field(
+        None, description="The model that the store is bound to; null where any will do."
+    )
     strategies: list[str] = Field(description="What `strategy` of a question may be.")
     default_strategy: str
 

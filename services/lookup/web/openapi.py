@@ -18,6 +18,7 @@ PROBLEMS = {
     403: "The token does not allow this.",
     404: "No such release.",
     408: "The body did not arrive in time.",
+    409: "The release drafts from hidden states of a model, which no question holds.",
     413: "The body is too long.",
     415: "The body is not `application/json`.",
     422: "The body is JSON, but not such a question.",

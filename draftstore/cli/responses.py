@@ -1,0 +1,209 @@
+"""`draftstore responses`: a model's own answers, as a corpus for its stores and as recordings to replay."""
+
+import time
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from draftstore.cli.build import show_problems
+from draftstore.cli.common import (
+    ManyValues,
+    count_progress,
+    json_option,
+    print_json,
+    printable,
+    stderr_console,
+)
+from draftstore.cli.sources import device_option, dtype_option, model_option
+from draftstore.hf.responses import BATCH, ResponseOptions, Responses, make_responses
+
+LEFT_OUT = {
+    "bad_records": "bad records",
+    "repeated": "repeated prompts",
+    "too_long": "prompts too long",
+    "empty": "empty answers",
+    "special": "answers that spell a special token",
+    "other_models": "logged answers of other models",
+}
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(cls=ManyValues)
+@model_option
+@click.option(
+    "--prompts",
+    multiple=True,
+    type=FILE,
+    metavar="FILE...",
+    help="JSON Lines (.jsonl, .ndjson, .json; packed: .gz, .zst) with `prompt` (a text or messages), `messages` (the "
+    "turns before the assistant's first are asked) or `text`; may be given several times.",
+)
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=FILE,
+    metavar="FILE...",
+    help="A worker's response log, and its older half (.1): take this model's answers over, without decoding.",
+)
+@click.option(
+    "--logged-as", metavar="NAME", help="The model's name in the logs. [default: the one that it has here]"
+)
+@click.option("--out", required=True, type=FILE, help="The file of answers: .jsonl, .jsonl.gz or .jsonl.zst.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Most tokens of an answer.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="0 takes the most likely token every time.",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the most likely tokens of this mass.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Answers to each prompt, where they are drawn.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the draws.")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=BATCH,
+    show_default=True,
+    help="Answers that are decoded at once; halved where memory does not suffice.",
+)
+@click.option(
+    "--max-prompt-tokens",
+    type=click.IntRange(min=1),
+    help="Leave longer prompts out. [default: what the model has room for]",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many prompts.")
+@click.option("--system", metavar="TEXT", help="System message of conversations that have none.")
+@click.option(
+    "--chat/--raw",
+    "chat",
+    default=None,
+    help="Texts are questions in the model's chat template, or go on as they are. [default: --chat if it has one]",
+)
+@click.option("--strict", is_flag=True, help="Stop at the first bad record instead of counting it.")
+@click.option("--overwrite", is_flag=True, help="Replace other answers that are there, finished or not.")
+@device_option
+@dtype_option
+@json_option
+def responses(
+    model: str,
+    prompts: tuple[Path, ...],
+    logs: tuple[Path, ...],
+    logged_as: str | None,
+    out: Path,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    samples: int,
+    seed: int,
+    batch: int,
+    max_prompt_tokens: int | None,
+    limit: int | None,
+    system: str | None,
+    chat: bool | None,
+    strict: bool,
+    overwrite: bool,
+    device: str | None,
+    dtype: str | None,
+    as_json: bool,
+) -> None:
+    """Write down what a model answers, as a corpus for its stores.
+
+    Stores of a model's own answers draft better than those of other texts. A killed run goes on where it stopped when
+    the same command runs again. `build --corpus` and `replay --replays` read the file.
+
+    \b
+    Examples:
+      draftstore responses --model ./model --prompts questions.jsonl --out answers.jsonl.zst
+      draftstore responses --model ./model --prompts p.jsonl --temperature 0.7 --top-p 0.95 --samples 3 --out a.jsonl
+      draftstore responses --model ./model --log worker-answers.jsonl --out own.jsonl
+    """
+    options = ResponseOptions(
+        prompts=prompts,
+        logs=logs,
+        logged_as=logged_as,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        samples=samples,
+        seed=seed,
+        max_prompt_tokens=max_prompt_tokens,
+        limit=limit,
+        system=system,
+        chat=chat,
+        strict=strict,
+    )
+    begin = time.perf_counter()
+    with count_progress("answers") as bars:
+        task = bars.add_task("loading", total=None, detail="")
+        start = 0.0
+
+        def show(done: int, total: int, tokens: int) -> None:
+            nonlocal start
+            now = time.perf_counter()
+            start = start or now
+            speed = f", {tokens / (now - start):,.0f} tokens/s" if tokens else ""
+            bars.update(task, description="decoding", completed=done, total=total, detail=speed)
+
+        made = make_responses(
+            options,
+            model,
+            out,
+            dtype=dtype,
+            device=device,
+            batch=batch,
+            overwrite=overwrite,
+            on_progress=show,
+        )
+    _report(made, time.perf_counter() - begin, as_json)
+
+
+def _report(made: Responses, seconds: float, as_json: bool) -> None:
+    """Print what was answered and what was left out."""
+    if as_json:
+        print_json(
+            {
+                "path": str(made.path),
+                "reused": made.reused,
+                "seconds": round(seconds, 2),
+                "counts": made.counts,
+                "problems": [{"place": problem.place, "reason": problem.reason} for problem in made.problems],
+            }
+        )
+        return
+    console = stderr_console()
+    if made.problems:
+        show_problems(console, made.counts["bad_records"], made.problems)
+    table = Table(show_header=False, box=None)
+    counts = made.counts
+    table.add_row("answers", f"{counts['answers']:,}")
+    if counts["logged"]:
+        table.add_row("of them logged", f"{counts['logged']:,}")
+    table.add_row("tokens decoded", f"{counts['tokens']:,}")
+    table.add_row("cut at their limit", f"{counts['cut']:,}")
+    for key, what in LEFT_OUT.items():
+        if counts[key]:
+            table.add_row(what, f"{counts[key]:,}, left out")
+    table.add_row("time", "already there" if made.reused else f"{seconds:.1f} s")
+    console.print(table)
+    click.echo(printable(made.path))

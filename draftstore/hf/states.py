@@ -1,0 +1,229 @@
+"""The last hidden states of texts that are already there: what dense stores are keyed by.
+
+    for index, states in last_states(model, texts):     # in any order; float32 [tokens of texts[index], hidden size]
+
+They are what the model's head is given, as `draftstore.hf.passes.last_hidden` catches it while decoding, computed for
+many texts at once and without the head.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftstore.errors import ModelError
+from draftstore.hf.loading import LoadedModel
+from draftstore.hf.passes import last_hidden
+from draftstore.hf.projecting import project
+from draftstore.projection import Projection
+from draftstore.windows import cut_windows
+
+MAX_LENGTH = 1024
+BATCH_TOKENS = 16_384
+"""Tokens of a batch by default, padding included."""
+VOLATILE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
+"""Keys of a configuration that do not decide what the model computes, or are told apart."""
+
+
+class _Piece(NamedTuple):
+    """A window of a text."""
+
+    text: int
+    start: int
+    first: int
+    stop: int
+
+
+def last_states(
+    model: Any,
+    texts: Sequence[NDArray[Any]],
+    *,
+    max_length: int = MAX_LENGTH,
+    batch_tokens: int = BATCH_TOKENS,
+    projection: Projection | None = None,
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield the states of texts, those of similar length together; each text once, unless it is empty.
+
+    Batches depend on the texts and arguments alone, so two calls give the same bits on the same machine. A text longer
+    than `max_length` is read in windows that overlap by a quarter.
+
+    Args:
+        model: of transformers, on its device.
+        texts: int [n] each, with BOS where the model expects one.
+        max_length: most tokens of a window; the model's positions where those are fewer.
+        batch_tokens: most tokens of a batch; one window at least is read.
+        projection: applied on the device, so that only projected states are copied.
+
+    Yields:
+        index of a text, float32 [n, hidden size], or [n, dims] with a projection.
+
+    Raises:
+        ModelError: it has no head of its own, an encoder, or too little memory.
+    """
+    yield from StateReader(model).read(texts, max_length, batch_tokens, projection)
+
+
+class StateReader:
+    """Reads the states of one model."""
+
+    def __init__(self, model: Any) -> None:
+        """Find out how to run a model without its head.
+
+        Raises:
+            ModelError: it has no head of its own, or an encoder.
+        """
+        self.model = model
+        self._decode = _find_decoder(model)
+
+    def read(
+        self,
+        texts: Sequence[NDArray[Any]],
+        max_length: int,
+        batch_tokens: int,
+        projection: Projection | None = None,
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield the states of texts; see `last_states`."""
+        size = min(max_length, positions_of(self.model) or max_length)
+        pieces = [
+            _Piece(index, *cut) for index, ids in enumerate(texts) for cut in cut_windows(len(ids), size)
+        ]
+        pieces.sort(key=lambda piece: piece.start - piece.stop)  # the longest first; stable
+        begun: dict[int, tuple[NDArray[np.float32], int]] = {}
+        for batch in _batches(pieces, batch_tokens):
+            states = self._run([texts[piece.text][piece.start : piece.stop] for piece in batch], projection)
+            for piece, rows in zip(batch, states, strict=True):
+                length = len(texts[piece.text])
+                text, missing = begun.pop(piece.text, (None, length))
+                if text is None:
+                    text = np.empty((length, rows.shape[1]), np.float32)
+                text[piece.first : piece.stop] = rows[piece.first - piece.start : piece.stop - piece.start]
+                missing -= piece.stop - piece.first
+                if missing:
+                    begun[piece.text] = text, missing
+                else:
+                    yield piece.text, text
+
+    def _run(self, ids: list[NDArray[Any]], projection: Projection | None) -> NDArray[np.float32]:
+        """Return float32 [texts, longest, size]; what stands behind a shorter text is to be left out.
+
+        Padding stands on the right, where nothing that counts looks: no mask is needed.
+        """
+        longest = max(map(len, ids))
+        padded = np.stack([np.pad(row, (0, longest - len(row)), "edge") for row in ids]).astype(np.int64)
+        try:
+            with torch.inference_mode():
+                hidden = self._decode(torch.from_numpy(padded).to(self.model.device))
+                projected = hidden.float() if projection is None else project(projection, hidden)
+                states: NDArray[np.float32] = projected.cpu().numpy()
+        except torch.OutOfMemoryError:
+            raise ModelError(
+                f"a batch of {padded.size:,} tokens needs more memory than the device has: take smaller batches "
+                "(--batch-tokens) or shorter windows (--max-length)"
+            ) from None
+        return states
+
+
+def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from ids [texts, n] to the states [texts, n, d] that the head is given.
+
+    The decoder alone is run where that yields the same; some models scale what it yields before the head.
+
+    Raises:
+        ModelError: there is no head, or an encoder.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"{name} has an encoder, expected a decoder alone")
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} has no head of its own, whose input is what dense stores are keyed by")
+
+    def through_head(ids: torch.Tensor) -> torch.Tensor:
+        with last_hidden(model) as caught:
+            model(input_ids=ids, use_cache=False)
+        return caught[-1]
+
+    def decoder_alone(ids: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return states
+
+    probe = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
+    with torch.inference_mode():
+        same = model.base_model is not model and torch.allclose(
+            through_head(probe), decoder_alone(probe), rtol=1e-3, atol=1e-3
+        )
+    return decoder_alone if same else through_head
+
+
+def _batches(pieces: Sequence[_Piece], batch_tokens: int) -> Iterator[list[_Piece]]:
+    """Yield pieces, sorted with the longest first, in batches of at most so many tokens with padding."""
+    begin = 0
+    while begin < len(pieces):
+        longest = pieces[begin].stop - pieces[begin].start
+        end = begin + max(batch_tokens // longest, 1)
+        yield list(pieces[begin:end])
+        begin = end
+
+
+def positions_of(model: Any) -> int | None:
+    """Return how many positions a model knows; None if it does not say."""
+    known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return known if isinstance(known, int) and known > 0 else None
+
+
+class ModelStates:
+    """A model as a source of states for `draftstore.dresd_build`."""
+
+    def __init__(self, loaded: LoadedModel, *, batch_tokens: int = BATCH_TOKENS) -> None:
+        """Read the states of a loaded model.
+
+        Args:
+            loaded: the model.
+            batch_tokens: most tokens of a batch.
+
+        Raises:
+            ModelError: see `StateReader`.
+        """
+        model: Any = loaded.model
+        self._reader = StateReader(model)
+        self._batch_tokens = batch_tokens
+        self.name = loaded.name
+        self.vocab_size = loaded.vocab_size
+        self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
+        self.positions = positions_of(model)
+
+    def identity(self) -> dict[str, str]:
+        """Return what decides the states: the type of the weights, their sum, the configuration."""
+        model = self._reader.model
+        return {"dtype": str(model.dtype).removeprefix("torch."), "weights": weights_digest(model)}
+
+    def states(
+        self, texts: Sequence[NDArray[Any]], projection: Projection | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield the states of texts; see `last_states`."""
+        longest = max(map(len, texts), default=1)
+        return self._reader.read(texts, longest, self._batch_tokens, projection)
+
+
+def weights_digest(model: Any) -> str:
+    """Return a SHA-256 that tells models apart, wherever and in whatever files they lie.
+
+    It is taken over the configuration and, for each tensor, its name, shape, type, and the sum of its bits read as
+    integers: exact, so the same on every device, and as fast as the memory can be read.
+    """
+    config = model.config.to_diff_dict()
+    known = {key: value for key, value in config.items() if key not in VOLATILE}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype} {_bit_sum(tensor)}\n".encode())
+    return digest.hexdigest()
+
+
+def _bit_sum(tensor: torch.Tensor) -> int:
+    """Return the sum of a tensor's bits, read as integers of 64 bits that wrap around."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.detach().contiguous().flatten().view(integers.get(tensor.element_size(), torch.int8))
+    return int(bits.sum(dtype=torch.int64))

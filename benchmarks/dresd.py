@@ -24,6 +24,7 @@ Example:
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from benchmarks.dresd_texts import (
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, finish, save_lines, show_table
 from benchmarks.smollm import add_model_argument, smollm
+from draftstore.decoding import Step, Tally
 from draftstore.drafter import Drafter
 from draftstore.hf import generate
 from draftstore.hf.loading import DTYPES, LoadedModel, load_model
@@ -124,6 +126,17 @@ def describe_stores(bench: Bench) -> dict[str, Any]:
     columns = ["store, dims", "tokens", "entries", "bytes/entry", "variance", "MRR", "recall@10", "tokens/s"]
     show_table("DReSD stores; bytes without projection and tokenizer", columns, table)
     return found
+
+
+def save_queries(bench: Bench, folder: Path) -> None:
+    """Write what decoding asks each store with, for `benchmarks.dresd_search`: states that no store holds."""
+    recordings = [recording for recorded in bench.texts.recordings.values() for recording in recorded]
+    tokens = np.concatenate([recording.output for recording in recordings])
+    hidden = np.concatenate([recording.hidden for recording in recordings if recording.hidden is not None])
+    for name, stores in bench.stores.items():
+        np.savez(
+            folder / f"queries_{name}.npz", queries=stores.dense[64].projection.apply(hidden), tokens=tokens
+        )
 
 
 def _index_bytes(files: Mapping[str, Any]) -> int:
@@ -247,34 +260,30 @@ def decode_live(bench: Bench) -> dict[str, Any]:
     """
     import torch
 
-    name = ID if ID in bench.stores else OOD
-    drafter = bench.stores[name].dense[64].drafter()
+    drafter = bench.stores[ID if ID in bench.stores else OOD].dense[64].drafter()
     model: Any = bench.loaded.model
-    tokens = passes = 0
+    tally = Tally()
     recorded = []
     for recording in bench.texts.recordings[GREEDY][: bench.extent.live]:
         progress(f"live {recording.id}")
         prompt = torch.from_numpy(recording.prompt.astype(np.int64))[None]
-        ways = {"max_new_tokens": bench.extent.tokens, "do_sample": False}
-        plain = model.generate(prompt, **ways)
-        steps: list[int] = []
+        plain = model.generate(prompt, max_new_tokens=bench.extent.tokens, do_sample=False)
+        steps: list[Step] = []
         drafted = generate(
-            model,
-            prompt,
-            drafter=drafter,
-            on_step=lambda step, steps=steps: steps.append(len(step.tokens)),
-            **ways,
-        )
-        if not torch.equal(plain, drafted):
+            model, prompt, drafter=drafter, on_step=steps.append,
+            max_new_tokens=bench.extent.tokens, do_sample=False,
+        )  # fmt: skip
+        if not isinstance(drafted, torch.Tensor) or not torch.equal(plain, drafted):
             raise SystemExit(f"the output of {recording.id} differs from that of plain generate")
-        tokens, passes = tokens + sum(steps[1:]), passes + len(steps) - 1
+        for step in steps[1:]:  # behind the prefill
+            tally.add(step)
         output = plain[0, prompt.shape[1] :].numpy().astype(np.int32)
         recorded.append(Recording(recording.id, recording.prompt, output))
-    replayed = run(drafter, with_states(model, recorded), DEPTH, budget=64)
+    replayed = run(drafter, list(with_states(model, recorded)), DEPTH, budget=BUDGETS[-1])
     found = {
         "outputs": len(recorded),
         "equal": len(recorded),
-        "accepted_length": round(tokens / passes, 4),
+        "accepted_length": round(tally.accepted_length, 4),
         "replayed": replayed.accepted_length,
     }
     show_table("live decoding with DReSD", list(found), [list(found.values())])
@@ -316,6 +325,7 @@ def main() -> None:
             "shapes": lambda: compare_shapes(bench, args),
             "live": lambda: decode_live(bench),
         }
+        save_queries(bench, space.work)
         for part in args.parts:
             document[part] = parts[part]()
         finish(args.out, "dresd", document)

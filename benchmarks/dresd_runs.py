@@ -62,6 +62,7 @@ def run(drafter: Drafter, recordings: Sequence[Recording], length: int, budget: 
         length: of a draft, in tokens.
         budget: most nodes.
     """
+    replay(drafter, recordings[:1], budget=budget)  # compiles what it needs
     results = [
         replay(drafter, [recording], budget=budget) for recording in recordings if len(recording.output) > 1
     ]

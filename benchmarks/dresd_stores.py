@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from benchmarks.common import Workspace
 from benchmarks.measure import progress
 from draftstore.build import RestOptions, build_rest
-from draftstore.cli.common import count_progress
 from draftstore.crest import CrestStore
 from draftstore.crest_build import CrestOptions, build_crest
 from draftstore.dresd import DresdStore
-from draftstore.dresd_build import DresdOptions, DresdProgress, StateSource, build_dresd
+from draftstore.dresd_build import DresdOptions, DresdProgress, build_dresd
+from draftstore.embedding import StateSource
 from draftstore.projection import Projection
 from draftstore.rest import RestStore
 from draftstore.tokenizer import TextTokenizer
@@ -100,15 +100,8 @@ def make_stores(
     ):  # the one that is reported first: it runs the model
         path = folder / f"{name}-dresd-{size}"
         begin = perf_counter()
-        with count_progress("tokens") as bars:
-            task = bars.add_task(path.name, total=None, detail="")
-            report = DresdProgress(
-                embedded=lambda done, total, bars=bars, task=task: bars.update(
-                    task, completed=done, total=total
-                )
-            )
-            options = DresdOptions(corpus=(corpus,), name=path.name, dims=size)
-            result = build_dresd(options, tokenizer, kept, path, progress=report)
+        options = DresdOptions(corpus=(corpus,), name=path.name, dims=size)
+        result = build_dresd(options, tokenizer, kept, path, progress=DresdProgress(sampled=_say))
         if size == 64 and not result.reused:
             build = {
                 "seconds": round(perf_counter() - begin, 1),
@@ -118,3 +111,8 @@ def make_stores(
             }
         dense[size] = DresdStore.open(path, target_model=source.name, tokenizer=tokenizer.identity)
     return Stores(RestStore.open(rest), CrestStore.open(crest), dense, build)
+
+
+def _say(done: int, total: int) -> None:
+    """Say how far the model has read."""
+    progress(f"read {done:,} of {total:,} tokens")

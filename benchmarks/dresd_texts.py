@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RecordingSet, Workspace, evenly
+from benchmarks.common import RecordingSet, Workspace
 from benchmarks.measure import progress
 from draftstore.cli.common import count_progress
 from draftstore.hf.loading import LoadedModel
@@ -91,26 +91,28 @@ def make_texts(
     if not asked.exists():
         _write(asked, _instructions(space, loaded, extent))
     corpora = {OOD: asked}
-    sampling = {"temperature": TEMPERATURE, "top_p": TOP_P}
+    greedy = ResponseOptions((asked,), max_new_tokens=extent.tokens)
     if ID in parts:
-        options = ResponseOptions((asked,), max_new_tokens=extent.tokens)
-        corpora[ID] = _answer(options, model, folder / f"dresd_{extent.prompts}_greedy_{dtype}.jsonl", dtype)
+        corpora[ID] = _answer(greedy, model, folder / f"dresd_{extent.prompts}_greedy_{dtype}.jsonl", dtype)
     if SAMPLED in parts:
-        options = ResponseOptions(
-            (asked,), max_new_tokens=extent.tokens, samples=3, limit=extent.sampled, **sampling
-        )
+        sampled = dataclasses.replace(_nucleus(greedy), samples=3, limit=extent.sampled)
         corpora[SAMPLED] = _answer(
-            options, model, folder / f"dresd_{extent.sampled}_nucleus_{dtype}.jsonl", dtype
+            sampled, model, folder / f"dresd_{extent.sampled}_nucleus_{dtype}.jsonl", dtype
         )
     tests = folder / f"dresd_tests_{extent.tests}.jsonl"
     if not tests.exists():
         _write(tests, _tests(space, extent.tests))
     recordings = {}
-    for name, how in ((GREEDY, {}), (NUCLEUS, sampling)):
-        options = ResponseOptions((tests,), max_new_tokens=extent.tokens, **how)
+    plain = dataclasses.replace(greedy, prompts=(tests,))
+    for name, options in ((GREEDY, plain), (NUCLEUS, _nucleus(plain))):
         answers = _answer(options, model, tests.with_name(f"{tests.stem}_{name}.jsonl"), "float32")
-        recordings[name] = with_states(loaded.model, read_recordings(answers, loaded.text))
+        recordings[name] = list(with_states(loaded.model, read_recordings(answers, loaded.text)))
     return Texts(corpora, recordings)
+
+
+def _nucleus(options: ResponseOptions) -> ResponseOptions:
+    """Return the same with tokens that are drawn."""
+    return dataclasses.replace(options, temperature=TEMPERATURE, top_p=TOP_P)
 
 
 def _answer(options: ResponseOptions, model: Path, out: Path, dtype: str) -> Path:
@@ -146,7 +148,8 @@ def _tests(space: Workspace, count: int) -> list[dict[str, Any]]:
     """Return AlpacaEval instructions at even distances."""
     records = [record for _, record in read_json_records(space.data / "replays" / EVALUATED.file)]
     chosen = [record for record in records if record["model"] == EVALUATED.model]
-    return [{"id": record["id"], "prompt": record["prompt"]} for record in evenly(chosen, count)]
+    places = np.linspace(0, len(chosen) - 1, min(count, len(chosen))).astype(int)
+    return [{"id": chosen[place]["id"], "prompt": chosen[place]["prompt"]} for place in places]
 
 
 def _write(path: Path, records: Iterable[dict[str, Any]]) -> None:

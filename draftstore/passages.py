@@ -1,9 +1,9 @@
 """What a model reads to build a dense store, decided on tokens alone: entries, windows, blocks.
 
 A document x_0 .. x_(n-1) has an entry at i for every i from 0 to n - 3: its vector comes from the state at i, its first
-token is x_(i+1), its continuation begins with x_(i+2). Entries of the same beginning x_0 .. x_i with the same next 21
-tokens are one: chats begin alike, and many are there twice. So of every document the entries from one position on stay,
-the first one whose 21 tokens are not all known from an earlier document:
+token is x_(i+1), its continuation begins with x_(i+2). Entries of the same beginning x_0 .. x_i have the same state.
+Those with the same next 21 tokens are one, and of the others the first 64 stay, as many as a draft looks at: all chats
+of a template begin alike, and many are there twice. So of every document the entries from one position on stay:
 
     documents   a b c d e #    a b c x y z #        with 1 in place of 21: entries at 0 1 2 and 2
 
@@ -24,12 +24,14 @@ BLOCK_TOKENS = 1 << 16
 """Tokens of a block, give or take a window."""
 NEXT = 21
 """Tokens behind an entry that tell it from others: its first token, and a continuation of 20."""
+ALIKE = 64
+"""Most entries of one beginning."""
 BEHIND = 2
 """The continuation of an entry begins so many places behind its state."""
 
 _DOCUMENT, _START, _FIRST, _STOP = range(4)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_EXPANDED = np.int64(-1)
+_SHARED = np.int64(-1)
 
 
 class Passages(NamedTuple):
@@ -40,7 +42,7 @@ class Passages(NamedTuple):
         windows: int64 [windows, 4]: document, then places where reading starts, where entries start, where both end.
         blocks: int64 [blocks + 1], first window of each block.
         entries: int64 [blocks + 1], first entry of each block.
-        repeated: entries that are there already, and left out.
+        repeated: entries that are there already, or alike so many others, and left out.
     """
 
     starts: NDArray[np.int64]
@@ -96,15 +98,18 @@ class Passages(NamedTuple):
         return texts, np.array(rows, np.int64)
 
 
-def find_passages(tokens: NDArray[Any], starts: NDArray[np.int64], window: int) -> Passages:
+def find_passages(
+    tokens: NDArray[Any], starts: NDArray[np.int64], window: int, alike: int = ALIKE
+) -> Passages:
     """Decide what the model reads.
 
     Args:
         tokens: unsigned [tokens], documents that are each closed by the sentinel.
         starts: int64 [documents + 1], place of each document's first token; the last entry is the end.
         window: most tokens of a window.
+        alike: most entries of one beginning.
     """
-    firsts = first_entries(tokens, starts)
+    firsts = first_entries(tokens, starts, alike)
     ends = np.diff(starts) - 1 - BEHIND  # sentinel
     rows = array("q")
     for document in np.flatnonzero(ends > firsts).tolist():
@@ -122,27 +127,29 @@ def find_passages(tokens: NDArray[Any], starts: NDArray[np.int64], window: int) 
 
 
 @kernel
-def first_entries(tokens: Any, starts: Any) -> Any:
-    """Return int64 [documents]: the first position of each document whose entry no earlier document has.
+def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
+    """Return int64 [documents]: the first position of each document from which on its entries stay.
 
     A document, its sentinel included, is compared with all earlier ones by its prefixes. The table holds hashes of
-    prefixes: those that documents share, and of each document the first one that it has alone. When a second document
-    comes with that prefix, the first one moves on to its next: so the table is only as large as what documents share.
+    prefixes: those that documents share, with the number of entries that stay there, and of each document the first one
+    that it has alone. When a second document comes with that prefix, the first one moves on to its next: so the table
+    is only as large as what documents share.
 
     Args:
         tokens: unsigned [tokens].
         starts: int64 [documents + 1]; documents include their sentinels.
+        alike: most entries of one beginning.
     """
     firsts = np.zeros(len(starts) - 1, np.int64)
-    keys, documents = np.zeros(1024, np.uint64), np.zeros(1024, np.int64)
+    keys, documents, counts = _new_table(1024)
     used = 0
     for document in range(len(firsts)):
         start, length = starts[document], starts[document + 1] - starts[document]
         prefix = _MULTIPLIER
-        shared = length
+        shared, crowded = length, 0
         for depth in range(length):
             if 2 * (used + 2) > len(keys):
-                keys, documents = _grow(keys, documents)
+                keys, documents, counts = _grow(keys, documents, counts)
             prefix = _mix(prefix, tokens[start + depth])
             slot = _find(keys, prefix)
             if keys[slot] == 0:
@@ -151,16 +158,30 @@ def first_entries(tokens: Any, starts: Any) -> Any:
                 shared = depth
                 break
             other = documents[slot]
-            if other != _EXPANDED:  # it was alone with this prefix: it moves on to the next one
-                documents[slot] = _EXPANDED
-                behind = starts[other] + depth + 1
-                if behind < starts[other + 1]:
+            if other != _SHARED:  # it was alone with this prefix: it moves on to the next one
+                behind, end = starts[other] + depth + 1, starts[other + 1]
+                documents[slot], counts[slot] = _SHARED, firsts[other] <= depth and behind + BEHIND < end
+                if behind < end:
                     longer = _mix(prefix, tokens[behind])
                     below = _find(keys, longer)
                     keys[below], documents[below] = longer, other
                     used += 1
-        firsts[document] = length if shared == length else max(shared - NEXT, 0)
+            if counts[slot] >= alike:
+                crowded = depth + 1
+        firsts[document] = length if shared == length else max(shared - NEXT, crowded)
+        stop = start + max(min(shared, length - 1 - BEHIND), 0)
+        _count(keys, counts, tokens[start:stop], firsts[document])
     return firsts
+
+
+@kernel
+def _count(keys: Any, counts: Any, beginning: Any, first: Any) -> Any:
+    """Count the entries of a document that stay, as far as it shares its beginning with others."""
+    prefix = _MULTIPLIER
+    for depth in range(len(beginning)):
+        prefix = _mix(prefix, beginning[depth])
+        if depth >= first:
+            counts[_find(keys, prefix)] += 1
 
 
 @kernel
@@ -181,11 +202,17 @@ def _find(keys: Any, key: Any) -> Any:
 
 
 @kernel
-def _grow(keys: Any, documents: Any) -> Any:
+def _new_table(size: Any) -> Any:
+    """Return an empty table: keys, documents, counts."""
+    return np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+
+
+@kernel
+def _grow(keys: Any, documents: Any, counts: Any) -> Any:
     """Return a table of twice the size with the same content."""
-    wide, moved = np.zeros(2 * len(keys), np.uint64), np.zeros(2 * len(keys), np.int64)
+    wide, moved, counted = _new_table(2 * len(keys))
     for old in range(len(keys)):
         if keys[old] != 0:
             slot = _find(wide, keys[old])
-            wide[slot], moved[slot] = keys[old], documents[old]
-    return wide, moved
+            wide[slot], moved[slot], counted[slot] = keys[old], documents[old], counts[old]
+    return wide, moved, counted

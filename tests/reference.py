@@ -702,19 +702,25 @@ def foretold(tree: Nodes, came: Sequence[int]) -> list[tuple[float, int]]:
 # -- dense stores --------------------------------------------------------------------------------------------
 
 
-def dense_places(documents: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Return document and place of every entry of a corpus: two tokens follow, and it is not there already."""
-    known, places = set(), []
+def dense_places(documents: Sequence[Sequence[int]], alike: int = 64) -> list[tuple[int, int]]:
+    """Return document and place of every entry of a corpus.
+
+    Two tokens follow. Of each document the entries stay that stand behind the last one that is there already, or whose
+    beginning has `alike` entries before.
+    """
+    known: set[Any] = set()
+    staying: Counter[Ngram] = Counter()
+    places = []
     for number, document in enumerate(documents):
-        for place in range(len(document) - 2):
-            entry = (tuple(document[: place + 1]), tuple(document[place + 1 : place + 22]))
-            if entry not in known:
-                known.add(entry)
-                places.append((number, place))
+        closed = [*document, -1]
+        beginnings = [tuple(closed[: place + 1]) for place in range(len(closed))]
+        entries = [(beginning, tuple(closed[len(beginning) :][:21])) for beginning in beginnings]
+        repeated = [entry in known or staying[entry[0]] >= alike for entry in entries]
+        first = max((place + 1 for place, there in enumerate(repeated) if there), default=0)
+        known.update(entries)
+        staying.update(beginnings[first : max(len(document) - 2, 0)])
+        places += [(number, place) for place in range(first, len(document) - 2)]
     return places
-
-
-# -- dense stores --------------------------------------------------------------------------------------------
 
 
 def rest_of_document(tokens: NDArray[Any], start: int, length: int) -> Ngram:

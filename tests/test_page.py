@@ -99,7 +99,7 @@ def typed(browser: Chrome) -> str:
 def test_names_are_escaped_in_the_html() -> None:
     entry = ReleaseEntry(
         name=f'"{EVIL}', kind="rest", build="0", tokenizer={"name": EVIL, "fingerprint": "0"},
-        vocab_size=1, strategies=[EVIL], default_strategy=EVIL,
+        vocab_size=1, strategies=[EVIL], default_strategy=EVIL, target_model=EVIL,
     )  # fmt: skip
     html = page.render([entry], wants_token=False, notice=EVIL)
     assert EVIL not in html

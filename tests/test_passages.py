@@ -30,10 +30,10 @@ def entries(passages: Passages) -> list[tuple[int, int]]:
 
 
 @settings(deadline=None)  # the kernel is compiled once
-@given(documents=LISTS, window=st.integers(1, 70))
-def test_every_entry_once(documents: list[list[int]], window: int) -> None:
-    passages = find_passages(*closed(documents), window)
-    expected = dense_places(documents)
+@given(documents=LISTS, window=st.integers(1, 70), alike=st.integers(1, 4))
+def test_every_entry_once(documents: list[list[int]], window: int, alike: int) -> None:
+    passages = find_passages(*closed(documents), window, alike)
+    expected = dense_places(documents, alike)
     assert entries(passages) == expected
     assert passages.total == len(expected)
     assert passages.repeated == sum(max(len(document) - 2, 0) for document in documents) - len(expected)
@@ -42,10 +42,18 @@ def test_every_entry_once(documents: list[list[int]], window: int) -> None:
 @given(
     beginning=st.lists(st.integers(0, 9), max_size=40),
     tails=st.lists(st.lists(st.integers(0, 1), max_size=30), min_size=2, max_size=6),
+    alike=st.integers(1, 6),
 )
-def test_documents_that_begin_alike(beginning: list[int], tails: list[list[int]]) -> None:
+def test_documents_that_begin_alike(beginning: list[int], tails: list[list[int]], alike: int) -> None:
     documents = [beginning + tail for tail in tails]
-    assert entries(find_passages(*closed(documents), 16)) == dense_places(documents)
+    assert entries(find_passages(*closed(documents), 16, alike)) == dense_places(documents, alike)
+
+
+def test_a_template_has_no_more_entries_than_a_draft_looks_at() -> None:
+    documents = [[1, 2, 3, number] for number in range(100)] + [[1, 2, 3, 0, 5]] * 2
+    found = entries(find_passages(*closed(documents), 16))
+    assert sum(place == 0 for _, place in found) == 64
+    assert [pair for pair in found if pair[0] >= 100] == [(100, 2)]
 
 
 def test_many_documents_make_the_table_grow() -> None:

@@ -1,8 +1,6 @@
 """Replays of the DReSD benchmark: draft shapes, and the three figures that drafting is compared by."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,32 +77,20 @@ def run(drafter: Drafter, recordings: Sequence[Recording], length: int, budget: 
     )
 
 
-@dataclasses.dataclass(frozen=True)
 class Paths:
-    """The likeliest drafts of another drafter, a `ContextDrafter`: a store of text in the shape of a dense one.
+    """The likeliest drafts of another drafter, a `ContextDrafter`: a store of text in the shape of a dense one."""
 
-    Attributes:
-        drafter: of a store, which drafts `length` tokens deep.
-        drafts: paths that are kept.
-    """
-
-    drafter: ContextDrafter
-    drafts: int
-
-    @cached_property
-    def context_size(self) -> int:
-        """Tokens that it looks at."""
-        return self.drafter.context_size
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """Ids that it knows."""
-        return self.drafter.vocab_size
+    def __init__(self, drafter: ContextDrafter, drafts: int) -> None:
+        """Keep so many paths of what `drafter` proposes."""
+        self._drafter = drafter
+        self._drafts = drafts
+        self.context_size = drafter.context_size
+        self.vocab_size = drafter.vocab_size
 
     def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft`."""
-        drafts = self.drafter.draft(contexts, MAX_BUDGET, min_prob)
-        return [draft._replace(tree=best_paths(draft.tree, self.drafts).prefix(budget)) for draft in drafts]
+        drafts = self._drafter.draft(contexts, MAX_BUDGET, min_prob)
+        return [draft._replace(tree=best_paths(draft.tree, self._drafts).prefix(budget)) for draft in drafts]
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`."""

@@ -29,6 +29,8 @@ from draftstore.cli.sources import (
     effort_options,
     model_option,
     source_options,
+    temperature_option,
+    top_p_option,
 )
 from draftstore.decoding import Step
 from draftstore.errors import DraftstoreError
@@ -62,20 +64,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Most tokens of the answer.",
 )
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="0 takes the most likely token every time.",
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Draw from the most likely tokens of this mass.",
-)
+@temperature_option
+@top_p_option
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the draws. [default: a new one]")
 @device_option
 @dtype_option

@@ -15,7 +15,13 @@ from draftstore.cli.common import (
     printable,
     stderr_console,
 )
-from draftstore.cli.sources import device_option, dtype_option, model_option
+from draftstore.cli.sources import (
+    device_option,
+    dtype_option,
+    model_option,
+    temperature_option,
+    top_p_option,
+)
 from draftstore.hf.responses import BATCH, ResponseOptions, Responses, make_responses
 
 LEFT_OUT = {
@@ -58,20 +64,8 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="Most tokens of an answer.",
 )
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="0 takes the most likely token every time.",
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Draw from the most likely tokens of this mass.",
-)
+@temperature_option
+@top_p_option
 @click.option(
     "--samples",
     type=click.IntRange(min=1),

@@ -39,6 +39,20 @@ dtype_option = click.option("--dtype", type=click.Choice(DTYPES), help="[default
 attention_option = click.option(
     "--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]"
 )
+temperature_option = click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="0 takes the most likely token every time.",
+)
+top_p_option = click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the most likely tokens of this mass.",
+)
 
 
 class Effort(NamedTuple):

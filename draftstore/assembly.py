@@ -247,7 +247,8 @@ def _looked_up(sources: Sources, model: _Model, opened: ExitStack) -> Part:
         vocab_size=model.vocab_size, target_model=model.name,
     )  # fmt: skip
     opened.callback(store.close)
-    strategy = _known(sources.strategy, store.check().get("strategies", ()))
+    strategies = store.check().get("strategies")
+    strategy = _known(sources.strategy, strategies if isinstance(strategies, list) else ())
     found = None if store.projection is None else store.projection.hidden_size
     if found is not None and model.hidden_size not in (None, found):
         raise LookupServiceError(

@@ -155,9 +155,7 @@ class AsyncRemoteDenseDrafter(Following):
         Raises:
             DraftstoreError: as of `AsyncRemoteDrafter.draft`, or queries of another shape.
         """
-        if queries is None:
-            queries = np.full((len(contexts), self.projection.dims), np.nan, np.float32)
-        asked = Queries(np.ascontiguousarray(queries, np.float32), self.projection)
+        asked = self._asked(len(contexts), queries)
         return await self._store._draft(contexts, budget, min_prob, self.strategy, asked)
 
     def session(
@@ -169,8 +167,8 @@ class AsyncRemoteDenseDrafter(Following):
             TokenRangeError: an id of the prompt lies outside the vocabulary.
             DraftstoreError: a hidden state of another size.
         """
-        hidden = self._follow(self._store.projection, hidden)
-        fixed = AsyncRemoteDenseDrafter(self._store, self.strategy, self.projection)
+        projection, hidden = self._follow(self._store.projection, hidden)
+        fixed = AsyncRemoteDenseDrafter(self._store, self.strategy, projection)
         return AsyncRemoteDenseSession(fixed, prompt_ids, hidden)
 
 

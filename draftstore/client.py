@@ -126,9 +126,7 @@ class RemoteDenseDrafter(Following, RemoteDrafter):
         Raises:
             DraftstoreError: as of `RemoteDrafter.draft`, or queries of another shape.
         """
-        if queries is None:
-            queries = np.full((len(contexts), self.projection.dims), np.nan, np.float32)
-        asked = Queries(np.ascontiguousarray(queries, np.float32), self.projection)
+        asked = self._asked(len(contexts), queries)
         return self._store._draft(contexts, budget, min_prob, self.strategy, asked)
 
     def session(
@@ -143,8 +141,8 @@ class RemoteDenseDrafter(Following, RemoteDrafter):
             TokenRangeError: an id of the prompt lies outside the vocabulary.
             DraftstoreError: a hidden state of another size.
         """
-        hidden = self._follow(self._store.projection, hidden)
-        fixed = RemoteDenseDrafter(self._store, self.strategy, self.projection)
+        projection, hidden = self._follow(self._store.projection, hidden)
+        fixed = RemoteDenseDrafter(self._store, self.strategy, projection)
         return DenseSession(fixed, prompt_ids, hidden)
 
 

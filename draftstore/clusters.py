@@ -28,7 +28,8 @@ def cluster(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """Cut vectors into lists.
 
-    Memory beyond the vectors and what is returned is a sample of them, 64 for each list.
+    Memory beyond the vectors and what is returned: a sample of them, 64 for each list, twice, and the similarities of
+    4,096 vectors to all lists.
 
     Args:
         vectors: float32 [n, dims], of unit length, n at least `lists`.

@@ -268,7 +268,8 @@ class _Build:
         store = DresdStore.open(self._partial / STORE)
         places = np.concatenate([passages.places(block) for block in sampled])
         rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
-        queries = projection.apply(map_states(self._partial, projection.hidden_size)[rows])
+        with np.errstate(invalid="ignore"):  # states that are not finite are no entries, and passed over
+            queries = projection.apply(map_states(self._partial, projection.hidden_size)[rows])
         return figures(store.index, store.tokens, places[rows], queries, PROBING)
 
     def _describe(

@@ -15,7 +15,6 @@ TIE = 1e-6
 _ROWS = 4_096
 _QUERIES = 512
 
-
 Ties = Literal["best", "any"]
 
 

@@ -82,10 +82,8 @@ def group_entries(
             found = vectors[rows].astype(np.float32)
             arranged = np.arange(len(rows))
             if run.token >= 0:
-                lists = lists_for(len(rows))
-                centres, assignment = cluster(found, lists, seed=run.token)
-                arranged = np.argsort(assignment, kind="stable")
-                list_starts.append(run.start + np.searchsorted(assignment[arranged], np.arange(lists)))
+                arranged, starts, centres = _cut(found, run.token)
+                list_starts.append(run.start + starts)
                 centroids.append(centres)
             for start in range(0, len(rows), PART):
                 part = arranged[start : start + PART]
@@ -101,6 +99,21 @@ def group_entries(
     for name, (table, kind) in tables.items():
         (store / name).write_bytes(table.astype(kind).tobytes())
     return Grouped(len(order), int(group_lists[-1]))
+
+
+def _cut(
+    vectors: NDArray[np.float32], token: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Cut a large group into lists.
+
+    Returns:
+        The order of its entries int64 [n], in which the first of each list is int64 [lists], and the centroids float32
+        [lists, dims].
+    """
+    lists = lists_for(len(vectors))
+    centroids, assignment = cluster(vectors, lists, seed=token)
+    order = np.argsort(assignment, kind="stable")
+    return order, np.searchsorted(assignment[order], np.arange(lists)), centroids
 
 
 def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:

@@ -254,7 +254,7 @@ class Following:
 
     def _follow(
         self, latest: Projection | None, hidden: NDArray[np.float32] | None
-    ) -> NDArray[np.float32] | None:
+    ) -> tuple[Projection, NDArray[np.float32] | None]:
         """Take over the projection that the release has by now.
 
         Args:
@@ -262,15 +262,23 @@ class Following:
             hidden: float32 [d], a state that was projected with `projection`, as whoever did it knew that.
 
         Returns:
-            The state, or None if it is one of the projection before.
+            The projection of the text that begins, whatever other threads take over meanwhile; the state, or None if it
+            is one of the projection before.
         """
-        if latest is not None and latest is not self.projection:
+        known = self.projection
+        if latest is not None and latest is not known:
             self._moved = True
             self.projection = latest
-            return None
-        if self._moved and hidden is not None and hidden.shape != (self.projection.dims,):
-            return None  # another thread's text began in between
-        return hidden
+            return latest, None
+        if self._moved and hidden is not None and hidden.shape != (known.dims,):
+            return known, None  # another thread's text began in between
+        return known, hidden
+
+    def _asked(self, batch: int, queries: NDArray[np.float32] | None) -> Queries:
+        """Return what a batch of contexts asks with; without queries, with rows that are none."""
+        if queries is None:
+            queries = np.full((batch, self.projection.dims), np.nan, np.float32)
+        return Queries(np.ascontiguousarray(queries, np.float32), self.projection)
 
 
 def read_projection(answer: Frame) -> Projection:

@@ -231,7 +231,7 @@ def build_dresd(
         dtype: Type of these numbers: int8 takes half the space.
         max_length: Most tokens that the model reads of a text at once.
         sample: Most hidden states that the projection is fitted to.
-        batch_tokens: Most tokens that the model reads in one batch. None: 16,384.
+        batch_tokens: Most tokens that the model reads in one batch. None: 2,048 on CPUs, 16,384 on GPUs.
         model_dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
         release: The release that shall point at the store once it is whole and verifies. None: none.

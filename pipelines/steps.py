@@ -272,7 +272,6 @@ def make_dresd(
         loaded = load_model(target.source, dtype=target.dtype, device=target.device)
         from draftstore.hf.states import ModelStates  # imports torch
 
-        batches = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
         progress = DresdProgress(
             tokenized=logs.step("tokenizing", "tokens").tokenized,
             sampled=logs.step("sampling", "tokens").amount,
@@ -280,7 +279,7 @@ def make_dresd(
             grouped=logs.step("grouping", "entries").amount,
             hashed=logs.step("hashing", "bytes").amount,
         )
-        source = ModelStates(loaded, **batches)
+        source = ModelStates(loaded, batch_tokens=batch_tokens)
         build_dresd(options, tokenizer, source, path, tokens=tokens.path, progress=progress)
 
     return ledger.build(Request(DRESD, options.name, path, parameters, tokens.build_id), make)

@@ -243,7 +243,7 @@ def test_a_missing_cut_or_longer_file_is_refused(store: Path, name: str) -> None
     if name != "tokens.bin":  # cut anywhere, they are tokens; entries behind the cut have no continuation
         rewrite(store, manifest, name, data[: len(data) // 2])
         assert "the store is damaged" in refusal(store)
-    rewrite(store, manifest, name, data[:-1] if FILES else data)
+    rewrite(store, manifest, name, data[:-1])
     assert "the store is damaged" in refusal(store)
 
 
@@ -567,7 +567,8 @@ def test_stores_of_next_to_nothing(tmp_path: Path, documents: Documents) -> None
     [draft] = store.drafter().draft(
         np.array([[token]], np.int32), queries=store.projection.apply(state)[None]
     )
-    assert draft.match_count == np.count_nonzero(np.diff(store.index.groups)[token]) or draft.match_count > 1
+    firsts = [first for document in documents for first in document[1:-1]]
+    assert draft.match_count == firsts.count(token) > 0
     assert len(draft.tree) > 0
 
 

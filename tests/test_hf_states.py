@@ -17,8 +17,9 @@ from draftstore.dresd import DresdStore
 from draftstore.dresd_build import DresdOptions, build_dresd
 from draftstore.errors import ModelError
 from draftstore.hf import load_model
+from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import last_hidden
-from draftstore.hf.states import ModelStates, StateReader, last_states, positions_of, weights_digest
+from draftstore.hf.states import ModelStates, StateReader, last_states, weights_digest
 from draftstore.nearest import search_exactly
 from draftstore.projection import Projection
 from draftstore.windows import cut_windows

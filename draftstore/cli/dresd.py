@@ -45,7 +45,8 @@ from draftstore.quantised import DTYPES
 @click.option(
     "--batch-tokens",
     type=click.IntRange(min=1),
-    help="Tokens that the model reads at once: fewer where memory does not suffice. [default: 16,384]",
+    help="Tokens that the model reads at once: fewer where memory does not suffice. "
+    "[default: 2,048 on CPUs, 16,384 on GPUs]",
 )
 @click.option(
     "--max-length",
@@ -109,10 +110,10 @@ def dresd(
     options.check()
     begin = time.perf_counter()
     with needs_extra("torch", EXTRA):
-        from draftstore.hf.states import BATCH_TOKENS, ModelStates
+        from draftstore.hf.states import ModelStates
     with status(f"loading {printable(model)}"):
         loaded = load_model(model, device=device, dtype=model_dtype)
-        source = ModelStates(loaded, batch_tokens=batch_tokens or BATCH_TOKENS)
+        source = ModelStates(loaded, batch_tokens=batch_tokens)
     with dresd_bars() as progress:
         result = build_dresd(options, loaded.text, source, out, overwrite=overwrite, progress=progress)
     report_build(result, time.perf_counter() - begin, as_json)

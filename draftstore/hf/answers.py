@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -133,15 +134,12 @@ def decode_answers(
         rows = [Row(prompt, (options.seed, *item)) for prompt, item in zip(ids, todo, strict=True)]
         done = 0
         for part in batches.decode(rows):
-            places = range(done, done + len(part))
-            texts = [
-                _answer_text(loaded.text, contents[place], ids[place], answer)
-                for place, answer in zip(places, part, strict=True)
-            ]
+            some = slice(done, done + len(part))
+            texts = map(partial(_answer_text, loaded.text), contents[some], ids[some], part)
             journal.add(
                 [
-                    Answer(*todo[place], text, len(answer), ended=len(answer) < options.max_new_tokens)
-                    for place, text, answer in zip(places, texts, part, strict=True)
+                    Answer(*item, text, len(answer), ended=len(answer) < options.max_new_tokens)
+                    for item, text, answer in zip(todo[some], texts, part, strict=True)
                 ]
             )
             done += len(part)

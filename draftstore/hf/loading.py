@@ -65,8 +65,13 @@ class LoadedModel(NamedTuple):
     @property
     def positions(self) -> int | None:
         """Most tokens of prompt and answer together; None where the model does not say."""
-        found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return int(found) if found else None
+        return positions_of(self.model)
+
+
+def positions_of(model: Any) -> int | None:
+    """Return how many positions a model knows; None if it does not say."""
+    known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return known if isinstance(known, int) and known > 0 else None
 
 
 def load_model(

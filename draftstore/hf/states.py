@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from draftstore.errors import ModelError
-from draftstore.hf.loading import LoadedModel
+from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.passes import last_hidden
 from draftstore.hf.projecting import project
 from draftstore.projection import Projection
@@ -25,6 +25,8 @@ from draftstore.windows import cut_windows
 MAX_LENGTH = 1024
 BATCH_TOKENS = 16_384
 """Tokens of a batch by default, padding included."""
+CPU_BATCH_TOKENS = 2_048
+"""The same on CPUs: what stays in their caches is read up to four times as fast."""
 VOLATILE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 """Keys of a configuration that do not decide what the model computes, or are told apart."""
 
@@ -43,7 +45,7 @@ def last_states(
     texts: Sequence[NDArray[Any]],
     *,
     max_length: int = MAX_LENGTH,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
     projection: Projection | None = None,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yield the states of texts, those of similar length together; each text once, unless it is empty.
@@ -55,7 +57,7 @@ def last_states(
         model: of transformers, on its device.
         texts: int [n] each, with BOS where the model expects one.
         max_length: most tokens of a window; the model's positions where those are fewer.
-        batch_tokens: most tokens of a batch; one window at least is read.
+        batch_tokens: most tokens of a batch; one window at least is read. None: what suits the device.
         projection: applied on the device, so that only projected states are copied.
 
     Yields:
@@ -83,7 +85,7 @@ class StateReader:
         self,
         texts: Sequence[NDArray[Any]],
         max_length: int,
-        batch_tokens: int,
+        batch_tokens: int | None,
         projection: Projection | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield the states of texts; see `last_states`."""
@@ -93,7 +95,8 @@ class StateReader:
         ]
         pieces.sort(key=lambda piece: piece.start - piece.stop)  # the longest first; stable
         begun: dict[int, tuple[NDArray[np.float32], int]] = {}
-        for batch in _batches(pieces, batch_tokens):
+        usual = CPU_BATCH_TOKENS if self.model.device.type == "cpu" else BATCH_TOKENS
+        for batch in _batches(pieces, batch_tokens or usual):
             states = self._run([texts[piece.text][piece.start : piece.stop] for piece in batch], projection)
             for piece, rows in zip(batch, states, strict=True):
                 length = len(texts[piece.text])
@@ -168,21 +171,15 @@ def _batches(pieces: Sequence[_Piece], batch_tokens: int) -> Iterator[list[_Piec
         begin = end
 
 
-def positions_of(model: Any) -> int | None:
-    """Return how many positions a model knows; None if it does not say."""
-    known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return known if isinstance(known, int) and known > 0 else None
-
-
 class ModelStates:
     """A model as a source of states for `draftstore.dresd_build`."""
 
-    def __init__(self, loaded: LoadedModel, *, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(self, loaded: LoadedModel, *, batch_tokens: int | None = None) -> None:
         """Read the states of a loaded model.
 
         Args:
             loaded: the model.
-            batch_tokens: most tokens of a batch.
+            batch_tokens: most tokens of a batch; None: what suits the device.
 
         Raises:
             ModelError: see `StateReader`.
@@ -193,7 +190,7 @@ class ModelStates:
         self.name = loaded.name
         self.vocab_size = loaded.vocab_size
         self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
-        self.positions = positions_of(model)
+        self.positions = loaded.positions
 
     def identity(self) -> dict[str, str]:
         """Return what decides the states: the type of the weights, their sum, the configuration."""

@@ -27,6 +27,7 @@ from draftstore.errors import CurveError, ModelError
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Text
 from draftstore.hf.graphs import GraphForward
+from draftstore.hf.loading import positions_of
 from draftstore.hf.machines import BUCKETS
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Forward, Prefilled, default_forward
@@ -172,7 +173,7 @@ def _room_for(model: Any, context: int, rows: int) -> int:
     Raises:
         ModelError: none.
     """
-    end = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    end = positions_of(model)
     room = context if end is None else min(context, end - rows)
     if room < 1:
         raise ModelError(

@@ -3,8 +3,8 @@
 In the working directory (draftstore.staging) lie the token shards (draftstore.tokenizing), what `draftstore.embedding`
 keeps, and `tokens.bin`, as it will be in the store.
 
-Tokens, model and options decide the bytes of a store: which positions become entries, and in what batches the model
-reads them, is settled on tokens alone (draftstore.passages).
+Tokens, model and options decide the bytes of a store, but for rounding: which positions become entries, and in what
+blocks the model reads them, is settled on tokens alone (draftstore.passages).
 """
 
 import dataclasses

@@ -8,8 +8,9 @@ In the working directory of a build (draftstore.staging) lie
     layout.json          marker: there is room for states.bin and vectors.f16
     sampled-00000, projected.json, embedded-00000, ...   markers: these states, the projection, these vectors are there
 
-The model reads no block twice: the vectors of the sampled blocks come from their states. What a block gives depends on
-that block alone, so a build that was killed goes on to the same bytes.
+The model reads no block twice: the vectors of the sampled blocks come from their states, which are kept as float16 (one
+beyond its range counts as not finite). What a block gives depends on that block alone, so a build that was killed goes
+on to the same bytes, on the same device and with batches of the same size: both decide how sums are rounded.
 """
 
 import json

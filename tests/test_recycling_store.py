@@ -446,7 +446,7 @@ def test_build_without_a_seed(
 
 
 def test_build_refuses_a_seed_of_another_tokenizer(
-    run: Runner, wide_tokenizer: TextTokenizer, small_store: Path, tmp_path: Path
+    run: Runner, wide_tokenizer: TextTokenizer, small_store: Path, small_dense: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "wide-words"
     folder.mkdir()
@@ -458,4 +458,5 @@ def test_build_refuses_a_seed_of_another_tokenizer(
     assert "is not a store" in run(*build, "--seed-from", tmp_path / "none").error()
     run(*build, "--seed-from", small_store, "--json").json()
     assert "drafts only while its model decodes" in run(*build, "--seed-from", tmp_path / "hot").error()
+    assert "is of kind 'dresd'" in run(*build, "--seed-from", small_dense).error()
     assert not (tmp_path / "none").exists()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from draftstore.cli.build import TOKENIZER_HELP, name_option, out_option, overwrite_option, report_build
 from draftstore.cli.common import STORE, json_option, status
 from draftstore.crest import CrestStore
+from draftstore.errors import StoreError
 from draftstore.hf.loading import model_name
 from draftstore.manifest import Manifest, TokenizerIdentity
 from draftstore.rank_tree import MAX_PATHS, RankTree
@@ -107,7 +108,10 @@ def _read_seed(path: Path, identity: TokenizerIdentity | None) -> tuple[NDArray[
     try:
         if identity is not None:
             store.manifest.require_tokenizer(identity, path)
-        assert isinstance(store, RestStore | CrestStore)
+        if not isinstance(store, RestStore | CrestStore):
+            raise StoreError(
+                f"{path} is of kind {store.manifest.kind!r}: successors are read from a store of kind 'rest' or 'crest'"
+            )
         return successors(store), store.manifest
     finally:
         store.close()

@@ -52,6 +52,8 @@ QUERIES = 512
 """States that the store is asked with once it is built, to tell how well it finds what is there."""
 
 TOKENS = "tokens.bin"
+REVISION = 1
+"""Of the rules by which entries, windows, blocks and lists are chosen: others make another store of the same plan."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +156,7 @@ def make_plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSour
     """Return what decides the bytes of a store, as JSON values."""
     return {
         "kind": KIND,
+        "revision": REVISION,
         **corpus_plan(options, tokenizer),
         "bos": list(tokenizer.bos_ids),
         "model": {"name": source.name, **source.identity()},

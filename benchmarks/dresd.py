@@ -16,7 +16,7 @@ live decoding gives, so every shape is measured on the same outputs. Parts, each
 Three figures: M; acceptance, the accepted tokens of a pass by the length of a draft (the paper's rate); and the share
 of verified nodes that are accepted, which falls with every further draft.
 
-The last line of stdout is one JSON document, also written to OUT/dresd.json.
+The last line of stdout is one JSON document, also written to OUT/dresd.json, or OUT/dresd_PARTS.json of some parts.
 
 Example:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.dresd --work ~/bench --corpus-dtype bfloat16
@@ -117,13 +117,15 @@ def describe_stores(bench: Bench) -> dict[str, Any]:
                 "crest_bytes": stores.crest.manifest.size,
                 "build": stores.build if dims == 64 else {},
             }
+    asked = ("mean_reciprocal_rank", "mean_reciprocal_rank_ties", "recall_at_10")
     table = [
         [name, each["counts"]["tokens"], each["counts"]["entries"], each["bytes_per_entry"],
-         each["explained_variance"], each["quality"].get("mean_reciprocal_rank"), each["quality"].get("recall_at_10"),
+         each["explained_variance"], *(each["quality"].get(key, "-") for key in asked),
          each["build"].get("tokens_per_second", "-")]
         for name, each in found.items()
     ]  # fmt: skip
-    columns = ["store, dims", "tokens", "entries", "bytes/entry", "variance", "MRR", "recall@10", "tokens/s"]
+    columns = ["store, dims", "tokens", "entries", "bytes/entry", "variance", "MRR", "MRR, ties", "recall@10"]
+    columns += ["tokens/s"]
     show_table("DReSD stores; bytes without projection and tokenizer", columns, table)
     return found
 
@@ -328,7 +330,8 @@ def main() -> None:
         save_queries(bench, space.work)
         for part in args.parts:
             document[part] = parts[part]()
-        finish(args.out, "dresd", document)
+        name = "dresd" if list(args.parts) == list(PARTS) else "dresd_" + "_".join(args.parts)
+        finish(args.out, name, document)
 
 
 if __name__ == "__main__":

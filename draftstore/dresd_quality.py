@@ -115,7 +115,8 @@ def figures(
         probing: see `draftstore.nearest.search`.
 
     Returns:
-        `queries`, how many were asked, `mean_reciprocal_rank` and `recall_at_10`, to six digits.
+        `queries`, how many were asked, `mean_reciprocal_rank`, `mean_reciprocal_rank_ties` with ties in any order, and
+        `recall_at_10`, to six digits.
     """
     firsts = tokens[places - 1].astype(np.int32)
     found: list[tuple[int, int]] = []
@@ -129,6 +130,7 @@ def figures(
     return {
         "queries": len(rows),
         "mean_reciprocal_rank": round(mean_reciprocal_rank(index, queries[rows], entries), 6),
+        "mean_reciprocal_rank_ties": round(mean_reciprocal_rank(index, queries[rows], entries, "any"), 6),
         "recall_at_10": round(recall(index, queries[rows], firsts[rows], 10, probing), 6),
     }
 

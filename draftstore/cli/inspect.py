@@ -73,7 +73,7 @@ def _vector_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     quality = values.get("quality", {})
     if quality.get("queries"):
         found = f"MRR {quality['mean_reciprocal_rank']:.3f}, recall@10 {quality['recall_at_10']:.3f}"
-        yield "", f"{found}, of {quality['queries']:,} entries asked for"
+        yield "", f"{found}, of {quality['queries']:,} entries asked for by their own states"
 
 
 @click.command()

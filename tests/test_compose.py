@@ -285,7 +285,7 @@ def test_every_service_starts_by_its_own_command_and_is_healthy(machine: Machine
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         deployments = json.load(answer)
-    assert len(deployments) == 4
+    assert len(deployments) == 6
     assert {deployment["work_pool_name"] for deployment in deployments} == {"draftstore"}
     ran = subprocess.run(
         ["draftstore", "releases", "list", "--json"],

@@ -316,8 +316,10 @@ def test_a_broken_request_ends_neither_connection_nor_others(caller: Caller) -> 
         if payload != bytes(16):
             assert failure(refused).status == Status.BAD_REQUEST
         assert refused.header.request_id == 9
-    for operation in (0, 4, 77, 0x82, 255):
+    for operation in (0, 5, 77, 0x82, 255):
         assert failure(caller.ask(wire.frame(operation, 9))).status == Status.BAD_REQUEST
+    projection = caller.ask(wire.frame(wire.Operation.PROJECTION, 9, b"crest"))
+    assert failure(projection).status == Status.NOT_FOUND  # no dense store
     assert caller.ask(good).header.status == Status.OK
 
 

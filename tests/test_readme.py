@@ -175,7 +175,8 @@ def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.data
 def test_decoding_with_drafts_works_as_the_readme_says(model: Path, checkout: Path) -> None:
     commands = [command for command in COMMANDS if MODEL in command]
-    assert [command.split()[0] for command in commands] == ["build", "tune", "generate"]
+    names_of_commands = [command.split()[0] for command in commands]
+    assert names_of_commands == ["build", "tune", "generate", "responses", "build", "replay", "generate"]
     for command in commands:
         assert run(shlex.split(command), checkout), command
     names: dict[str, Any] = {}

@@ -168,7 +168,9 @@ def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = checkout / MODEL
     if not path.exists():
         path.symlink_to(data / "models" / "stories260K")
-        lines = [json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")]
+        lines = [
+            json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")
+        ]
         (path.parent / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return path
 

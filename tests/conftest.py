@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ def pytest_configure() -> None:
     sources = [path for path in package.glob("*.py") if "jit import" in path.read_text(encoding="utf-8")]
     newest = max(path.stat().st_mtime for path in [*sources, package / "jit.py"])
     for kept in package.glob("__pycache__/*.nb[ic]"):
-        if kept.stat().st_mtime < newest:
-            kept.unlink()
+        with suppress(FileNotFoundError):  # another process does the same
+            if kept.stat().st_mtime < newest:
+                kept.unlink()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

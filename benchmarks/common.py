@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ TOKENIZER = "llama2"
 CODE_LIST = "code_packages_small.txt"
 STRATEGY_NAMES = ("longest", "backoff")
 SEED = 20240601
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +163,10 @@ def open_workspace(args: argparse.Namespace) -> Iterator[Workspace]:
             raise SystemExit(f"error: {error}") from error
 
 
-def evenly(recordings: Sequence[Recording], count: int) -> list[Recording]:
-    """Choose `count` recordings at even distances: the same ones every time."""
-    places = np.linspace(0, len(recordings) - 1, min(count, len(recordings))).astype(int)
-    return [recordings[place] for place in places]
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
+    """Choose `count` items at even distances: the same ones every time."""
+    places = np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
+    return [items[place] for place in places]
 
 
 def draw_contexts(recordings: Sequence[Recording], count: int, size: int) -> NDArray[np.int32]:
@@ -217,11 +219,16 @@ def _within(documents: Iterator[Document], tokenizer: TextTokenizer, tokens: int
 
 
 def _write_corpus(path: Path, documents: Iterator[Document]) -> None:
-    """Write documents as JSON Lines; the file appears when it is whole."""
+    """Write documents as JSON Lines."""
+    write_records(path, ({"id": document.id, "text": document.text} for document in documents))
+
+
+def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write records as JSON Lines; the file appears when it is whole."""
     unfinished = path.with_suffix(".partial")
     with unfinished.open("w", encoding="utf-8") as file:
-        for document in documents:
-            file.write(json.dumps({"id": document.id, "text": document.text}) + "\n")
+        for record in records:
+            file.write(json.dumps(record) + "\n")
     unfinished.rename(path)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import CHAT, SEED, Source, Workspace
+from benchmarks.common import CHAT, SEED, Source, Workspace, evenly, write_records
 from benchmarks.measure import progress
 from draftstore.build import RestOptions, build_rest
 from draftstore.cli.common import count_progress
@@ -111,19 +111,13 @@ def make_text(space: Workspace, loaded: LoadedModel, name: str, extent: Extent) 
         return Text(name, [chat_prompt(loaded, question) for question in questions], corpus, rest, crest)
     fitting = (chat_prompt(loaded, text) for text in _copying(space))
     prompts = [prompt for prompt in fitting if len(prompt) <= extent.longest]
-    return Text(name, _evenly(prompts, extent.prompts), corpus, rest, crest)
+    return Text(name, evenly(prompts, extent.prompts), corpus, rest, crest)
 
 
 def chat_prompt(loaded: LoadedModel, question: str) -> NDArray[np.int32]:
     """Return a question in the model's chat template, int32 [n]."""
     text = loaded.text.render_chat([{"role": "user", "content": question}], add_generation_prompt=True)
     return loaded.text.encode(text, bos=True)
-
-
-def _evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """Choose `count` items at even distances."""
-    places = np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
-    return [items[place] for place in places]
 
 
 def _questions(space: Workspace) -> list[str]:
@@ -182,13 +176,14 @@ def _own_answers(space: Workspace, loaded: LoadedModel, questions: Sequence[str]
         answers = _answers(loaded, asked, extent.tokens, {"do_sample": False}, done)
         sampling = {"do_sample": True, "temperature": TEMPERATURE, "top_p": TOP_P, "top_k": 0}
         answers += _answers(loaded, sampled, extent.tokens, sampling, done)
-    lines = [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for question, answer in zip([*asked, *sampled], answers, strict=True)
-    ]
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    unfinished.rename(path)
+    pairs = zip([*asked, *sampled], answers, strict=True)
+    write_records(
+        path,
+        (
+            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+            for question, answer in pairs
+        ),
+    )
     return path
 
 

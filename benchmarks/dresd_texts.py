@@ -9,14 +9,11 @@ Answers are made once, in batches, and kept under --work.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.common import RecordingSet, Workspace
+from benchmarks.common import RecordingSet, Workspace, evenly, write_records
 from benchmarks.measure import progress
 from draftstore.cli.common import count_progress
 from draftstore.hf.loading import LoadedModel
@@ -89,7 +86,7 @@ def make_texts(
     folder = space.work / "corpora"
     asked = folder / f"dresd_{extent.prompts}.jsonl"
     if not asked.exists():
-        _write(asked, _instructions(space, loaded, extent))
+        write_records(asked, _instructions(space, loaded, extent))
     corpora = {OOD: asked}
     greedy = ResponseOptions((asked,), max_new_tokens=extent.tokens)
     if ID in parts:
@@ -101,7 +98,7 @@ def make_texts(
         )
     tests = folder / f"dresd_tests_{extent.tests}.jsonl"
     if not tests.exists():
-        _write(tests, _tests(space, extent.tests))
+        write_records(tests, _tests(space, extent.tests))
     recordings = {}
     plain = dataclasses.replace(greedy, prompts=(tests,))
     for name, options in ((GREEDY, plain), (NUCLEUS, _nucleus(plain))):
@@ -134,8 +131,7 @@ def _instructions(space: Workspace, loaded: LoadedModel, extent: Extent) -> list
         if record["id"].startswith(INSTRUCTION_SOURCE) and len(record["messages"]) == 2:
             found.setdefault(record["messages"][0]["content"], record)
     short = [record for record in found.values() if _length(loaded, record) <= extent.longest]
-    places = np.linspace(0, len(short) - 1, min(extent.prompts, len(short))).astype(int)
-    return [short[place] for place in places]
+    return evenly(short, extent.prompts)
 
 
 def _length(loaded: LoadedModel, record: dict[str, Any]) -> int:
@@ -148,12 +144,4 @@ def _tests(space: Workspace, count: int) -> list[dict[str, Any]]:
     """Return AlpacaEval instructions at even distances."""
     records = [record for _, record in read_json_records(space.data / "replays" / EVALUATED.file)]
     chosen = [record for record in records if record["model"] == EVALUATED.model]
-    places = np.linspace(0, len(chosen) - 1, min(count, len(chosen))).astype(int)
-    return [{"id": chosen[place]["id"], "prompt": chosen[place]["prompt"]} for place in places]
-
-
-def _write(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Write records as JSON Lines; the file appears when it is whole."""
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    unfinished.rename(path)
+    return [{"id": record["id"], "prompt": record["prompt"]} for record in evenly(chosen, count)]

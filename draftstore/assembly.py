@@ -190,9 +190,7 @@ def _stored(path: Path, kind: str, sources: Sources, model: _Model, opened: Exit
     """
     store: Store
     if kind == DENSE:
-        store = DresdStore.open(
-            path, target_model=model.name, tokenizer=model.tokenizer, hidden_size=model.hidden_size
-        )
+        store = DresdStore.open(path, target_model=model.name, hidden_size=model.hidden_size)
     else:
         store = open_store(path, sources.backend if kind == "crest" else None)
     opened.callback(store.close)

@@ -28,6 +28,7 @@ from draftstore.entries import (
 )
 from draftstore.envelope import Envelope
 from draftstore.errors import BuildError, StoreError, needs_extra
+from draftstore.files import link_or_copy
 from draftstore.frontier import MAX_DEPTH
 from draftstore.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
 from draftstore.ngrams import MAX_N, running_total
@@ -192,7 +193,7 @@ def _make_store(
     (store / DICTIONARY_FILE).write_bytes(dictionary)
     write_kept(store / KEPT_FILE, kept)
     if LMDB in options.backends:
-        (store / LMDB_FILE).hardlink_to(partial / LMDB_FILE)
+        link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
     parameters = {
         "source": str(source.path),
         "backends": sorted(options.backends),

@@ -162,6 +162,19 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
     return contexts, check_budget(budget, min_prob)
 
 
+def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
+    """Refuse queries that do not fit a batch of contexts.
+
+    Raises:
+        DraftstoreError: they have another shape than [batch, dims].
+    """
+    if queries.shape != (batch, dims):
+        raise DraftstoreError(
+            f"queries of shape {queries.shape} for {batch} contexts: expected ({batch}, {dims}), projected hidden "
+            "states"
+        )
+
+
 def check_budget(budget: int, min_prob: float) -> int:
     """Return the highest level that a node of at least a probability may have; -1 if none may.
 

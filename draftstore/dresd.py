@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.batch import Draft, DraftBatch
 from draftstore.dense_tree import CALIBRATION, Calibration, draft_trees
-from draftstore.drafter import DenseSession, check_request
+from draftstore.drafter import DenseSession, check_queries, check_request
 from draftstore.dresd_files import check_parameters, map_index, read_projection
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.frontier import MAX_DEPTH
@@ -137,11 +137,7 @@ class DresdDrafter:
         if queries is None or budget == 0 or level < 0 or contexts.size == 0:
             return DraftBatch.empty(len(contexts))
         queries = read_only(np.ascontiguousarray(queries, np.float32))
-        if queries.shape != (len(contexts), self.projection.dims):
-            raise DraftstoreError(
-                f"queries of shape {queries.shape} for {len(contexts)} contexts: expected "
-                f"({len(contexts)}, {self.projection.dims}), projected hidden states"
-            )
+        check_queries(queries, len(contexts), self.projection.dims)
         tokens, parents, levels, sizes, counts = draft_trees(
             self.index, self.tokens, self.shape.calibration, contexts, queries, self.shape.drafts, self.shape.length,
             self._probing, budget, level,
@@ -206,19 +202,15 @@ class DresdStore:
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
-        if target_model is not None and manifest.target_model != target_model:
-            raise StoreError(
-                f"{path} holds hidden states of the model {manifest.target_model!r}, found {target_model!r}: name the "
-                "store of this model, or build one"
-            )
+        advice = "name the store of this model, or build one"
+        manifest.require_model(target_model, path, "hidden states", advice)
         if tokenizer is not None:
             manifest.require_tokenizer(tokenizer, path)
         check_parameters(path, manifest)
         found = manifest.parameters["hidden_size"]
         if hidden_size is not None and found != hidden_size:
             raise StoreError(
-                f"{path} holds hidden states of {found:,} numbers, the model's have {hidden_size:,}: name the store of "
-                "this model, or build one"
+                f"{path} holds hidden states of {found:,} numbers, the model's have {hidden_size:,}: {advice}"
             )
         projection = read_projection(path, manifest)
         index, tokens = map_index(path, manifest)

@@ -32,7 +32,7 @@ from draftstore.embedding import (
     sampled_blocks,
 )
 from draftstore.errors import BuildError
-from draftstore.files import map_file, remove
+from draftstore.files import link_or_copy, map_file, remove
 from draftstore.grouping import Grouped, group_entries
 from draftstore.manifest import TOKENIZER_FOLDER, Manifest, save_manifest
 from draftstore.nearest import PROBING
@@ -256,7 +256,7 @@ class _Build:
         store = self._partial / STORE
         remove(store)
         store.mkdir()
-        (store / TOKENS).hardlink_to(self._partial / TOKENS)
+        link_or_copy(self._partial / TOKENS, store / TOKENS)
         (store / PROJECTION_FILE).write_bytes(projection.to_bytes())
         vectors = map_file(self._partial / VECTORS, HALF).reshape(-1, projection.dims)
         grouped = group_entries(

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError, StoreError, type_name
-from draftstore.files import map_file
-from draftstore.jit import read_only
+from draftstore.files import map_or_empty
 from draftstore.manifest import Manifest
 from draftstore.nearest import ALL, PROBING, DenseIndex
 from draftstore.projection import Projection
@@ -108,7 +107,7 @@ def map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]
         StoreError: they do not.
     """
     dims = manifest.parameters["dims"]
-    arrays = {name: _map_file(path / name, dtype(manifest)) for name, dtype in FILES.items()}
+    arrays = {name: map_or_empty(path / name, dtype(manifest)) for name, dtype in FILES.items()}
     for name in ("vectors.bin", "centroids.bin"):
         if len(arrays[name]) % dims:
             raise _damaged(path, f"{name} holds {len(arrays[name]):,} numbers, no rows of {dims:,}")
@@ -122,15 +121,6 @@ def map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]
     for problem in _index_problems(index, manifest):
         raise _damaged(path, problem)
     return index, arrays["tokens.bin"]
-
-
-def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file as a flat read-only array; a small store may have empty ones.
-
-    Raises:
-        StoreError: the file is no whole number of items.
-    """
-    return map_file(path, dtype) if path.stat().st_size else read_only(np.empty(0, dtype))
 
 
 def _index_problems(index: DenseIndex, manifest: Manifest) -> Iterator[str]:

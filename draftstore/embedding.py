@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import BuildError
-from draftstore.files import write_at, write_atomic, write_json
+from draftstore.files import map_file, write_at, write_atomic, write_json
 from draftstore.passages import Passages
 from draftstore.projection import Moments, Projection, fit, unit
 
@@ -160,7 +160,7 @@ def sample_states(partial: Path, reader: Reader, sampled: Sequence[int], told: T
 
 def map_states(partial: Path, hidden_size: int) -> NDArray[np.float16]:
     """Map the states of the sampled blocks: float16 [entries, hidden size]."""
-    return np.memmap(partial / STATES, HALF, "r").view(np.ndarray).reshape(-1, hidden_size)
+    return map_file(partial / STATES, HALF).reshape(-1, hidden_size)
 
 
 def fit_projection(partial: Path, hidden_size: int, dims: int, told: Told) -> tuple[Projection, float]:

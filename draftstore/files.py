@@ -72,6 +72,19 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise StoreError(f"{path} cannot be mapped ({error}): the store is damaged, build it again") from None
 
 
+def map_or_empty(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a file as `map_file`; an empty one, which cannot be mapped, gives an empty array."""
+    return map_file(path, dtype) if path.stat().st_size else read_only(np.empty(0, dtype))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that never changes a second name, or copy it where the file system has no such links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def json_text(value: Any) -> str:
     """Return indented JSON with sorted keys, so that equal values are equal bytes.
 

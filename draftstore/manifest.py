@@ -107,6 +107,23 @@ class Manifest:
         fields["files"] = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
         return cls(**fields)
 
+    def require_model(self, found: str | None, where: Path, held: str, advice: str) -> None:
+        """Refuse a model other than the store's.
+
+        Args:
+            found: its name; None takes any store.
+            where: the store.
+            held: what of the model the store holds.
+            advice: what to do about another one.
+
+        Raises:
+            StoreError: the names differ.
+        """
+        if found is not None and found != self.target_model:
+            raise StoreError(
+                f"{where} holds {held} of the model {self.target_model!r}, found {found!r}: {advice}"
+            )
+
     def require_tokenizer(self, found: TokenizerIdentity, where: Path) -> None:
         """Refuse a tokenizer other than the store's.
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.drafter import check_queries
 from draftstore.errors import DraftstoreError, WireError
 from draftstore.projection import Projection
 from draftstore.wire import MAX_PAYLOAD, Tag, short_hash
@@ -43,11 +44,7 @@ class Queries(NamedTuple):
         Raises:
             DraftstoreError: the queries have another shape.
         """
-        if self.vectors.shape != (batch, self.projection.dims):
-            raise DraftstoreError(
-                f"queries of shape {self.vectors.shape} for {batch} contexts: expected ({batch}, "
-                f"{self.projection.dims}), projected hidden states"
-            )
+        check_queries(self.vectors, batch, self.projection.dims)
 
     @property
     def any(self) -> bool:

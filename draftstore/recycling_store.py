@@ -68,11 +68,9 @@ class RecyclingStore:
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
-        if target_model is not None and manifest.target_model != target_model:
-            raise StoreError(
-                f"{path} holds candidates of the model {manifest.target_model!r}, found {target_model!r}: "
-                "start without them, or name the store of this model"
-            )
+        manifest.require_model(
+            target_model, path, "candidates", "start without them, or name the store of this model"
+        )
         if tokenizer is not None:
             manifest.require_tokenizer(tokenizer, path)
         if vocab_size is not None and manifest.vocab_size > vocab_size:

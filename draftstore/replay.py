@@ -222,16 +222,17 @@ def _replay_one(
     tally = Tally()
     if len(recording.output) < 2:
         return tally
-    states = _states(recording, drafter)
+    states = recording.hidden
     session = drafter.session(
-        np.concatenate([recording.prompt, recording.output[:1]]), hidden=None if states is None else states[0]
+        np.concatenate([recording.prompt, recording.output[:1]]),
+        hidden=None if states is None else _as_wanted(states[0], drafter),
     )
     if states is None and session.needs_hidden:
         raise ReplayError(
             f"recording {recording.id} has no hidden states, and the drafter is asked with them: compute them with "
             "the model that made it"
         )
-    target = RecordedTarget(recording.output, _states(recording, session))
+    target = RecordedTarget(recording.output, None if states is None else _as_wanted(states, session))
     for step in decode(target, session, planner=planner, ends=target.ends, min_prob=min_prob):
         tally.add(step)
         result.lookup_ns.append(step.draft_ns)
@@ -239,12 +240,10 @@ def _replay_one(
     return tally
 
 
-def _states(recording: Recording, asker: Drafter | Session) -> NDArray[np.float32] | None:
-    """Return the hidden states of a recording as a drafter or a session wants them."""
+def _as_wanted(states: NDArray[np.float32], asker: Drafter | Session) -> NDArray[np.float32]:
+    """Return hidden states, float32 [..., hidden_size], as a drafter or a session wants them."""
     projection = projection_of(asker)
-    if recording.hidden is None or projection is None:
-        return recording.hidden
-    return projection.apply(recording.hidden)
+    return states if projection is None else projection.apply(states)
 
 
 class RecordedTarget:

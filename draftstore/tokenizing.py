@@ -12,8 +12,6 @@ from there instead of reading the texts again.
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from typing import Any
 from draftstore.corpus import SOURCE_PATTERNS, ReadReport, corpus_fingerprint, read_corpus
 from draftstore.encoding import tokenize_corpus
 from draftstore.errors import BuildError, NoTextError
-from draftstore.files import remove, write_json
+from draftstore.files import link_or_copy, remove, write_json
 from draftstore.manifest import TOKENIZER_FOLDER, Manifest, load_manifest, save_manifest
 from draftstore.records import RecordProblem
 from draftstore.staging import STORE, BuildResult, build_store, build_time, hash_files
@@ -96,7 +94,7 @@ def build_tokens(
         remove(store)
         store.mkdir()
         for path in [*(partial / SHARDS).iterdir(), partial / REPORT]:
-            _link(path, store / path.name)
+            link_or_copy(path, store / path.name)
         (store / TOKENIZER_FOLDER).mkdir()
         tokenizer.save(store / TOKENIZER_FOLDER)
         manifest = Manifest(
@@ -189,9 +187,9 @@ def take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:
     filling.mkdir()
     for name in manifest.files:
         if "/" not in name and name != REPORT:
-            _link(source / name, filling / name)
+            link_or_copy(source / name, filling / name)
     (partial / REPORT).unlink(missing_ok=True)
-    _link(source / REPORT, partial / REPORT)
+    link_or_copy(source / REPORT, partial / REPORT)
     filling.rename(partial / SHARDS)
 
 
@@ -217,11 +215,3 @@ def _settle_report(marker: Path, report: ReadReport) -> ReadReport:
         return ReadReport(**{**fields, "problems": problems})
     write_json(marker, dataclasses.asdict(report))
     return report
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file that never changes a second name, or copy it where the file system has no such links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

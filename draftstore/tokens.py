@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import StoreError, TokenRangeError
-from draftstore.files import fsync_path
+from draftstore.files import fsync_path, map_or_empty
 from draftstore.manifest import FileEntry, TokenizerIdentity, size_problems
 
 FORMAT_VERSION = 1
@@ -115,8 +115,8 @@ class TokenShards:
         """
         for index, shard in enumerate(self.shards):
             require_files(self.directory, shard)
-            tokens = _map_file(shard_path(self.directory, index, "tokens"), self.dtype)
-            offsets = _map_file(shard_path(self.directory, index, "offsets"), OFFSET_DTYPE)
+            tokens = map_or_empty(shard_path(self.directory, index, "tokens"), self.dtype)
+            offsets = map_or_empty(shard_path(self.directory, index, "offsets"), OFFSET_DTYPE)
             whole = len(offsets) == shard.documents + 1 and offsets[0] == 0 and offsets[-1] == len(tokens)
             if not whole or len(tokens) != shard.tokens or np.any(offsets[1:] < offsets[:-1]):
                 raise StoreError(f"shard {index} of {self.directory} does not hold what its marker says")
@@ -196,13 +196,6 @@ def read_marker(directory: Path, index: int) -> Shard:
         raise StoreError(
             f"{path} cannot be read ({error}): the shards are damaged, build them again"
         ) from None
-
-
-def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file of numbers for reading; an empty file cannot be mapped and gives an empty array."""
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
 def totals_of(shards: Sequence[Shard]) -> dict[str, int]:

@@ -527,18 +527,23 @@ BAD = {
 }
 
 
+def refuse(kind: str, behave: Callable[[faults.Peer], None], path: Path, message: str) -> None:
+    """See that a client refuses such a service at its start, and has no projection then."""
+    with (
+        closing(open_store(path)) as store,
+        Service(store, behave) as service,
+        connected(kind, service.address, deadline=SECONDS) as client,
+    ):
+        with pytest.raises(LookupServiceError, match=message):
+            client.check()
+        assert client.projection is None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", BAD)
 def test_projections_that_are_none(kind: str, fault: str, small_store: Path) -> None:
     behave = answers(lambda: BAD[fault], make_projection().digest)
-    with (
-        closing(open_store(small_store)) as store,
-        Service(store, behave) as service,
-        connected(kind, service.address, deadline=SECONDS) as client,
-    ):
-        with pytest.raises(LookupServiceError, match="a version that fits this client"):
-            client.check()
-        assert client.projection is None
+    refuse(kind, behave, small_store, "a version that fits this client")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -547,14 +552,7 @@ def test_a_release_that_moves_all_the_time(kind: str, small_store: Path) -> None
     behave = answers(
         lambda: encode_projection(make_projection(seed=next(seeds) + 1)), make_projection().digest
     )
-    with (
-        closing(open_store(small_store)) as store,
-        Service(store, behave) as service,
-        connected(kind, service.address, deadline=SECONDS) as client,
-    ):
-        with pytest.raises(LookupServiceError, match="moves from one build to the next all the time"):
-            client.check()
-        assert client.projection is None
+    refuse(kind, behave, small_store, "moves from one build to the next all the time")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -90,7 +90,7 @@ def test_shards_of_something_else_are_refused(
     assert not (tmp_path / "taken").exists()
 
 
-@pytest.mark.parametrize("step", ["_link", "save_manifest", "hash_files"])
+@pytest.mark.parametrize("step", ["link_or_copy", "save_manifest", "hash_files"])
 def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
     options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, step: str
 ) -> None:

@@ -285,7 +285,7 @@ def _gather(
                 lengths[slot, 2] = distinct
             kinds = np.float64(distinct)
             if reads < count:
-                kinds *= (count / reads) ** rule.gamma
+                kinds *= power_of(count / reads, rule.gamma)
         kept = remaining * (count / (count + rule.beta * kinds + rule.alpha))
         share += kept
         remaining -= kept
@@ -294,6 +294,22 @@ def _gather(
     hand_out(candidates, runs, share)
     clear_table(candidates, found)
     return found
+
+
+@leaf_kernel
+def power_of(base: Any, exponent: Any) -> Any:
+    """Return base ** exponent, for an exponent from 0 to 1: the product of the roots that its binary digits name.
+
+    Square roots and products are the same bits on every machine; what a library for mathematics returns is not.
+    """
+    power, root, digits = 1.0, base, exponent
+    while digits > 0.0:
+        if digits >= 1.0:
+            power *= root
+            digits -= 1.0
+        digits *= 2.0
+        root = math.sqrt(root)
+    return power
 
 
 @leaf_kernel

@@ -21,11 +21,6 @@ They count no references and become part of their callers: in hot loops, countin
 As parts they are kept on disk with the kernels that call them, not by themselves.
 """
 
-sum_kernel = njit(  # type: ignore[call-overload]
-    nogil=True, error_model="numpy", _nrt=False, forceinline=True, fastmath={"reassoc", "contract", "nsz"}
-)
-"""A leaf kernel that may add floating-point numbers in any order, so that it adds many at once."""
-
 intrinsic: Any = extending.intrinsic
 """Makes a kernel of a function that writes machine code: for what numba has no words for."""
 

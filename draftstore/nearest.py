@@ -12,12 +12,11 @@ visits the lists whose centroids are nearest to the query.
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
 from numpy.typing import NDArray
 
+from draftstore.cosines import cosine
 from draftstore.errors import DraftstoreError
-from draftstore.jit import intrinsic, kernel, leaf_kernel, sum_kernel
+from draftstore.jit import kernel, leaf_kernel
 
 LARGE = 8192
 """Entries from which a group is cut into lists: fewer are all compared in about the time that choosing takes."""
@@ -169,7 +168,7 @@ def _probe(
     waiting = np.arange(first, last)
     nearness = np.empty(last - first, np.float32)
     for i in range(first, last):
-        nearness[i - first] = _cosine(index.centroids, i, query)
+        nearness[i - first] = cosine(index.centroids, i, query)
     for i in range(len(waiting) // 2 - 1, -1, -1):
         _sift(waiting, nearness, first, i, len(waiting))
     found, visited = np.int64(0), np.int64(0)
@@ -210,49 +209,6 @@ def _squares(query: Any) -> Any:
     return total
 
 
-@intrinsic
-def _number(_context: Any, code: Any) -> Any:
-    """Return the float32 that a code stands for: a float32, the bits of a float16, or an int8.
-
-    The bits of a float16 are moved to where a float32 has them, and its exponent is put right. Processors have an
-    instruction for that, but not all, and where it is missing numba finds no function in its place.
-    """
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        if isinstance(code, types.Float):
-            return arguments[0]
-        if code.bitwidth == 8:
-            return builder.sitofp(arguments[0], ir.FloatType())
-        bits = builder.shl(builder.sext(arguments[0], ir.IntType(32)), ir.IntType(32)(13))
-        bits = builder.and_(bits, ir.IntType(32)(~0x70000000))
-        return builder.fmul(builder.bitcast(bits, ir.FloatType()), ir.FloatType()(2.0**112))
-
-    return types.float32(code), generate
-
-
-@intrinsic
-def _square(_context: Any, code: Any) -> Any:
-    """Return the square of an int8 as float32; zero for all other codes, which are those of unit vectors."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        if isinstance(code, types.Float) or code.bitwidth != 8:
-            return ir.Constant(ir.FloatType(), 0.0)
-        number = builder.sitofp(arguments[0], ir.FloatType())
-        return builder.fmul(number, number)
-
-    return types.float32(code), generate
-
-
-@sum_kernel
-def _cosine(vectors: Any, row: Any, query: Any) -> Any:
-    """Return the cosine between a row of vectors and a query of unit length."""
-    product, squares = np.float32(0.0), np.float32(0.0)
-    for i in range(vectors.shape[1]):
-        product += _number(vectors[row, i]) * query[i]
-        squares += _square(vectors[row, i])
-    return product / np.sqrt(squares) if squares > 0.0 else product
-
-
 @leaf_kernel
 def _scan(
     vectors: Any, query: Any, start: Any, stop: Any, found: Any, entries: Any, similarities: Any
@@ -260,7 +216,7 @@ def _scan(
     """Compare a query with a run of entries, and keep the nearest; return how many are kept."""
     least = similarities[found - 1] if found == len(entries) else np.float32(-np.inf)
     for entry in range(start, stop):
-        similarity = _cosine(vectors, entry, query)
+        similarity = cosine(vectors, entry, query)
         if similarity >= least:
             found = _insert(entry, similarity, found, entries, similarities)
             if found == len(entries):

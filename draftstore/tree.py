@@ -22,6 +22,9 @@ Both widths are the narrowest that hold the tree, so that equal trees are equal 
 
 import dataclasses
 from collections.abc import Iterator
+from decimal import Decimal
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -33,10 +36,15 @@ from draftstore.errors import DraftTreeError
 from draftstore.jit import read_only
 
 LEVELS_PER_OCTAVE = 16
-LEVEL_PROBS: NDArray[np.float32] = np.exp2(-np.arange(256) / LEVELS_PER_OCTAVE).astype(np.float32)
+_HALF_LEVELS: NDArray[np.float64] = np.array(
+    [*accumulate([Decimal(1), *[Decimal(2) ** (Decimal(-1) / (2 * LEVELS_PER_OCTAVE))] * 511], mul)],
+    np.float64,
+)
+"""The grid and what lies between: the bits of decimals are the same on every machine, those of exp2 are not."""
+LEVEL_PROBS: NDArray[np.float32] = _HALF_LEVELS[::2].astype(np.float32)
 """Probability of every level."""
 LOWEST_LEVEL = len(LEVEL_PROBS) - 1
-LEVEL_BOUNDS: NDArray[np.float64] = np.exp2(-(np.arange(256) + 0.5) / LEVELS_PER_OCTAVE)
+LEVEL_BOUNDS: NDArray[np.float64] = _HALF_LEVELS[1::2].copy()
 """Least probability that rounds to each level; what is below the last is not worth a node."""
 
 

@@ -762,6 +762,30 @@ def nearest_entries(
     return sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:k]
 
 
+def stored_cosine(codes: NDArray[Any], query: NDArray[np.float32]) -> float:
+    """Return the cosine of a query and a stored vector, added up in the order that stores promise."""
+    numbers = (
+        codes.astype(np.float32) if codes.dtype == np.int8 else codes.view(np.float16).astype(np.float32)
+    )
+    unit = (query / math.sqrt(sum(float(number) ** 2 for number in query))).astype(np.float32)
+    length = np.sqrt(sum_in_order(numbers * numbers)) if codes.dtype == np.int8 else np.float32(1.0)
+    return float(sum_in_order(numbers * unit) / length)
+
+
+def sum_in_order(numbers: NDArray[np.float32], lanes: int = 16) -> np.float32:
+    """Add up numbers: lanes of every 16th, halves of the lanes onto each other, then what is left one by one."""
+    whole = len(numbers) // lanes * lanes
+    sums = np.zeros(lanes, np.float32)
+    for row in numbers[:whole].reshape(-1, lanes):
+        sums += row
+    while len(sums) > 1:
+        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+    total = np.float32(sums[0])
+    for number in numbers[whole:]:
+        total += number
+    return np.float32(total)
+
+
 def visited_lists(
     centroids: NDArray[np.float64], sizes: Sequence[int], query: NDArray[np.float64], wanted: float, k: int
 ) -> set[int]:

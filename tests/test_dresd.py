@@ -4,7 +4,6 @@ import mmap
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -365,11 +364,10 @@ def expected_drafts(
 ) -> Iterator[tuple[reference.Nodes | None, int]]:
     """Yield what an oracle drafts from the files of a store, and the size of the group; None where that is unclear."""
     codes = store.index.vectors
-    vectors = restore(codes)
     firsts = [int(store.tokens[int(position) - 1]) for position in store.index.positions]
     for context, query in zip(contexts[:, -1].tolist(), queries, strict=True):
         group = [entry for entry, first in enumerate(firsts) if first == context]
-        cosines = {entry: float(vectors[entry] @ query / np.linalg.norm(query)) for entry in group}
+        cosines = {entry: reference.stored_cosine(codes[entry], query) for entry in group}
         ranking = sorted(group, key=lambda entry: (-cosines[entry], entry))
         near = [
             (
@@ -378,9 +376,8 @@ def expected_drafts(
             )
             for entry in ranking[:drafts]
         ]
-        close = any(cosines[a] - cosines[b] < 1e-6 for a, b in pairwise(ranking[: drafts + 1]))
         try:
-            yield None if close else reference.dense_tree(near, CALIBRATION, budget), len(group)
+            yield reference.dense_tree(near, CALIBRATION, budget), len(group)
         except UnclearError:
             yield None, len(group)
 

@@ -8,7 +8,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.expand import Rule, draft_batch, draft_one
+from draftstore.expand import Rule, draft_batch, draft_one, power_of
 from draftstore.frontier import MAX_BUDGET
 from draftstore.rest import STRATEGIES, RestDrafter
 from draftstore.suffix import SuffixIndex
@@ -534,3 +534,10 @@ def test_without_mistrust_back_off_is_the_longest_match(data: st.DataObject, bud
     except UnclearError:
         reject()
     assert nodes_of(draft(make_index(corpus, NARROW), rule._replace(rows=1024), context, budget)[0]) == trie
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.25, 0.7, 0.75, 1.0, 1e-12, np.nextafter(1.0, 0.0)])
+def test_powers_are_powers(exponent: float) -> None:
+    for base in np.geomspace(1.0, 1e12, 200):
+        assert power_of(base, exponent) == pytest.approx(base**exponent, rel=1e-14)
+    assert power_of(81.0, 0.75) == 27.0

@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from benchmarks.common import SEED, STRATEGY_NAMES, RecordingSet, Source, Workspace, evenly, first_documents
 from benchmarks.measure import progress
 from benchmarks.report import save_bars, save_lines, show_table
-from draftstore.batch import Draft
-from draftstore.drafter import ContextSession, Drafter
-from draftstore.replay import Recording, replay
-from draftstore.rest import BUDGET, MAX_MATCH, STRATEGIES, RestDrafter, RestStore
-from draftstore.suffix import find_rows
-from draftstore.tokens import sentinel
-from draftstore.tree import DraftTree
+from draftstore.decoding.replay import Recording, replay
+from draftstore.drafting.drafter import ContextSession, Drafter
+from draftstore.search.suffix import find_rows
+from draftstore.stores.rest.store import BUDGET, MAX_MATCH, STRATEGIES, RestDrafter, RestStore
+from draftstore.text.tokens import sentinel
+from draftstore.trees.batch import Draft
+from draftstore.trees.tree import DraftTree
 
 SHARES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
 MATCHES = tuple(range(2, MAX_MATCH + 1))

@@ -12,8 +12,8 @@ import argparse
 from benchmarks.common import CHAT, CODE, RecordingSet, add_arguments, open_workspace
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, finish, show_table
-from draftstore.replay import replay
-from draftstore.rest import BUDGET, STRATEGIES
+from draftstore.decoding.replay import replay
+from draftstore.stores.rest.store import BUDGET, STRATEGIES
 
 QUICK_ROWS = 8
 SETS = (

@@ -1,10 +1,10 @@
 """Node budgets by cost: `python -m benchmarks.budget`.
 
 Recorded outputs are replayed with 64-node drafts, and every pass takes as long as a cost curve says. Compared are fixed
-budgets, the planner of `draftstore.budget`, the best fixed budget of each text in hindsight, and an oracle that knows
-what will be accepted and chooses the fastest way through each text. Speedups are over plain decoding, all texts
-together; beside them, for the planner, the share of slow texts, below 0.97 of plain speed, among those of 50 tokens and
-more, the slowest of these, and nodes a pass.
+budgets, the planner of `draftstore.decoding.budget`, the best fixed budget of each text in hindsight, and an oracle
+that knows what will be accepted and chooses the fastest way through each text. Speedups are over plain decoding, all
+texts together; beside them, for the planner, the share of slow texts, below 0.97 of plain speed, among those of 50
+tokens and more, the slowest of these, and nodes a pass.
 
 Three sets are made worse on purpose: drafts that are never right, that promise too much (the square root of the real
 probabilities and less), and too little (their square). Tables first; the last line of stdout is one JSON document, also
@@ -35,14 +35,14 @@ from benchmarks.common import (
 )
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, finish, show_table
-from draftstore.budget import CostCurve, CostPlanner
-from draftstore.decoding import Fixed, Planner, decode
-from draftstore.drafter import Drafter
-from draftstore.mixture import Mixture
-from draftstore.replay import RecordedTarget, Recording
-from draftstore.request import RequestDrafter
-from draftstore.rest import RestStore
-from draftstore.tree import LOWEST_LEVEL, DraftTree
+from draftstore.decoding.budget import CostCurve, CostPlanner
+from draftstore.decoding.loop import Fixed, Planner, decode
+from draftstore.decoding.replay import RecordedTarget, Recording
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
+from draftstore.stores.rest.store import RestStore
+from draftstore.trees.tree import LOWEST_LEVEL, DraftTree
 
 BUDGET = 64
 FIXED = (0, 4, 8, 16, 32, 64)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import peak_resident, pin_to_one_core, reset_peak, resident
-from draftstore.build import Progress, RestOptions, build_rest
-from draftstore.rest import RestStore
-from draftstore.suffix import index_segment
-from draftstore.tokenizer import load_tokenizer
+from draftstore.search.suffix import index_segment
+from draftstore.stores.rest.build import Progress, RestOptions, build_rest
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokenizer import load_tokenizer
 
 
 @dataclasses.dataclass

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.common import STRATEGY_NAMES
 from benchmarks.curves import in_units
-from draftstore.crest import DEFAULT_STRATEGY
-from draftstore.selection import GAIN
+from draftstore.stores.crest.selection import GAIN
+from draftstore.stores.crest.store import DEFAULT_STRATEGY
 
 GOAL_FRACTION = "1/13.5"
 REACH_GOAL = 100.0

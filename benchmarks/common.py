@@ -20,16 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure import progress
-from draftstore.build import RestOptions, build_rest
-from draftstore.corpus import ReadReport, read_corpus
+from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.errors import DraftstoreError
 from draftstore.jit import read_only
-from draftstore.records import Document
-from draftstore.replay import Recording, read_recordings
-from draftstore.rest import RestStore
-from draftstore.suffix import SuffixIndex, index_segment, key_layout, segment_table
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.tokens import sentinel
+from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
+from draftstore.storage.report import ReadReport
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.corpus import read_corpus
+from draftstore.text.records import Document
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokens import sentinel
 
 DATA_VARIABLE = "DRAFTSTORE_TEST_DATA"
 RESULTS = Path("benchmarks/results")

@@ -8,7 +8,7 @@ from benchmarks.common import RecordingSet, Source, Workspace, draw_contexts
 from benchmarks.measure import ONE_CORE, progress, run_fresh
 from benchmarks.peerprobe import REFERENCE
 from benchmarks.report import show_table
-from draftstore.rest import MAX_MATCH
+from draftstore.stores.rest.store import MAX_MATCH
 
 
 def run_comparison(

@@ -22,12 +22,12 @@ from benchmarks.common import CHAT, RecordingSet, Source, Workspace, add_argumen
 from benchmarks.curve_points import AUTHORS_TOKEN_BYTES
 from benchmarks.measure import progress, run_fresh
 from benchmarks.report import describe_machine, finish, show_table
-from draftstore.crest import CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.drafter import ContextDrafter
-from draftstore.entries import BACKENDS
-from draftstore.replay import Recording
-from draftstore.rest import MAX_MATCH
+from draftstore.decoding.replay import Recording
+from draftstore.drafting.drafter import ContextDrafter
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.entries import BACKENDS
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.rest.store import MAX_MATCH
 from schema.database import close, is_embedded
 from schema.home import HOME_VARIABLE
 

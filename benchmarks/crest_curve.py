@@ -40,9 +40,9 @@ from benchmarks.curve_points import (
 from benchmarks.curves import Curve, in_units, save_curves
 from benchmarks.measure import progress
 from benchmarks.report import COLORS, describe_machine, finish, show_table
-from draftstore.crest import BUDGET, DEFAULT_STRATEGY
-from draftstore.manifest import manifest_digest
-from draftstore.selection import GAIN, SELECTIONS
+from draftstore.storage.manifest import manifest_digest
+from draftstore.stores.crest.selection import GAIN, SELECTIONS
+from draftstore.stores.crest.store import BUDGET, DEFAULT_STRATEGY
 
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 FRACTIONS = {"1/100": 100.0, "1/13.5": 13.5}

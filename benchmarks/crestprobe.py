@@ -21,17 +21,17 @@ from benchmarks.buildprobe import warm_up_sorting
 from benchmarks.common import index_tokens
 from benchmarks.measure import peak_resident, percentiles, reset_peak, time_calls, undisturbed
 from benchmarks.queryprobe import map_pages
-from draftstore.counts import build_counts, parquet_name
-from draftstore.crest import BUDGET, STRATEGIES
-from draftstore.cutting import Trees, cut_trees
-from draftstore.entries import key_dtype, write_lmdb
-from draftstore.envelope import Entry, Envelope, entry_bytes, train_dictionary
 from draftstore.jit import CORES
-from draftstore.ngrams import count_ngrams
-from draftstore.rest import CONTINUATION, RestStore
-from draftstore.selection import SELECTIONS, Ranking, rank_ngrams
-from draftstore.suffix import SuffixIndex
-from draftstore.tree import DraftTree
+from draftstore.search.cutting import Trees, cut_trees
+from draftstore.search.ngrams import count_ngrams
+from draftstore.search.suffix import SuffixIndex
+from draftstore.stores.crest.counts import build_counts, parquet_name
+from draftstore.stores.crest.entries import key_dtype, write_lmdb
+from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train_dictionary
+from draftstore.stores.crest.selection import SELECTIONS, Ranking, rank_ngrams
+from draftstore.stores.crest.store import BUDGET, STRATEGIES
+from draftstore.stores.rest.store import CONTINUATION, RestStore
+from draftstore.trees.tree import DraftTree
 
 REPEATS = 3
 DICTIONARY_SAMPLES = 10_000

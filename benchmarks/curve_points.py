@@ -23,12 +23,12 @@ from benchmarks.common import (
     Workspace,
     first_documents,
 )
-from draftstore.crest import BUDGET, CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.files import write_json
-from draftstore.manifest import TOKENIZER_FOLDER
-from draftstore.replay import Recording
-from draftstore.rest import STRATEGIES, RestDrafter, RestStore
+from draftstore.decoding.replay import Recording
+from draftstore.storage.files import write_json
+from draftstore.storage.manifest import TOKENIZER_FOLDER
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.store import BUDGET, CrestStore
+from draftstore.stores.rest.store import STRATEGIES, RestDrafter, RestStore
 
 AUTHORS_TOKEN_BYTES = 6
 """What REST's authors store for each token: its id, and a suffix of four bytes."""

@@ -36,18 +36,18 @@ from benchmarks.forced import LABEL, SHAPES, random_model, run_forced
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, save, show_table
 from benchmarks.smollm import add_model_argument, smollm
-from draftstore.budget import CostCurve, CostPlanner
 from draftstore.cli.common import count_progress
-from draftstore.crest import CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.decoding import Fixed, Planner
-from draftstore.drafter import Drafter
+from draftstore.decoding.budget import CostCurve, CostPlanner
+from draftstore.decoding.loop import Fixed, Planner
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.recycling import RecyclingDrafter
+from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.hf.tuning import measure
-from draftstore.mixture import Mixture
-from draftstore.recycling import RecyclingDrafter
-from draftstore.request import RequestDrafter
-from draftstore.rest import BUDGET, RestStore
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.rest.store import BUDGET, RestStore
 
 TEXTS = ("own", "apart", "copy")
 PARTS = (*TEXTS, "recycling")

@@ -14,13 +14,13 @@ from benchmarks.common import SEED
 from benchmarks.decode_runs import Outcome, Way, run_one
 from benchmarks.decode_texts import Text
 from benchmarks.report import show_table
-from draftstore.budget import CostCurve, CostPlanner
 from draftstore.cli.common import count_progress
-from draftstore.decoding import Fixed, Planner
+from draftstore.decoding.budget import CostCurve, CostPlanner
+from draftstore.decoding.loop import Fixed, Planner
+from draftstore.drafting.rank_tree import RankTree
+from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.hf.loading import LoadedModel
-from draftstore.rank_tree import RankTree
-from draftstore.recycling import RecyclingDrafter
-from draftstore.rest import BUDGET
+from draftstore.stores.rest.store import BUDGET
 
 NODES = (20, 40, 60, 80, 100, 128)
 TREE = 80

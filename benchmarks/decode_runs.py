@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lossless import Difference, compare
-from draftstore.budget import CostCurve
-from draftstore.decoding import Planner, Step, Tally
-from draftstore.drafter import Drafter
+from draftstore.decoding.budget import CostCurve
+from draftstore.decoding.loop import Planner, Step, Tally
+from draftstore.drafting.drafter import Drafter
 
 P = TypeVar("P")
 PLAIN = "plain generate"

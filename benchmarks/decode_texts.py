@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from benchmarks.common import CHAT, SEED, Source, Workspace, evenly, write_records
 from benchmarks.measure import progress
-from draftstore.build import RestOptions, build_rest
 from draftstore.cli.common import count_progress
-from draftstore.crest import CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
 from draftstore.hf.loading import LoadedModel
-from draftstore.records import read_json_records
-from draftstore.rest import RestStore
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.records import read_json_records
 
 REWORDINGS = (
     "Please {lower}", "{prompt} Please answer in detail.", "Hi! {prompt}", "{prompt} Thanks!",

@@ -46,15 +46,15 @@ from benchmarks.dresd_texts import (
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, finish, save_lines, show_table
 from benchmarks.smollm import add_model_argument, smollm
-from draftstore.decoding import Step, Tally
-from draftstore.drafter import Drafter
+from draftstore.decoding.loop import Step, Tally
+from draftstore.decoding.replay import Recording
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate
 from draftstore.hf.loading import DTYPES, LoadedModel, load_model
 from draftstore.hf.recorded import with_states
 from draftstore.hf.states import ModelStates
-from draftstore.mixture import Mixture
-from draftstore.replay import Recording
-from draftstore.request import RequestDrafter
 
 PARTS = ("stores", "matched", "nodes", "dims", "shapes", "live")
 MATCHED = ((10, 6), (10, 10), (3, 20))

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure import progress
-from draftstore.clusters import cluster, lists_for
 from draftstore.jit import read_only
-from draftstore.nearest import ALL, PROBING, DenseIndex, search
-from draftstore.quantised import quantise
+from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
+from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, search
+from draftstore.stores.dresd.kernels.quantised import quantise
 
 K = 10
 HNSW_LINKS = 16

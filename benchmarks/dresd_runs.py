@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.measure import percentiles
-from draftstore.batch import Draft
-from draftstore.drafter import ContextDrafter, ContextSession, Drafter
-from draftstore.frontier import MAX_BUDGET
-from draftstore.replay import Recording, replay
-from draftstore.tree import DraftTree
+from draftstore.decoding.replay import Recording, replay
+from draftstore.drafting.drafter import ContextDrafter, ContextSession, Drafter
+from draftstore.trees.batch import Draft
+from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.tree import DraftTree
 
 Row = dict[str, Any]
 

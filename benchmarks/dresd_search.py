@@ -30,10 +30,10 @@ from benchmarks.common import RESULTS, SEED
 from benchmarks.dresd_peers import Entries, K, Ours, Peer, build_peers
 from benchmarks.measure import percentiles, progress, time_calls, time_in_turn, undisturbed
 from benchmarks.report import describe_machine, finish, show_table
-from draftstore.dresd import DresdStore
+from draftstore.drafting.projection import unit
 from draftstore.errors import DraftstoreError
-from draftstore.projection import unit
-from draftstore.quantised import restore
+from draftstore.stores.dresd.kernels.quantised import restore
+from draftstore.stores.dresd.store import DresdStore
 
 PEERS = ("flat", "ivf", "hnsw", "scann")
 LONGEST_SECONDS = 0.2

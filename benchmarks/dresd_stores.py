@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Workspace
 from benchmarks.measure import progress
-from draftstore.build import RestOptions, build_rest
-from draftstore.crest import CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.dresd import DresdStore
-from draftstore.dresd_build import DresdOptions, DresdProgress, build_dresd
-from draftstore.embedding import StateSource
-from draftstore.projection import Projection
-from draftstore.rest import RestStore
-from draftstore.tokenizer import TextTokenizer
+from draftstore.drafting.projection import Projection
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.dresd.build import DresdOptions, DresdProgress, build_dresd
+from draftstore.stores.dresd.embedding import StateSource
+from draftstore.stores.dresd.store import DresdStore
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokenizer import TextTokenizer
 
 
 class KeptStates:

@@ -15,12 +15,12 @@ from typing import Any
 
 from benchmarks.common import RecordingSet, Workspace, evenly, write_records
 from benchmarks.measure import progress
+from draftstore.answers.responses import ResponseOptions, make_responses
 from draftstore.cli.common import count_progress
+from draftstore.decoding.replay import Recording, read_recordings
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.recorded import with_states
-from draftstore.hf.responses import ResponseOptions, make_responses
-from draftstore.records import read_json_records
-from draftstore.replay import Recording, read_recordings
+from draftstore.text.records import read_json_records
 
 OOD, ID, SAMPLED = "ood", "id", "sampled"
 GREEDY, NUCLEUS = "greedy", "nucleus"

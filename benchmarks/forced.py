@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, StaticCache
 
 from benchmarks.decode_runs import Outcome, Series, Way, take_turns
-from draftstore.acceptance import Acceptance
-from draftstore.decoding import Fixed, Target, Verdict, decode
-from draftstore.drafter import Drafter, projection_of
+from draftstore.decoding.acceptance import Acceptance
+from draftstore.decoding.loop import Fixed, Target, Verdict, decode
+from draftstore.decoding.replay import RecordedTarget, Recording
+from draftstore.drafting.drafter import Drafter, projection_of
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.running import NoDrafts, vocab_size
 from draftstore.hf.targets import ModelTarget, Prefilled, default_forward
-from draftstore.replay import RecordedTarget, Recording
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 MOST_NODES = 128
 LABEL = "random weights, forced outputs"

@@ -35,23 +35,31 @@ from benchmarks.decode_texts import make_text
 from benchmarks.lossless import EXCUSED, compare
 from benchmarks.report import describe_machine, finish, show_table
 from benchmarks.smollm import add_model_argument, smollm
-from draftstore.build import RestOptions, build_rest
 from draftstore.cli.common import count_progress
-from draftstore.crest import CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.decoding import Step, Tally
-from draftstore.drafter import Drafter
-from draftstore.dresd import DresdStore
-from draftstore.dresd_build import DresdOptions, build_dresd
+from draftstore.decoding.loop import Step, Tally
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.recycling import RecyclingDrafter
+from draftstore.drafting.request import RequestDrafter
 from draftstore.hf import generate
 from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.hf.states import ModelStates
-from draftstore.mixture import Mixture
-from draftstore.recycling import RecyclingDrafter
-from draftstore.request import RequestDrafter
-from draftstore.rest import RestStore
-from tests.adversaries import Adversary, AlwaysWrong, EosInside, OverBudget, Prophet, RandomTrees, Silent
-from tests.hf_models import uncompiled
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.dresd.build import DresdOptions, build_dresd
+from draftstore.stores.dresd.store import DresdStore
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import RestStore
+from tests.fakes.adversaries import (
+    Adversary,
+    AlwaysWrong,
+    EosInside,
+    OverBudget,
+    Prophet,
+    RandomTrees,
+    Silent,
+)
+from tests.fakes.hf_models import uncompiled
 
 PARTS = ("stories", "smollm")
 ATTENTIONS = ("sdpa", "eager", "flex_attention")

@@ -153,8 +153,8 @@ def make_plan(
         stores: directories of the builds that may stand behind each release.
         backend: of releases whose entries should be read elsewhere than in the first of the store.
     """
-    from draftstore.stores import open_store
-    from draftstore.wire import encode_request
+    from draftstore.remote.wire import encode_request
+    from draftstore.stores.registry import open_store
 
     frames: list[bytes] = []
     kinds: list[int] = []
@@ -183,8 +183,8 @@ def make_plan(
 
 def local_answer(store: Any, question: Question, contexts: NDArray[np.int32]) -> tuple[int, bytes]:
     """Return the number of an open store's build, and the payload that the service must answer from it."""
-    from draftstore.manifest import manifest_digest
-    from draftstore.wire import HEADER, encode_answer, short_hash
+    from draftstore.remote.wire import HEADER, encode_answer, short_hash
+    from draftstore.storage.manifest import manifest_digest
 
     drafter = store.drafter(question.strategy) if question.strategy else store.drafter()
     build = short_hash(manifest_digest(store.path))

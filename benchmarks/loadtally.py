@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LATE_MS = (2, 5, 10, 50)
-"""Latencies are counted above each of these; the first is the deadline of `draftstore.client`."""
+"""Latencies are counted above each of these; the first is the deadline of `draftstore.remote.client`."""
 
 
 class Tally:

@@ -1,6 +1,7 @@
 """What the lookup service costs, and what it bears: `python -m benchmarks.lookup_load`.
 
-1. Round trips of one caller, in one run and in turn: `draftstore.client`, bare frames, an echo of the same sizes over
+1. Round trips of one caller, in one run and in turn: `draftstore.remote.client`, bare frames, an echo of the same
+sizes over
    the same kind of socket, and the same drafts in this process.
 2. Peak throughput over many connections.
 3. Latencies at 50 and 80 % of the peak.

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from benchmarks.common import SEED, STRATEGY_NAMES
 from benchmarks.measure import percentiles, time_calls, time_in_turn, undisturbed
 from benchmarks.queryprobe import map_pages
-from draftstore.crest import CrestStore
-from draftstore.entries import BACKENDS, LMDB, POSTGRES, context_bytes, key_dtype
-from draftstore.rest import RestStore
+from draftstore.stores.crest.entries import BACKENDS, LMDB, POSTGRES, context_bytes, key_dtype
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.rest.store import RestStore
 from schema.copying import copy_statement
 from schema.crest_loading import COLUMNS, TYPES, fill_trees
 from schema.database import connect

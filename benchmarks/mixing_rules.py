@@ -1,4 +1,4 @@
-"""Other ways to make one tree of several, in plain Python: what `draftstore.mixture` was chosen among."""
+"""Other ways to make one tree of several, in plain Python: what `draftstore.drafting.mixture` was chosen among."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from draftstore.drafter import Drafter, Session
-from draftstore.mixture import MixtureSession
-from draftstore.tree import DraftTree, level_of
+from draftstore.drafting.drafter import Drafter, Session
+from draftstore.drafting.mixture import MixtureSession
+from draftstore.trees.tree import DraftTree, level_of
 
 Path = tuple[int, ...]
 
@@ -61,7 +61,7 @@ def _along(trees: Sequence[Paths], follows: Callable[[Path], float]) -> dict[Pat
 
 
 def _mean(trees: Sequence[Paths], _trusts: Sequence[float]) -> dict[Path, float]:
-    """Add up the chances of a path, each drafter weighing the same: what `draftstore.blend` does."""
+    """Add up the chances of a path, each drafter weighing the same: what `draftstore.trees.blend` does."""
     return {path: sum(t.chances.get(path, 0.0) for t in trees) / len(trees) for path in _all_paths(trees)}
 
 
@@ -131,7 +131,7 @@ class RuleMixture:
     """A `Drafter` that merges by one of `RULES`."""
 
     def __init__(self, drafters: Sequence[Drafter], rule: Rule, trust: float, memory: float) -> None:
-        """Merge by `rule`; see `draftstore.mixture` for the two constants of what is learned."""
+        """Merge by `rule`; see `draftstore.drafting.mixture` for the two constants of what is learned."""
         self._drafters = tuple(drafters)
         self._rule = rule
         self._constants = trust, memory

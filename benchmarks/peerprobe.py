@@ -23,10 +23,10 @@ from benchmarks.common import RecordingSet, Workspace, evenly, index_tokens
 from benchmarks.measure import percentiles, pin_to_one_core, progress, resident, time_calls, undisturbed
 from benchmarks.peers import PEERS, Documents, Peer, PeerDrafter
 from benchmarks.queryprobe import map_pages
-from draftstore.drafter import Drafter
-from draftstore.rest import RestStore
-from draftstore.suffix import SuffixIndex
-from draftstore.tokens import sentinel
+from draftstore.drafting.drafter import Drafter
+from draftstore.search.suffix import SuffixIndex
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokens import sentinel
 
 OURS = {
     "longest, 64 nodes": ("longest", 64),

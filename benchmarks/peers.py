@@ -35,10 +35,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.batch import Draft
-from draftstore.drafter import ContextSession
-from draftstore.rest import BUDGET, CONTINUATION, MAX_MATCH
-from draftstore.tree import DraftTree
+from draftstore.drafting.drafter import ContextSession
+from draftstore.stores.rest.store import BUDGET, CONTINUATION, MAX_MATCH
+from draftstore.trees.batch import Draft
+from draftstore.trees.tree import DraftTree
 
 Chain = tuple[list[int], list[int]]
 """Tokens and the parent of each; -1 is the context."""

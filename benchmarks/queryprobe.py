@@ -36,7 +36,7 @@ def measure_memory(store: str, contexts: str, strategy: str, queries: int) -> di
         grown = {key: value - base[key] for key, value in resident().items()}
         steps[step] = grown | {"store": resident_of(Path(store))}
 
-    from draftstore.rest import RestStore
+    from draftstore.stores.rest.store import RestStore
 
     opened = RestStore.open(store)
     note("opened")
@@ -52,8 +52,8 @@ def measure_memory(store: str, contexts: str, strategy: str, queries: int) -> di
 
 def measure_queries(store: str, contexts: str, strategies: list[str]) -> dict[str, Any]:
     """Time opening, single drafts and batches on one core, with the store's pages mapped and in memory."""
-    from draftstore.drafter import propose_batch
-    from draftstore.rest import RestStore
+    from draftstore.drafting.drafter import propose_batch
+    from draftstore.stores.rest.store import RestStore
 
     prompts = np.load(contexts)
     with undisturbed():

@@ -29,14 +29,15 @@ from benchmarks.common import CHAT, CODE, RecordingSet, Source, Workspace, add_a
 from benchmarks.measure import percentiles, progress
 from benchmarks.mixing_rules import RULES, ConfidentlyWrong, Rule, RuleMixture
 from benchmarks.report import describe_machine, finish, show_table
-from draftstore import mixture
-from draftstore.corpus import ReadReport, read_corpus
-from draftstore.drafter import Drafter
-from draftstore.history import RequestRule
-from draftstore.mixture import Mixture
-from draftstore.replay import Recording, replay
-from draftstore.request import RequestDrafter
-from draftstore.rest import BUDGET
+from draftstore.decoding.replay import Recording, replay
+from draftstore.drafting import mixture
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.history import RequestRule
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
+from draftstore.storage.report import ReadReport
+from draftstore.stores.rest.store import BUDGET
+from draftstore.text.corpus import read_corpus
 
 Rows = dict[str, tuple[Source, list[Recording]]]
 """Recordings by name, and the source of the store that goes with them."""

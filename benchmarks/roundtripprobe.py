@@ -1,8 +1,8 @@
 """One caller's round trips, in a fresh process: `python -m benchmarks.roundtripprobe JSON`.
 
-The same batches of contexts are asked of the service through `draftstore.client`, of the service by bare frames, of an
-echo that answers as many bytes, and of the store in this process, in an order drawn anew for every batch. Used by
-benchmarks.lookup_load.
+The same batches of contexts are asked of the service through `draftstore.remote.client`, of the service by bare
+frames, of an echo that answers as many bytes, and of the store in this process, in an order drawn anew for every
+batch. Used by benchmarks.lookup_load.
 """
 
 import gc
@@ -24,9 +24,9 @@ from benchmarks.common import SEED
 from benchmarks.echo import echo_frame
 from benchmarks.loadplan import DURATION, Question, local_answer
 from benchmarks.loadwire import HEADER, connect
-from draftstore.client import RemoteStore
-from draftstore.stores import open_store
-from draftstore.wire import encode_request
+from draftstore.remote.client import RemoteStore
+from draftstore.remote.wire import encode_request
+from draftstore.stores.registry import open_store
 
 WARM_UP = 0.1
 """Part of the batches that is asked before anything counts."""

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.common import STRATEGY_NAMES, TOKENIZER, RecordingSet, Source, Workspace, draw_contexts
 from benchmarks.measure import ONE_CORE, progress, run_fresh
 from benchmarks.report import show_table
-from draftstore.rest import MAX_MATCH
+from draftstore.stores.rest.store import MAX_MATCH
 
 MEMORY_QUERIES = 1000
 SLACK = 1.02  # segments end with a document, not exactly where they are full

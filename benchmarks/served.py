@@ -10,10 +10,10 @@ from benchmarks.common import CHAT, RecordingSet, Source, Workspace
 from benchmarks.crest import MAX_N, PART_OF_REST, follow
 from benchmarks.curve_points import AUTHORS_TOKEN_BYTES
 from benchmarks.measure import progress
-from draftstore.crest import CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.entries import LMDB, POSTGRES
-from draftstore.rest import RestStore
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.entries import LMDB, POSTGRES
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.rest.store import RestStore
 
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 SMALLER = Source("chat_sharegpt_5M", CHAT.files, tokens=5_000_000)

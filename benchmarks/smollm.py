@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.common import DATA_VARIABLE, Workspace, add_arguments, open_workspace
 from benchmarks.measure import progress
-from draftstore.files import hash_file
+from draftstore.storage.files import hash_file
 
 NAME = "SmolLM2-135M-Instruct"
 TOKENIZER = "smollm2"

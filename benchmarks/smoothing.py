@@ -21,9 +21,9 @@ import numpy as np
 from benchmarks.common import CHAT, CODE, RecordingSet, Source, Workspace, add_arguments, open_workspace
 from benchmarks.measure import percentiles, progress
 from benchmarks.report import describe_machine, finish, show_table
-from draftstore.expand import Rule
-from draftstore.replay import Recording, replay
-from draftstore.rest import BUDGET, DEFAULT_STRATEGY, STRATEGIES, RestDrafter, RestStore
+from draftstore.decoding.replay import Recording, replay
+from draftstore.search.expand import Rule
+from draftstore.stores.rest.store import BUDGET, DEFAULT_STRATEGY, STRATEGIES, RestDrafter, RestStore
 
 FACTORS = {
     "alpha": (0.5, 0.75, 1.5, 2.0),

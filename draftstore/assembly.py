@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.client import RemoteStore
-from draftstore.drafter import Drafter, Session, projection_of
-from draftstore.dresd import KIND as DENSE
-from draftstore.dresd import DresdStore
+from draftstore.drafting.drafter import Drafter, Session, projection_of
+from draftstore.drafting.fitting import fitted
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.projection import Projection
+from draftstore.drafting.recycling import RecyclingDrafter
+from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
-from draftstore.fitting import fitted
-from draftstore.manifest import TokenizerIdentity, load_manifest
-from draftstore.mixture import Mixture
-from draftstore.projection import Projection
-from draftstore.recycling import RecyclingDrafter
-from draftstore.recycling_store import RecyclingStore
-from draftstore.request import RequestDrafter
-from draftstore.stores import Store, open_store
-from draftstore.tree import DraftTree
+from draftstore.remote.client import RemoteStore
+from draftstore.storage.manifest import TokenizerIdentity, load_manifest
+from draftstore.stores.dresd.store import KIND as DENSE
+from draftstore.stores.dresd.store import DresdStore
+from draftstore.stores.recycling.store import RecyclingStore
+from draftstore.stores.registry import Store, open_store
+from draftstore.trees.tree import DraftTree
 
 RECYCLING = "recycling"
 REQUEST = "request"
@@ -93,7 +93,7 @@ class Assembly:
 
     @property
     def projection(self) -> Projection | None:
-        """What hidden states are to be projected with, see `draftstore.drafter.projection_of`."""
+        """What hidden states are to be projected with, see `draftstore.drafting.drafter.projection_of`."""
         return projection_of(self.drafter)
 
     def session(

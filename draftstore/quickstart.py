@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftstore.errors import CorpusError, counted, needs_extra
-from draftstore.files import write_atomic
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.storage.files import write_atomic
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 MAX_CHARACTERS = 60_000_000
 HELD_OUT = 60

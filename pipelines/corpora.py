@@ -3,7 +3,7 @@
 from pathlib import Path, PurePosixPath
 
 from draftstore.quickstart import Source, default_folders, find_sources, quickstart_tokenizer, write_corpus
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from pipelines.parameters import Corpus
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})

@@ -10,11 +10,11 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from draftstore.build import SEGMENT_TOKENS
-from draftstore.counts import DEFAULT_MAX_N
-from draftstore.crest_build import CrestOptions
-from draftstore.dresd_build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions
-from draftstore.hf.responses import BATCH
+from draftstore.answers.responses import BATCH
+from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.crest.counts import DEFAULT_MAX_N
+from draftstore.stores.dresd.build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions
+from draftstore.stores.rest.build import SEGMENT_TOKENS
 from pipelines import tasks
 from pipelines.ledger import Ledger
 from pipelines.parameters import (

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError, StoreError
-from draftstore.manifest import load_manifest
+from draftstore.storage.manifest import load_manifest
 from pipelines.progress import Logger, StepLogs
 from pipelines.reports import Built
 from schema.catalogue import (

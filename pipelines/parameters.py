@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from draftstore.corpus import SOURCE_PATTERNS
-from draftstore.ngrams import MAX_N
-from draftstore.sorting import MAX_SEGMENT_TOKENS
+from draftstore.search.ngrams import MAX_N
+from draftstore.search.sorting import MAX_SEGMENT_TOKENS
+from draftstore.text.corpus import SOURCE_PATTERNS
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import draftstore
-from draftstore.manifest import FORMAT_VERSION
+from draftstore.storage.manifest import FORMAT_VERSION
 
 DIGITS = 16
 

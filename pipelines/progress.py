@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from draftstore.build import Progress
 from draftstore.errors import counted
+from draftstore.stores.rest.build import Progress
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 SECONDS = 5.0

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftstore.dresd import KIND as DRESD
-from draftstore.hf.responses import Responses
-from draftstore.manifest import Manifest
+from draftstore.answers.responses import Responses
+from draftstore.storage.manifest import Manifest
+from draftstore.stores.dresd.store import KIND as DRESD
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,21 +4,21 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftstore.build import RestOptions, build_rest
-from draftstore.counts import KIND as NGRAMS
-from draftstore.counts import build_counts
-from draftstore.crest import KIND as CREST
-from draftstore.crest_build import CrestOptions, CrestProgress, build_crest
-from draftstore.dresd import KIND as DRESD
-from draftstore.dresd_build import DresdOptions, DresdProgress, build_dresd
-from draftstore.entries import POSTGRES
+from draftstore.answers.responses import ResponseOptions, Responses, make_responses, weights_fingerprint
 from draftstore.hf.loading import load_model, model_name
-from draftstore.hf.responses import ResponseOptions, Responses, make_responses, weights_fingerprint
-from draftstore.manifest import load_manifest, manifest_digest
-from draftstore.rest import KIND as REST
-from draftstore.tokenizer import load_tokenizer
-from draftstore.tokenizing import KIND as TOKENS
-from draftstore.tokenizing import CorpusOptions, build_tokens, corpus_plan
+from draftstore.storage.manifest import load_manifest, manifest_digest
+from draftstore.stores.crest.build import CrestOptions, CrestProgress, build_crest
+from draftstore.stores.crest.counts import KIND as NGRAMS
+from draftstore.stores.crest.counts import build_counts
+from draftstore.stores.crest.entries import POSTGRES
+from draftstore.stores.crest.store import KIND as CREST
+from draftstore.stores.dresd.build import DresdOptions, DresdProgress, build_dresd
+from draftstore.stores.dresd.store import KIND as DRESD
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import KIND as REST
+from draftstore.text.tokenizer import load_tokenizer
+from draftstore.text.tokenizing import KIND as TOKENS
+from draftstore.text.tokenizing import CorpusOptions, build_tokens, corpus_plan
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger, Request
 from pipelines.parameters import Corpus, Questions

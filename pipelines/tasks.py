@@ -8,9 +8,9 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from draftstore.crest_build import CrestOptions
-from draftstore.dresd_build import DresdOptions
-from draftstore.hf.responses import Responses
+from draftstore.answers.responses import Responses
+from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.dresd.build import DresdOptions
 from pipelines import steps
 from pipelines.ledger import Ledger
 from pipelines.parameters import Corpus, Questions

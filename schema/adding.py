@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from draftstore.counts import KIND as NGRAMS
-from draftstore.crest import KIND as CREST
-from draftstore.entries import open_entries
-from draftstore.manifest import load_manifest
+from draftstore.storage.manifest import load_manifest
+from draftstore.stores.crest.counts import KIND as NGRAMS
+from draftstore.stores.crest.entries import open_entries
+from draftstore.stores.crest.store import KIND as CREST
 from schema.crest_loading import tree_reader
 from schema.database import connect, database_errors
 from schema.partitions import partition_name

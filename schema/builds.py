@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError
-from draftstore.manifest import Manifest, load_manifest, manifest_digest
+from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest
 from schema import holds
 from schema.models import PARTITIONED, Build, Corpus, Release, Replay
 from schema.partitions import drop_partition

@@ -9,12 +9,12 @@ import psycopg
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.crest import DICTIONARY_FILE
-from draftstore.entries import Entries, entries_digest, key_dtype
-from draftstore.envelope import Envelope
 from draftstore.errors import StoreError
-from draftstore.manifest import Manifest, manifest_digest
-from draftstore.tree import DraftTree
+from draftstore.storage.manifest import Manifest, manifest_digest
+from draftstore.stores.crest.entries import Entries, entries_digest, key_dtype
+from draftstore.stores.crest.envelope import Envelope
+from draftstore.stores.crest.store import DICTIONARY_FILE
+from draftstore.trees.tree import DraftTree
 from schema.builds import add_build, fail_cut_off
 from schema.copying import copy_statement
 from schema.database import database_errors, make_engine

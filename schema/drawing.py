@@ -10,8 +10,8 @@ A run without branches takes one line, with its first and last probability, as `
 
 from functools import cache
 
-from draftstore.tokenizer import TextTokenizer
-from draftstore.tree import DraftTree
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.tree import DraftTree
 
 
 class TreeText:

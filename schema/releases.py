@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, joinedload
 
 from draftstore.errors import DraftstoreError, StoreError, counted
-from draftstore.manifest import Manifest, load_manifest, manifest_digest, verify_files
+from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
 from schema.builds import CatalogueError, get_build
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
 from schema.notices import announce
@@ -53,7 +53,7 @@ def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
     """Return what is wrong with the entries of a store that lie outside its directory, in PostgreSQL."""
     if not manifest.parameters.get("backends"):
         return []
-    from draftstore.stores import verify_entries  # with the kernels of all kinds of stores
+    from draftstore.stores.registry import verify_entries  # with the kernels of all kinds of stores
 
     try:
         return verify_entries(path, manifest)

@@ -16,10 +16,10 @@ import psycopg
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
-from draftstore.crest import KEPT_FILE
-from draftstore.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
-from draftstore.tree import DraftTree
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
+from draftstore.stores.crest.store import KEPT_FILE
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.tree import DraftTree
 from schema.copying import Blobs, IntegerLists, Integers, RowCopy, blobs, copying, offsets_of
 from schema.drawing import TreeText
 from schema.loading import filling, loading

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import TokenRangeError
 from draftstore.jit import kernel, read_only
-from draftstore.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer
 from schema.copying import Blobs, offsets_of
 
 MAX_TEXT_BYTES = 2_500

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psycopg
 
-from draftstore.entries import Entries
 from draftstore.errors import StoreError
-from draftstore.manifest import Manifest, manifest_digest
+from draftstore.storage.manifest import Manifest, manifest_digest
+from draftstore.stores.crest.entries import Entries
 from schema.pooling import SharedPool, join_pool
 
 PAGE_ROWS = 4096

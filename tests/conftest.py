@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import draftstore
-from draftstore.build import RestOptions, build_rest
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.streams import read_lines
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.storage.streams import read_lines
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
-pytest_plugins = ["tests.databases"]
+pytest_plugins = ["tests.fakes.databases"]
 
 TRAINING_TEXT = [
     "def add(left, right):\n    return left + right\n",
@@ -130,7 +130,7 @@ def small_dense(
     small_corpus: Path, small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Return a dense store of a third of the small corpus, with made-up hidden states; tests that change it copy it."""
-    from tests.dense_stores import make_dense_store
+    from tests.fakes.dense_stores import make_dense_store
 
     lines = small_corpus.read_text(encoding="utf-8").splitlines()[:20]
     documents = [small_tokenizer.encode(json.loads(line)["text"], bos=True).tolist() for line in lines]

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.dense_tree import Calibration
-from draftstore.expand import Rule
-from draftstore.history import LENGTHS, RequestRule
+from draftstore.drafting.history import LENGTHS, RequestRule
 from draftstore.jit import read_only
-from draftstore.sorting import suffix_array
-from draftstore.suffix import SuffixIndex, first_row_table, key_layout, key_table
-from draftstore.tokens import sentinel, token_dtype
-from draftstore.tree import DraftTree
+from draftstore.search.expand import Rule
+from draftstore.search.sorting import suffix_array
+from draftstore.search.suffix import SuffixIndex, first_row_table, key_layout, key_table
+from draftstore.stores.dresd.kernels.dense_tree import Calibration
+from draftstore.text.tokens import sentinel, token_dtype
+from draftstore.trees.tree import DraftTree
 
 Documents = list[list[int]]
 Nodes = list[tuple[int, int, int]]
@@ -312,7 +312,7 @@ def gain_candidates(documents: Documents, max_n: int, most: int) -> set[Ngram]:
 def ngram_gains(
     documents: Documents, candidates: set[Ngram], nodes: int, depth: int, alpha: float, beta: float
 ) -> dict[Ngram, float]:
-    """Return what a drafter loses without each n-gram, as `draftstore.selection` describes it.
+    """Return what a drafter loses without each n-gram, as `draftstore.stores.crest.selection` describes it.
 
     Raises:
         UnclearError: whether an n-gram or its suffix ranks first hangs on the last bits.

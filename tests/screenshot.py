@@ -11,7 +11,7 @@ from pathlib import Path
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from tests.browsers import open_browser
+from tests.fakes.browsers import open_browser
 
 TEXT = "USER: Can you help me with my homework? ASSISTANT: Of course! I'd be happy"
 SECONDS = 30.0

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from draftstore.decoding import Planner, Step, Tally
-from draftstore.drafter import Drafter
+from draftstore.decoding.loop import Planner, Step, Tally
+from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DraftstoreError
-from draftstore.incremental import Pieces
+from draftstore.text.incremental import Pieces
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from draftstore.build import SEGMENT_TOKENS, Progress, RestOptions, build_rest
 from draftstore.cli.common import (
     ManyValues,
     bytes_text,
@@ -20,11 +19,12 @@ from draftstore.cli.common import (
     printable,
     stderr_console,
 )
-from draftstore.corpus import SOURCE_PATTERNS, ReadReport, passed_over_text
 from draftstore.errors import counted
-from draftstore.records import RecordProblem
-from draftstore.staging import BuildResult
-from draftstore.tokenizer import load_tokenizer
+from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
+from draftstore.storage.staging import BuildResult
+from draftstore.stores.rest.build import SEGMENT_TOKENS, Progress, RestOptions, build_rest
+from draftstore.text.corpus import SOURCE_PATTERNS
+from draftstore.text.tokenizer import load_tokenizer
 
 SHOWN = 5
 """Bad records and unread files that are named one by one."""

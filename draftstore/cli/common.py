@@ -21,16 +21,17 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from draftstore import dresd, rest
-from draftstore.drafter import StoreDrafter
-from draftstore.entries import BACKENDS
+from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError
-from draftstore.frontier import MAX_BUDGET
-from draftstore.manifest import TOKENIZER_FOLDER, Manifest
-from draftstore.rest import BUDGET
-from draftstore.stores import DRAFTING, Store
-from draftstore.stores import open_store as open_any_store
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest
+from draftstore.stores.crest.entries import BACKENDS
+from draftstore.stores.dresd import store as dresd
+from draftstore.stores.registry import DRAFTING, Store
+from draftstore.stores.registry import open_store as open_any_store
+from draftstore.stores.rest import store as rest
+from draftstore.stores.rest.store import BUDGET
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.frontier import MAX_BUDGET
 
 STORE = click.Path(path_type=Path)
 FILE_WIDTH = 160

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from draftstore.build import RestOptions, build_rest
 from draftstore.cli.build import (
     CORPUS_HELP,
     TOKENIZER_HELP,
@@ -21,13 +20,14 @@ from draftstore.cli.build import (
     report_build,
 )
 from draftstore.cli.common import STORE, ManyValues, count_progress, json_option
-from draftstore.counts import DEFAULT_MAX_N, build_counts
-from draftstore.crest import BUDGET
-from draftstore.crest_build import DEFAULT_NGRAMS, CrestOptions, CrestProgress, build_crest
-from draftstore.entries import BACKENDS, LMDB
-from draftstore.ngrams import MAX_N
-from draftstore.selection import GAIN, SELECTIONS
-from draftstore.tokenizer import load_tokenizer
+from draftstore.search.ngrams import MAX_N
+from draftstore.stores.crest.build import DEFAULT_NGRAMS, CrestOptions, CrestProgress, build_crest
+from draftstore.stores.crest.counts import DEFAULT_MAX_N, build_counts
+from draftstore.stores.crest.entries import BACKENDS, LMDB
+from draftstore.stores.crest.selection import GAIN, SELECTIONS
+from draftstore.stores.crest.store import BUDGET
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import load_tokenizer
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 

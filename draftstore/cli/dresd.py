@@ -20,12 +20,12 @@ from draftstore.cli.build import (
 )
 from draftstore.cli.common import ManyValues, count_progress, json_option, printable, status
 from draftstore.cli.sources import device_option, model_option
-from draftstore.corpus import SOURCE_PATTERNS
-from draftstore.dresd_build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions, DresdProgress, build_dresd
 from draftstore.errors import needs_extra
 from draftstore.hf.loading import DTYPES as MODEL_DTYPES
 from draftstore.hf.loading import EXTRA, load_model
-from draftstore.quantised import DTYPES
+from draftstore.stores.dresd.build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions, DresdProgress, build_dresd
+from draftstore.stores.dresd.kernels.quantised import DTYPES
+from draftstore.text.corpus import SOURCE_PATTERNS
 
 
 @click.command(cls=ManyValues)

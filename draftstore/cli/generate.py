@@ -32,10 +32,10 @@ from draftstore.cli.sources import (
     temperature_option,
     top_p_option,
 )
-from draftstore.decoding import Step
+from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
-from draftstore.incremental import Pieces
-from draftstore.tokenizer import TextTokenizer
+from draftstore.text.incremental import Pieces
+from draftstore.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel

@@ -17,10 +17,10 @@ from draftstore.cli.common import (
     printable,
     stdout_console,
 )
-from draftstore.dresd import KIND as DRESD
 from draftstore.errors import counted
-from draftstore.manifest import Manifest, load_manifest
-from draftstore.stores import verify_store
+from draftstore.storage.manifest import Manifest, load_manifest
+from draftstore.stores.dresd.store import KIND as DRESD
+from draftstore.stores.registry import verify_store
 
 
 @click.command()

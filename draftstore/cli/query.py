@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from rich.text import Text
 from rich.tree import Tree
 
-from draftstore.batch import Draft
 from draftstore.cli.common import (
     STORE,
     check_strategy,
@@ -22,12 +21,13 @@ from draftstore.cli.common import (
     strategy_of,
     warm,
 )
-from draftstore.drafter import StoreDrafter
-from draftstore.dresd import KIND as DENSE
+from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, counted
-from draftstore.manifest import load_manifest
-from draftstore.tokenizer import TextTokenizer
-from draftstore.tree import DraftTree
+from draftstore.storage.manifest import load_manifest
+from draftstore.stores.dresd.store import KIND as DENSE
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.batch import Draft
+from draftstore.trees.tree import DraftTree
 
 
 @click.command()

@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from draftstore.build import RestOptions, build_rest
 from draftstore.cli.build import build_bars
 from draftstore.cli.common import (
     ManyValues,
@@ -26,11 +25,10 @@ from draftstore.cli.common import (
 )
 from draftstore.cli.crest import crest_bars
 from draftstore.cli.query import describe, draw, timed_draft
-from draftstore.crest import CrestStore
-from draftstore.crest_build import CrestOptions, build_crest
-from draftstore.drafter import propose_batch
+from draftstore.decoding.replay import Recording, read_recordings
+from draftstore.decoding.replay import replay as replay_recordings
+from draftstore.drafting.drafter import propose_batch
 from draftstore.errors import counted
-from draftstore.frontier import MAX_BUDGET
 from draftstore.quickstart import (
     HELD_OUT,
     default_folders,
@@ -40,11 +38,13 @@ from draftstore.quickstart import (
     write_corpus,
     write_recordings,
 )
-from draftstore.replay import Recording, read_recordings
-from draftstore.replay import replay as replay_recordings
-from draftstore.rest import BUDGET, RestStore
-from draftstore.stores import Store
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.registry import Store
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import BUDGET, RestStore
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.frontier import MAX_BUDGET
 
 CONTEXT_TOKENS = 24
 DRAWN_NODES = 24

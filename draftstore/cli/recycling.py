@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from draftstore.cli.build import TOKENIZER_HELP, name_option, out_option, overwrite_option, report_build
 from draftstore.cli.common import STORE, json_option, status
-from draftstore.crest import CrestStore
+from draftstore.drafting.rank_tree import MAX_PATHS, RankTree
+from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.errors import StoreError
 from draftstore.hf.loading import model_name
-from draftstore.manifest import Manifest, TokenizerIdentity
-from draftstore.rank_tree import MAX_PATHS, RankTree
-from draftstore.recycling import RecyclingDrafter
-from draftstore.recycling_build import save_recycling
-from draftstore.recycling_build import seed_from as successors
-from draftstore.rest import RestStore
-from draftstore.stores import open_store
-from draftstore.tokenizer import load_tokenizer
+from draftstore.storage.manifest import Manifest, TokenizerIdentity
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.recycling.build import save_recycling
+from draftstore.stores.recycling.build import seed_from as successors
+from draftstore.stores.registry import open_store
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokenizer import load_tokenizer
 
 
 @click.command()

@@ -22,18 +22,18 @@ from draftstore.cli.common import (
     warm,
 )
 from draftstore.cli.sources import device_option, dtype_option
-from draftstore.drafter import Drafter
-from draftstore.dresd import KIND as DENSE
-from draftstore.dresd import DresdStore
+from draftstore.decoding.replay import Recording, ReplayResult, read_recordings
+from draftstore.decoding.replay import replay as replay_recordings
+from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError
-from draftstore.manifest import load_manifest
-from draftstore.mixture import Mixture
 from draftstore.plugins import load_plugin
-from draftstore.replay import Recording, ReplayResult, read_recordings
-from draftstore.replay import replay as replay_recordings
-from draftstore.request import RequestDrafter
-from draftstore.stores import DRAFTING
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.storage.manifest import load_manifest
+from draftstore.stores.dresd.store import KIND as DENSE
+from draftstore.stores.dresd.store import DresdStore
+from draftstore.stores.registry import DRAFTING
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from draftstore.answers.responses import BATCH, ResponseOptions, Responses, make_responses
 from draftstore.cli.build import show_problems
 from draftstore.cli.common import (
     ManyValues,
@@ -22,7 +23,6 @@ from draftstore.cli.sources import (
     temperature_option,
     top_p_option,
 )
-from draftstore.hf.responses import BATCH, ResponseOptions, Responses, make_responses
 
 LEFT_OUT = {
     "bad_records": "bad records",

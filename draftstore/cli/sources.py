@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from draftstore.assembly import Sources
-from draftstore.budget import CostCurve, CostPlanner
 from draftstore.cli.common import STORE, strategy_option
-from draftstore.decoding import Fixed, Planner
-from draftstore.entries import BACKENDS
-from draftstore.frontier import MAX_BUDGET
+from draftstore.decoding.budget import CostCurve, CostPlanner
+from draftstore.decoding.loop import Fixed, Planner
 from draftstore.hf.loading import DTYPES
-from draftstore.rest import BUDGET
+from draftstore.stores.crest.entries import BACKENDS
+from draftstore.stores.rest.store import BUDGET
+from draftstore.trees.frontier import MAX_BUDGET
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel

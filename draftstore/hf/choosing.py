@@ -96,7 +96,7 @@ class Chooser:
         self.layers: tuple[tuple[torch.Tensor, ...], ...] | None = () if layers else None
 
     def choose(self, rows: "Pass", row: int, emitted: Sequence[int]) -> int:
-        """Return the token that the model emits at a row; see `draftstore.acceptance.Choose`."""
+        """Return the token that the model emits at a row; see `draftstore.decoding.acceptance.Choose`."""
         if self.layers is not None:
             self.layers += (rows.layers(row),)
         return rows.best()[row] if self.greedy else self._process(rows.logits(row), emitted)

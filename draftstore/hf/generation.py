@@ -18,8 +18,8 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from draftstore.decoding import Fixed, Planner, Step
-from draftstore.drafter import Drafter
+from draftstore.decoding.loop import Fixed, Planner, Step
+from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import check_request
 from draftstore.hf.masks import masks_by_model

@@ -39,7 +39,7 @@ from draftstore.hf.machines import LEAST_WIDTH, MOST_ROWS, GraphRows, Machine
 from draftstore.hf.passes import Wants
 from draftstore.hf.pools import Pool, fits_pool
 from draftstore.hf.targets import Forward, Prefilled
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 

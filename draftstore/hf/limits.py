@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from draftstore.acceptance import Acceptance
-from draftstore.decoding import Planner
+from draftstore.decoding.acceptance import Acceptance
+from draftstore.decoding.loop import Planner
 from draftstore.hf.masks import shape_of
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 
 class Limited:

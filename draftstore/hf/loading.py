@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftstore.errors import DraftstoreError, ModelError, TokenizerError, needs_extra
-from draftstore.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
+from draftstore.text.tokenizer import TOKENIZER_FILE, TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import torch

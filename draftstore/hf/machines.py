@@ -16,7 +16,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.masks import padding_bias, shape_of
 from draftstore.hf.passes import CANDIDATES, Rows, Wants, last_hidden, rows_of
 from draftstore.hf.pools import Pool, host_buffer
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 """Rows that a pass may have."""

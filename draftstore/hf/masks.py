@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask
 
 from draftstore.jit import kernel, read_only
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 BLOCK = 128
 """Rows and columns of a block of `flex_attention`."""

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftstore.drafting.projection import Projection
 from draftstore.hf.projecting import project
-from draftstore.projection import Projection
 
 CANDIDATES = 8
 """Most likely tokens that a row tells drafters."""

@@ -4,8 +4,8 @@ import weakref
 
 import torch
 
+from draftstore.drafting.projection import Projection
 from draftstore.errors import DecodingError
-from draftstore.projection import Projection
 
 _Weights = tuple[torch.Tensor, torch.Tensor]
 _KEPT: "weakref.WeakKeyDictionary[Projection, dict[torch.device, _Weights]]" = weakref.WeakKeyDictionary()

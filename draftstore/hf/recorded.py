@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from draftstore.decoding.replay import Recording
 from draftstore.hf.states import last_states
-from draftstore.replay import Recording
 
 TOGETHER = 16
 """Recordings whose states are held at once."""

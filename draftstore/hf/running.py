@@ -1,4 +1,4 @@
-"""One text: the prompt is read as plain `generate` reads it, then `draftstore.decoding` goes on."""
+"""One text: the prompt is read as plain `generate` reads it, then `draftstore.decoding.loop` goes on."""
 
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from draftstore.acceptance import accept
-from draftstore.decoding import Planner, Step, decode
-from draftstore.drafter import Drafter, Session, projection_of
+from draftstore.decoding.acceptance import accept
+from draftstore.decoding.loop import Planner, Step, decode
+from draftstore.drafting.drafter import Drafter, Session, projection_of
 from draftstore.hf.caches import memory_of
 from draftstore.hf.checks import NO_LIMIT, depth_limit
 from draftstore.hf.choosing import Chooser, Text
@@ -20,7 +20,7 @@ from draftstore.hf.limits import Limited
 from draftstore.hf.passes import Wants, last_hidden, rows_of
 from draftstore.hf.stopping import Stops
 from draftstore.hf.targets import ForwardFactory, ModelTarget, ModelVerdict, Prefilled
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 
 class NoDrafts:

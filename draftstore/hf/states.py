@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draftstore.drafting.projection import Projection
 from draftstore.errors import ModelError
 from draftstore.hf.loading import LoadedModel, positions_of
 from draftstore.hf.passes import last_hidden
 from draftstore.hf.projecting import project
-from draftstore.projection import Projection
-from draftstore.windows import cut_windows
+from draftstore.stores.dresd.kernels.windows import cut_windows
 
 MAX_LENGTH = 1024
 BATCH_TOKENS = 16_384
@@ -172,7 +172,7 @@ def _batches(pieces: Sequence[_Piece], batch_tokens: int) -> Iterator[list[_Piec
 
 
 class ModelStates:
-    """A model as a source of states for `draftstore.dresd_build`."""
+    """A model as a source of states for `draftstore.stores.dresd.build`."""
 
     def __init__(self, loaded: LoadedModel, *, batch_tokens: int | None = None) -> None:
         """Read the states of a loaded model.

@@ -22,7 +22,7 @@ Test = Callable[[int, int], bool]
 
 
 class Stops:
-    """The stopping criteria of a request; callable as the `ends` of `draftstore.decoding.decode`.
+    """The stopping criteria of a request; callable as the `ends` of `draftstore.decoding.loop.decode`.
 
     Attributes:
         max_length: tokens, the prompt's among them, at which the text ends; None if there is no such criterion.

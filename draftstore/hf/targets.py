@@ -1,4 +1,4 @@
-"""A causal language model of transformers as a `Target` of `draftstore.decoding`.
+"""A causal language model of transformers as a `Target` of `draftstore.decoding.loop`.
 
     ModelTarget     knows the text and how tokens are chosen; the same for every model
       Forward       runs the pass and keeps its cache
@@ -23,15 +23,15 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask
 
-from draftstore.acceptance import Acceptance
+from draftstore.decoding.acceptance import Acceptance
+from draftstore.drafting.projection import Projection
 from draftstore.errors import DecodingError
 from draftstore.hf.caches import Memory
 from draftstore.hf.checks import takes_trees
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
 from draftstore.hf.passes import Pass, Rows, Wants, last_hidden, rows_of
-from draftstore.projection import Projection
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 
 class Forward(Protocol):

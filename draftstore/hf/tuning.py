@@ -1,7 +1,7 @@
 """What a forward pass costs on this device, by its rows: measured once, kept, found again.
 
     curve = find_curve(model)                   what `draftstore tune` has stored, or None
-    planner = CostPlanner(curve)                see `draftstore.budget`
+    planner = CostPlanner(curve)                see `draftstore.decoding.budget`
 
 A pass is timed as decoding runs it: over a tree, behind a cache that is filled, until its tokens are known on the host.
 Numbers of rows take turns, so that a machine that slows down does so for all of them alike; the median counts.
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, StaticCache
 
-from draftstore.budget import Conditions, CostCurve, now
+from draftstore.decoding.budget import Conditions, CostCurve, now
 from draftstore.errors import CurveError, ModelError
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Text
@@ -31,7 +31,7 @@ from draftstore.hf.loading import positions_of
 from draftstore.hf.machines import BUCKETS
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Forward, Prefilled, default_forward
-from draftstore.tree import DraftTree
+from draftstore.trees.tree import DraftTree
 
 ROWS = BUCKETS
 CACHES = ("dynamic", "static")

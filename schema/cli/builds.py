@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
 from draftstore.errors import StoreError
-from draftstore.files import remove
-from draftstore.manifest import manifest_digest
+from draftstore.storage.files import remove
+from draftstore.storage.manifest import manifest_digest
 from schema import catalogue
 from schema.adding import has_statistics, load_statistics
 from schema.cli.common import (

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from draftstore.addresses import default_socket
 from draftstore.cli.common import json_option, print_json, printable
-from draftstore.entries import BACKENDS
 from draftstore.errors import LookupServiceError, MissingExtraError
+from draftstore.remote.addresses import default_socket
+from draftstore.stores.crest.entries import BACKENDS
 from services.cli.options import anonymous_option, log_options
 from services.lookup.limits import Limits
 from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LOOPBACK, Endpoint, Settings

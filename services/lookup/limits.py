@@ -3,8 +3,8 @@
 import dataclasses
 
 from draftstore.errors import DraftstoreError
-from draftstore.frontier import MAX_BUDGET
-from draftstore.wire import MAX_PAYLOAD
+from draftstore.remote.wire import MAX_PAYLOAD
+from draftstore.trees.frontier import MAX_BUDGET
 
 _NODE = 7
 """Bytes of a node in its widest form: token, parent, level."""

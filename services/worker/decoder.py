@@ -12,7 +12,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from draftstore.decoding import Step
+from draftstore.decoding.loop import Step
 from services.worker.figures import Figures
 from services.worker.jobs import Delta, Event, Failed, Finished, Job
 from services.worker.problems import ApiError

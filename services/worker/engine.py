@@ -8,11 +8,11 @@ import torch
 from transformers import LogitsProcessorList
 
 from draftstore.assembly import Assembly
-from draftstore.decoding import Planner, Step
+from draftstore.decoding.loop import Planner, Step
 from draftstore.hf.generation import generate
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.targets import ForwardFactory
-from draftstore.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer
 from services.worker.penalties import Penalties
 from services.worker.work import GREEDY, Facts, Sampling, Work
 

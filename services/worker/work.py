@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.chat import Message
-from draftstore.decoding import Step
+from draftstore.decoding.loop import Step
+from draftstore.text.chat import Message
 
 GREEDY = 1e-5
 """Temperatures below this one mean the most likely token."""
@@ -60,7 +60,7 @@ class Work:
 
 
 class Tokenizer(Protocol):
-    """What the worker asks of a tokenizer; `draftstore.tokenizer.TextTokenizer` is one."""
+    """What the worker asks of a tokenizer; `draftstore.text.tokenizer.TextTokenizer` is one."""
 
     @property
     def special_ids(self) -> frozenset[int]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Literal
 
-from draftstore.decoding import Step
-from draftstore.incremental import Pieces
+from draftstore.decoding.loop import Step
+from draftstore.text.incremental import Pieces
 from services.worker.text import Stops
 from services.worker.work import Facts, Tokenizer, Work
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.wire import Status
+from draftstore.remote.wire import Status
 from services.lookup.figures import words as at
 from services.lookup.figures.totals import (
     NO_RELEASE,

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import draftstore
-from draftstore.wire import Status
+from draftstore.remote.wire import Status
 from services.lookup.figures.counting import Figures
 from services.lookup.figures.totals import ReleaseTotals, State, WorkerFigures, add_up
 from services.lookup.figures.words import BATCH_BUCKETS, MATCH_BUCKETS, SECONDS_BUCKETS

@@ -6,7 +6,7 @@ served (unknown names, broken requests), the others a release each, in the order
 
 from itertools import accumulate
 
-from draftstore.wire import Status
+from draftstore.remote.wire import Status
 
 RELEASES = 127
 """Releases that a worker counts apart over its life; those beyond are counted as belonging to none."""

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Sequence
 from math import ceil
 
-from draftstore.wire import CLOSING
+from draftstore.remote.wire import CLOSING
 from services.lookup.figures.counting import Figures
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.connection import Connection

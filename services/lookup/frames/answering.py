@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafter import StoreDrafter
+from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, WireError
-from draftstore.queries import OtherProjectionError, read_queries
-from draftstore.wire import (
+from draftstore.remote.queries import OtherProjectionError, read_queries
+from draftstore.remote.wire import (
     ANSWER,
     MAX_NAME,
     VERSION,
@@ -36,7 +36,7 @@ from draftstore.wire import (
     encode_json,
     join_answer,
 )
-from draftstore.wire import frame as encode_frame
+from draftstore.remote.wire import frame as encode_frame
 from services.lookup.figures.counting import ReleaseFigures, Slot
 from services.lookup.limits import Limits
 from services.lookup.permissions import Grant, Permissions

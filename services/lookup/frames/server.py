@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
 
-from draftstore.wire import CLOSING, Failure, Status
+from draftstore.remote.wire import CLOSING, Failure, Status
 from services.lookup.frames.answering import Answerer, Job
 from services.lookup.frames.connection import Connection
 from services.lookup.permissions import Permissions

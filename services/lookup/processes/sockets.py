@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from draftstore.addresses import MAX_SOCKET_PATH, check_owner
 from draftstore.errors import LookupServiceError
+from draftstore.remote.addresses import MAX_SOCKET_PATH, check_owner
 from services.lookup.settings import Endpoint
 
 BACKLOG = 1024

@@ -21,14 +21,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from draftstore import crest
-from draftstore.drafter import StoreDrafter, projection_of
-from draftstore.entries import LMDB, POSTGRES
+from draftstore.drafting.drafter import StoreDrafter, projection_of
 from draftstore.errors import DraftstoreError, StoreError
-from draftstore.manifest import load_manifest, manifest_digest
-from draftstore.queries import encode_projection
-from draftstore.stores import Store, open_store
-from draftstore.wire import short_hash
+from draftstore.remote.queries import encode_projection
+from draftstore.remote.wire import short_hash
+from draftstore.storage.manifest import load_manifest, manifest_digest
+from draftstore.stores.crest import store as crest
+from draftstore.stores.crest.entries import LMDB, POSTGRES
+from draftstore.stores.registry import Store, open_store
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import warm_store
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError, StoreError
-from draftstore.manifest import manifest_digest
-from draftstore.wire import MAX_NAME
+from draftstore.remote.wire import MAX_NAME
+from draftstore.storage.manifest import manifest_digest
 from schema.notices import LiveRelease
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"

@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore import batch
-from draftstore.crest import STRATEGIES as CREST_STRATEGIES
-from draftstore.crest import CrestDrafter, CrestStore
-from draftstore.drafter import StoreDrafter
-from draftstore.dresd import STRATEGIES as DRESD_STRATEGIES
-from draftstore.dresd import DresdDrafter, DresdStore
-from draftstore.entries import key_dtype
-from draftstore.envelope import Envelope
+from draftstore.drafting.drafter import StoreDrafter
+from draftstore.drafting.projection import Projection
 from draftstore.jit import read_only
-from draftstore.nearest import DenseIndex
-from draftstore.projection import Projection
-from draftstore.quantised import restore
-from draftstore.rest import STRATEGIES as REST_STRATEGIES
-from draftstore.rest import RestDrafter, RestStore
-from draftstore.stores import Store
-from draftstore.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.tokens import sentinel, token_dtype
+from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
+from draftstore.stores.crest.entries import key_dtype
+from draftstore.stores.crest.envelope import Envelope
+from draftstore.stores.crest.store import STRATEGIES as CREST_STRATEGIES
+from draftstore.stores.crest.store import CrestDrafter, CrestStore
+from draftstore.stores.dresd.kernels.nearest import DenseIndex
+from draftstore.stores.dresd.kernels.quantised import restore
+from draftstore.stores.dresd.store import STRATEGIES as DRESD_STRATEGIES
+from draftstore.stores.dresd.store import DresdDrafter, DresdStore
+from draftstore.stores.registry import Store
+from draftstore.stores.rest.store import STRATEGIES as REST_STRATEGIES
+from draftstore.stores.rest.store import RestDrafter, RestStore
+from draftstore.text.tokens import sentinel, token_dtype
+from draftstore.trees import batch
 
 PIECE = 1 << 20
 """Bytes that are read at a time."""

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from draftstore import wire
+from draftstore.remote import wire
 from services.lookup.web import openapi, page
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.guards import Guard, ProblemError, bearer_token, problem_response

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from draftstore import dresd, wire
 from draftstore.errors import TokenizerError, WireError
-from draftstore.tokenizer import TextTokenizer
+from draftstore.remote import wire
+from draftstore.stores.dresd import store as dresd
+from draftstore.text.tokenizer import TextTokenizer
 from services.lookup.web.guards import ProblemError, read_body
 from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.messages import DraftReply, Question, TextQuestion, TokensQuestion

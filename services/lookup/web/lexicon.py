@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Iterable
 
-from draftstore import wire
 from draftstore.errors import DraftstoreError
-from draftstore.manifest import TOKENIZER_FOLDER, load_manifest
-from draftstore.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.remote import wire
+from draftstore.storage.manifest import TOKENIZER_FOLDER, load_manifest
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.lookup.stores.targets import Target
 
 LOG = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.batch import Draft
-from draftstore.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.batch import Draft
 from services.lookup.web.messages import DraftedContext, Node, Token
 
 LAST = 256

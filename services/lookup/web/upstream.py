@@ -1,7 +1,7 @@
 """The HTTP side's own way to the worker processes: frames over their Unix socket, like any decoder's.
 
-`draftstore.client` turns whatever goes wrong into an empty draft, because a decoder wants to go on. People want to
-know what went wrong, so here every refusal is raised, and there is no breaker: each request asks anew.
+`draftstore.remote.client` turns whatever goes wrong into an empty draft, because a decoder wants to go on. People
+want to know what went wrong, so here every refusal is raised, and there is no breaker: each request asks anew.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore import wire
 from draftstore.errors import LookupServiceError, WireError
+from draftstore.remote import wire
 
 DEADLINE = 5.0
 """Seconds that people wait; a decoder would not."""

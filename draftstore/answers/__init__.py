@@ -1,0 +1,1 @@
+"""A model's own answers as a corpus."""

@@ -1,0 +1,238 @@
+"""Answers, decoded or taken over from a response log, as records that builds and replays read."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.answers.journal import Answer, Item, Journal
+from draftstore.answers.prompts import Asking, Content, Prompt, PromptReport, encode_prompt, read_prompts
+from draftstore.errors import BuildError, CorpusError, TokenizerError
+from draftstore.hf.loading import LoadedModel
+from draftstore.storage.report import PROBLEMS_KEPT, RecordProblem
+from draftstore.text.chat import as_messages
+from draftstore.text.incremental import Pieces
+from draftstore.text.records import read_objects
+from draftstore.text.tokenizer import TextTokenizer
+
+OnProgress: TypeAlias = Callable[[int, int, int], None]
+"""Told answers done, answers in all, and tokens decoded so far in this run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResponseOptions:
+    """What is answered, and how.
+
+    Attributes:
+        prompts: JSON Lines files, see `draftstore.answers.prompts`.
+        logs: response logs of the worker; the answers of this model in them are taken over.
+        logged_as: the model's name in the logs; None where it is its own.
+        max_new_tokens: most tokens of an answer.
+        temperature: 0 takes the most likely token.
+        top_p: probability mass of the most likely tokens that are drawn from.
+        samples: answers to each prompt.
+        seed: of the draws.
+        max_prompt_tokens: longer prompts are left out; None where prompt and answer fit into the model's positions.
+        limit: at most so many prompts.
+        system: message in front of conversations that have none.
+        chat: texts are questions of a user; None where the model has a chat template.
+        strict: end at the first bad record.
+    """
+
+    prompts: tuple[Path, ...] = ()
+    logs: tuple[Path, ...] = ()
+    logged_as: str | None = None
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    samples: int = 1
+    seed: int = 0
+    max_prompt_tokens: int | None = None
+    limit: int | None = None
+    system: str | None = None
+    chat: bool | None = None
+    strict: bool = False
+
+    def check(self) -> None:
+        """Refuse what makes no answers.
+
+        Raises:
+            BuildError: it says what to change.
+        """
+        if not self.prompts and not self.logs:
+            raise BuildError("nothing to answer and nothing to take over: name prompts, or a response log")
+        if self.samples > 1 and not self.temperature:
+            raise BuildError(
+                f"{self.samples} samples at temperature 0 are all the same: give a temperature, such as 0.7"
+            )
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Return how tokens are chosen, as records tell it."""
+        drawn = {"top_p": self.top_p, "seed": self.seed} if self.temperature else {}
+        return {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens, **drawn}
+
+
+def read_questions(options: ResponseOptions, loaded: LoadedModel) -> tuple[list[Prompt], PromptReport]:
+    """Return what is to be answered.
+
+    Raises:
+        BuildError: no room for a prompt.
+    """
+    room = None if loaded.positions is None else loaded.positions - options.max_new_tokens
+    if room is not None and room < 1:
+        raise BuildError(
+            f"{options.max_new_tokens:,} new tokens leave no room for a prompt: {loaded.name!r} has "
+            f"{loaded.positions:,} positions, ask for fewer"
+        )
+    limits = [limit for limit in (room, options.max_prompt_tokens) if limit is not None]
+    asking = Asking(
+        chat=options.chat,
+        system=options.system,
+        most_tokens=min(limits, default=None),
+        limit=options.limit,
+        strict=options.strict,
+    )
+    return read_prompts(options.prompts, loaded.text, asking)
+
+
+def decode_answers(
+    options: ResponseOptions,
+    loaded: LoadedModel,
+    prompts: list[Prompt],
+    journal: Journal,
+    batch: int,
+    on_progress: OnProgress,
+) -> None:
+    """Have a journal hold all answers.
+
+    Prompts of like length go together, the longest first: they need most memory.
+    """
+    from draftstore.answers.batches import Batches, Choice, Row
+
+    items = [(number, sample) for number in range(len(prompts)) for sample in range(options.samples)]
+    items.sort(key=lambda item: (-prompts[item[0]].tokens, item))
+    decoded = 0
+
+    def grew(tokens: int) -> None:
+        nonlocal decoded
+        decoded += tokens
+        on_progress(len(journal.answers), len(items), decoded)
+
+    batches = Batches(loaded, Choice(options.max_new_tokens, options.temperature, options.top_p), batch, grew)
+    grew(0)
+    for begin in range(0, len(items), batch):
+        # Batches are cut before those that are done are left out: rows that are decoded with others round otherwise.
+        todo = [item for item in items[begin : begin + batch] if item not in journal.answers]
+        contents = [prompts[number].content for number, _ in todo]
+        ids = [encode_prompt(content, loaded.text) for content in contents]
+        rows = [Row(prompt, (options.seed, *item)) for prompt, item in zip(ids, todo, strict=True)]
+        done = 0
+        for part in batches.decode(rows):
+            some = slice(done, done + len(part))
+            texts = map(partial(_answer_text, loaded.text), contents[some], ids[some], part)
+            journal.add(
+                [
+                    Answer(*item, text, len(answer), ended=len(answer) < options.max_new_tokens)
+                    for item, text, answer in zip(todo[some], texts, part, strict=True)
+                ]
+            )
+            done += len(part)
+            grew(0)
+
+
+def _answer_text(
+    tokenizer: TextTokenizer, content: Content, prompt: NDArray[np.int32], answer: list[int]
+) -> str:
+    """Return what ids add to a prompt; a plain conversation has a space before each turn that is no part of it."""
+    pieces = Pieces(tokenizer, prompt)
+    text = "".join([pieces.push(token) for token in answer]) + pieces.finish()
+    plain = not isinstance(content, str) and not tokenizer.has_chat_template
+    return text.removeprefix(" ") if plain else text
+
+
+def decoded_records(
+    options: ResponseOptions,
+    loaded: LoadedModel,
+    prompts: list[Prompt],
+    answers: dict[Item, Answer],
+    counts: "Counter[str]",
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of decoded answers, in the order of the prompts."""
+    specials = [loaded.text.decode([token]) for token in sorted(loaded.text.special_ids)]
+    for (number, sample), answer in sorted(answers.items()):
+        counts["tokens"] += answer.tokens
+        if not answer.text.strip():
+            counts["empty"] += 1
+        elif any(special and special in answer.text for special in specials):
+            counts["special"] += 1  # a tokenizer would take it for the token
+        else:
+            counts["decoded"] += 1
+            counts["cut"] += not answer.ended
+            prompt = prompts[number]
+            name = prompt.id if options.samples == 1 else f"{prompt.id}#{sample}"
+            yield {
+                "id": name,
+                "model": loaded.name,
+                "decoding": options.decoding,
+                **_with_output(prompt.content, answer.text),
+            }
+
+
+def _with_output(content: Content, output: str) -> dict[str, Any]:
+    """Return prompt and output as replays and builds read them."""
+    whole: dict[str, Any] = {"text": f"{content}{output}"}
+    if not isinstance(content, str):
+        whole = {"messages": [*content, {"role": "assistant", "content": output}]}
+    return {"prompt": content, "output": output, **whole}
+
+
+def logged_records(
+    options: ResponseOptions, model: str, counts: "Counter[str]", problems: list[RecordProblem]
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of a model in response logs, with prompt and output apart where they are.
+
+    Raises:
+        CorpusError: a log is no JSON Lines file, or a bad record under `strict`.
+    """
+    for path in options.logs:
+        for place, record in read_objects(path):
+            try:
+                found = _log_record(record, model)
+            except (CorpusError, TokenizerError) as error:
+                if options.strict:
+                    raise CorpusError(f"{place}: {error}") from None
+                counts["bad_records"] += 1
+                if len(problems) < PROBLEMS_KEPT:
+                    problems.append(RecordProblem(place, str(error)))
+                continue
+            if isinstance(found, str):
+                counts[found] += 1
+            else:
+                counts["logged"] += 1
+                yield found
+
+
+def _log_record(record: dict[str, Any] | RecordProblem, model: str) -> dict[str, Any] | str:
+    """Return a record to take over, or what to count it as.
+
+    Raises:
+        CorpusError, TokenizerError: it is none of a response log.
+    """
+    if isinstance(record, RecordProblem):
+        raise CorpusError(record.reason)
+    if record.get("model") != model:
+        return "other_models"
+    if isinstance(record.get("text"), str):
+        return record if record["text"].strip() else "empty"
+    if not isinstance(record.get("messages"), list):
+        raise CorpusError("has neither 'messages' nor 'text'")
+    *prompt, answer = as_messages(record["messages"], "messages") or [{"role": "nobody"}]
+    if answer["role"] != "assistant":
+        raise CorpusError("'messages' does not end in an answer")
+    return record | {"prompt": prompt, "output": answer["content"]} if answer["content"].strip() else "empty"

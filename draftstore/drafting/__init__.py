@@ -1,0 +1,1 @@
+"""What a decoder asks of a drafter, and the drafters that need no store."""

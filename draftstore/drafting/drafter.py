@@ -1,0 +1,317 @@
+"""What a decoder asks of anything that proposes drafts, and the session that all static stores share.
+
+    session = drafter.session(prompt_ids)
+    while decoding:
+        tree = session.propose(budget=64)
+        ...one forward pass over the tree...
+        session.observe(accepted_ids)          # what the pass accepted, the bonus token last
+
+All drafters answer alike, whether their store is here, behind the lookup service, or the request itself.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.projection import Projection
+from draftstore.errors import DraftstoreError, TokenRangeError
+from draftstore.jit import read_only
+from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.tree import LOWEST_LEVEL, DraftTree, highest_level
+
+
+class Session(Protocol):
+    """The drafts of one text that is being decoded.
+
+    Attributes:
+        needs_candidates: whether `observe` wants the target model's candidates, which cost a top-8 of every row.
+        needs_hidden: whether `observe` wants hidden states.
+
+    A session, or a drafter, may have a `projection`, see `projection_of`: then its hidden states are projected ones,
+    float32 [dims], for which the device that computed them copies less.
+    """
+
+    needs_candidates: bool
+    needs_hidden: bool
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        """Return a draft of at most `budget` nodes, each of at least `min_prob`; empty if there is none."""
+
+    def observe(
+        self,
+        accepted_ids: ArrayLike,
+        *,
+        tree: DraftTree | None = None,
+        candidates: NDArray[np.int32] | None = None,
+        hidden: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Take in what a forward pass settled.
+
+        Args:
+            accepted_ids: int32 [k], the ids that the text grew by, the bonus token last.
+            tree: the tree that was verified, of n nodes: what was proposed, or less where a planner cut it, or another
+                one where several drafters' trees were merged (`draftstore.drafting.mixture`). It need not hold a
+                single node of this session's own draft, but all accepted ids but the last are on one of its paths.
+            candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
+            hidden: float32 [d], the hidden state that predicted the last accepted id, projected if the session has a
+                projection.
+        """
+
+
+class Drafter(Protocol):
+    """Anything that proposes drafts: a local store, a remote one, the request itself."""
+
+    def session(
+        self,
+        prompt_ids: ArrayLike,
+        *,
+        hidden: NDArray[np.float32] | None = None,
+        candidates: NDArray[np.int32] | None = None,
+    ) -> Session:
+        """Start the drafts of one text.
+
+        Args:
+            prompt_ids: int32 [any], the whole text so far: the prompt, and the token that the prefill yielded.
+            hidden: float32 [d], the hidden state that predicted the last id, projected if the drafter has a projection.
+            candidates: int32 [1, 8], the target model's top 8 where it predicted the last id.
+        """
+
+
+class ContextDrafter(Protocol):
+    """A drafter that needs the last tokens of a text and nothing else."""
+
+    context_size: int
+    vocab_size: int
+
+    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
+        """Draft for a batch of contexts.
+
+        Args:
+            contexts: int32 [batch, size], each the last tokens of a text, aligned right and padded with -1.
+            budget: most nodes of a tree.
+            min_prob: least probability of a node.
+        """
+
+
+class StoreDrafter(ContextDrafter, Protocol):
+    """The drafter of a static store."""
+
+    def draft_batch(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> DraftBatch:
+        """Draft as `draft` does, into arrays."""
+
+    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
+        """Start the drafts of one text; see `Drafter.session`."""
+
+    def warm_up(self) -> None:
+        """Have everything compiled or loaded before the first draft is waited for."""
+
+
+class DenseDrafter(Protocol):
+    """A drafter that needs the last token of a text and a projected hidden state.
+
+    Attributes:
+        projection: from hidden states to its queries.
+    """
+
+    context_size: int
+    vocab_size: int
+    projection: Projection
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        *,
+        queries: NDArray[np.float32] | None = None,
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`.
+
+        Args:
+            contexts: as there; the last token of each was just sampled.
+            budget: likewise.
+            min_prob: likewise.
+            queries: float32 [batch, dims], the projected states that predicted these tokens, of any length; for a row
+                that holds NaN, and for all without queries, nothing is drafted.
+        """
+
+
+def projection_of(drafter: object) -> Projection | None:
+    """Return what hidden states must be projected with before a drafter or a session gets them; None: as they are."""
+    projection: Projection | None = getattr(drafter, "projection", None)
+    return projection
+
+
+def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
+    """Check what a static store is asked, before it is asked.
+
+    Returns:
+        contexts as contiguous int32 [batch, size], read-only, and the highest level that a node may have; -1 if none
+        may.
+
+    Raises:
+        DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix.
+    """
+    # Other types would compile another kernel, as would arrays that may be written beside those from a frame.
+    contexts = read_only(np.ascontiguousarray(contexts, np.int32))
+    if contexts.ndim != 2:
+        raise DraftstoreError(f"contexts are int32 [batch, size], found an array of shape {contexts.shape}")
+    return contexts, check_budget(budget, min_prob)
+
+
+def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
+    """Refuse queries that do not fit a batch of contexts.
+
+    Raises:
+        DraftstoreError: they have another shape than [batch, dims].
+    """
+    if queries.shape != (batch, dims):
+        raise DraftstoreError(
+            f"queries of shape {queries.shape} for {batch} contexts: expected ({batch}, {dims}), projected hidden "
+            "states"
+        )
+
+
+def check_budget(budget: int, min_prob: float) -> int:
+    """Return the highest level that a node of at least a probability may have; -1 if none may.
+
+    Raises:
+        DraftstoreError: the budget is not within 0 .. 4,096.
+    """
+    if not 0 <= budget <= MAX_BUDGET:
+        raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
+    return LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
+
+
+def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> NDArray[np.integer[Any]]:
+    """Return token ids as a flat array of integers.
+
+    Raises:
+        TokenRangeError: no integers, or one outside [0, vocab_size).
+    """
+    flat = np.asarray(ids).reshape(-1)
+    if len(flat) == 0:
+        return np.empty(0, np.int32)
+    if flat.dtype.kind not in "iu":
+        raise TokenRangeError(f"token ids are integers, found an array of {flat.dtype}")
+    if flat.min() < 0 or flat.max() >= vocab_size:
+        wrong = flat[(flat < 0) | (flat >= vocab_size)][0]
+        raise TokenRangeError(
+            f"token id {wrong} is outside {whose} vocabulary of {vocab_size:,} ids: "
+            "is the drafter made for this model and its tokenizer?"
+        )
+    return flat
+
+
+class ContextSession:
+    """A session over a static store: the last tokens, and nothing else."""
+
+    needs_candidates = False
+    needs_hidden = False
+
+    def __init__(self, drafter: ContextDrafter, prompt_ids: ArrayLike) -> None:
+        """Start from a prompt.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+        """
+        self._drafter = drafter
+        self.context = np.full((1, drafter.context_size), -1, np.int32)
+        """int32 [1, context_size], the last tokens, padded with -1 on the left."""
+        self.observe(prompt_ids)
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        """Return a draft for the text so far; see `Session`."""
+        return self._drafter.draft(self.context, budget, min_prob)[0].tree
+
+    def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
+        """Append ids to the text; what else the pass brought does not matter here.
+
+        Raises:
+            TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
+        """
+        ids = check_ids(accepted_ids, self._drafter.vocab_size, "the store's")
+        if len(ids) == 0:
+            return
+        row = self.context[0]
+        new = ids[-len(row) :]
+        row[: len(row) - len(new)] = row[len(new) :].copy()
+        row[len(row) - len(new) :] = new
+
+
+class DenseSession(ContextSession):
+    """A session over a dense store: the last token, and the projected state that predicted it."""
+
+    needs_hidden = True
+
+    def __init__(
+        self, drafter: DenseDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
+    ) -> None:
+        """Start from a prompt.
+
+        Args:
+            drafter: the store's.
+            prompt_ids: see `Drafter.session`.
+            hidden: float32 [dims], projected.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+            DraftstoreError: a hidden state of another size.
+        """
+        self.projection = drafter.projection
+        self.query = np.full((1, self.projection.dims), np.nan, np.float32)
+        """float32 [1, dims], NaN where no state is known."""
+        self._dense = drafter
+        super().__init__(drafter, prompt_ids)
+        self._ask(hidden)
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        """Return a draft for the text so far; see `Session`."""
+        return self._dense.draft(self.context, budget, min_prob, queries=self.query)[0].tree
+
+    def observe(
+        self, accepted_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_feedback: Any
+    ) -> None:
+        """Append ids to the text, and look from the state that predicted the last of them.
+
+        Raises:
+            TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
+            DraftstoreError: a hidden state of another size.
+        """
+        super().observe(accepted_ids)
+        self._ask(hidden)
+
+    def _ask(self, hidden: NDArray[np.float32] | None) -> None:
+        """Take a state as the next query.
+
+        Raises:
+            DraftstoreError: it is of another size.
+        """
+        if hidden is not None and hidden.shape != self.query.shape[1:]:
+            raise DraftstoreError(
+                f"a projected state of shape {hidden.shape}, expected {self.query.shape[1:]}"
+            )
+        self.query[0] = np.nan if hidden is None else hidden
+
+
+def propose_batch(
+    drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = 64, min_prob: float = 0.0
+) -> list[DraftTree]:
+    """Draft for many sessions of one drafter in one call."""
+    if not sessions:
+        return []
+    contexts = np.concatenate([session.context for session in sessions])
+    projection, asked = projection_of(drafter), dict[str, Any]()
+    if projection is not None:
+        asked["queries"] = np.concatenate([_query_of(session, projection) for session in sessions])
+    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob, **asked)]
+
+
+def _query_of(session: ContextSession, projection: Projection) -> NDArray[np.float32]:
+    """Return the query of a session, float32 [1, dims]; NaN if it has none, or one of another projection."""
+    if isinstance(session, DenseSession) and session.projection.digest == projection.digest:
+        return session.query
+    return np.full((1, projection.dims), np.nan, np.float32)

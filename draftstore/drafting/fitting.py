@@ -1,0 +1,100 @@
+"""Drafters of stores for models that know more ids than the stores' tokenizer, or fewer."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.drafter import (
+    ContextSession,
+    DenseDrafter,
+    DenseSession,
+    Drafter,
+    StoreDrafter,
+    projection_of,
+)
+from draftstore.trees.batch import Draft
+from draftstore.trees.tree import DraftTree
+
+
+def fitted(drafter: StoreDrafter, vocab_size: int) -> Drafter:
+    """Return a store's drafter for a model that knows so many ids."""
+    if drafter.vocab_size == vocab_size:
+        return drafter
+    return (_Fitted if projection_of(drafter) is None else _FittedDense)(drafter, vocab_size)
+
+
+class _Fitted:
+    """A store's drafter for a model that knows more ids than its tokenizer, or fewer: a `ContextDrafter`.
+
+    More of them pad the model's matrices. A model may emit those all the same; then the text before them is lost to the
+    store, no more. Fewer are there where tokens were added to a tokenizer that the model never learned; these are cut
+    out of drafts.
+    """
+
+    def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
+        """Draft as `drafter`, for ids below `vocab_size`."""
+        self._drafter = drafter
+        self.context_size = drafter.context_size
+        self.vocab_size = vocab_size
+
+    def warm_up(self) -> None:
+        """Have the store's kernels compiled."""
+        self._drafter.warm_up()
+
+    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+        return self._cut(self._drafter.draft(self._known(contexts), budget, min_prob))
+
+    def _known(self, contexts: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Hide the ids that the store does not know."""
+        return np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
+
+    def _cut(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """Cut out the ids that the model does not know."""
+        return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`."""
+        return ContextSession(self, prompt_ids)
+
+
+class _FittedDense(_Fitted):
+    """The same for the drafter of a dense store: a `DenseDrafter`."""
+
+    def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
+        """Draft as `drafter`, which is dense, for ids below `vocab_size`."""
+        super().__init__(drafter, vocab_size)
+        self._dense = cast(DenseDrafter, drafter)
+        self.projection = self._dense.projection
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        *,
+        queries: NDArray[np.float32] | None = None,
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `DenseDrafter.draft`."""
+        return self._cut(self._dense.draft(self._known(contexts), budget, min_prob, queries=queries))
+
+    def session(
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
+    ) -> DenseSession:
+        """Start the drafts of one text; see `Drafter.session`."""
+        return DenseSession(self, prompt_ids, hidden)
+
+
+def below(tree: DraftTree, vocab_size: int) -> DraftTree:
+    """Return a draft without the nodes of ids outside a vocabulary, and without what hangs on them."""
+    if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
+        return tree
+    places = np.full(len(tree) + 1, -1, np.int64)  # of the nodes that stay, behind that of the context
+    kept: list[int] = []
+    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+        if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):
+            places[node + 1] = len(kept)
+            kept.append(node)
+    return DraftTree(tree.tokens[kept], places[tree.parents[kept] + 1].astype(np.int16), tree.levels[kept])

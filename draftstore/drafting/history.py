@@ -1,0 +1,289 @@
+"""A text that grows, where its n-grams occurred in it, and the draft tree of what followed: kernels of requests.
+
+Each n-gram of `LENGTHS` tokens has a hash table, whose cell begins a list of its occurrences, from the last one back.
+Tables and lists hold places in the text and nothing else: what an n-gram is stands there. See
+`draftstore.drafting.request`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftstoreError
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.search.candidates import clear_table, new_candidates, place_of
+from draftstore.search.expand import MAX_MATCH, enter_all, load_path
+from draftstore.trees.frontier import MAX_DEPTH, depth_of, may_have_children, new_frontier, unpack_nodes
+
+LENGTHS = (1, 2, 4, 8)
+"""Tokens of the n-grams that are listed; longer matches are found among the occurrences of the longest."""
+MAX_ROWS = 4096
+_SCATTER = 0x1E3779B97F4A7C15
+
+
+class RequestRule(NamedTuple):
+    """How a tree is drawn from the text; the constants come from `python -m benchmarks.request`.
+
+    Attributes:
+        max_match: most tokens that are matched.
+        depth: most tokens of a path.
+        rows: occurrences read of each listed n-gram, the last ones.
+        floor: probability below which no shorter suffix is asked.
+        alpha: occurrences' worth of trust that every suffix yields to shorter ones.
+        beta: the same for each distinct token that follows.
+    """
+
+    max_match: int = 32
+    depth: int = MAX_DEPTH
+    rows: int = 32
+    floor: float = 0.01
+    alpha: float = 0.0
+    beta: float = 2.0
+
+    def check(self) -> None:
+        """Refuse values that the kernels cannot follow.
+
+        Raises:
+            DraftstoreError: the first of them, with what is expected.
+        """
+        limits = {
+            "max_match": (1, MAX_MATCH), "depth": (1, MAX_DEPTH), "rows": (1, MAX_ROWS), "floor": (0, 1),
+            "alpha": (0, np.inf), "beta": (0, np.inf),
+        }  # fmt: skip
+        for name, (least, most) in limits.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise DraftstoreError(f"a rule of requests with {name} = {value}: expected {least} to {most}")
+
+
+class _History(NamedTuple):
+    """A text and where its n-grams occurred; an n-gram stands where its last token does.
+
+    Attributes:
+        tokens: int32 [capacity].
+        links: int32 [len(LENGTHS), capacity], place before of the n-gram that stands here; -1 is none.
+        heads: int32 [len(LENGTHS), power of two], last place of the n-grams that hash here; -1 is free.
+        size: tokens of the text.
+    """
+
+    tokens: NDArray[np.int32]
+    links: NDArray[np.int32]
+    heads: NDArray[np.int32]
+    size: int
+
+
+class _Scratch(NamedTuple):
+    """What is known of the node at hand.
+
+    Attributes:
+        text: int64 [max_match + depth], the last tokens of the text and behind them the path.
+        firsts: int64 [len(LENGTHS)], last place of the text's n-grams that end here; -1 is none.
+        counts: int64 [max_match + 1], occurrences read, by the tokens that match.
+        kinds: int64 [max_match + 1], candidates, by the tokens of their longest match.
+        shares: float64 [max_match + 1], what an occurrence gets, by the tokens that match.
+        lengths: int64 [room], tokens that match of each occurrence read.
+    """
+
+    text: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+
+
+@kernel
+def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> Any:
+    """Append ids to a text, for which there is room; see `_History`. Return its new size."""
+    for token in ids:
+        tokens[size] = token
+        size += 1
+        key, order = np.int64(0), 0
+        for length in range(1, min(size, LENGTHS[-1]) + 1):
+            key = _mix(key, tokens[size - length])
+            if length == LENGTHS[order]:
+                cell = _find_cell(heads, order, tokens, tokens, size, key)
+                links[order, size - 1] = heads[order, cell]
+                heads[order, cell] = size - 1
+                order += 1
+    return size
+
+
+@kernel
+def draft_text(
+    tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, budget: Any, max_level: Any
+) -> Any:
+    """Grow a draft tree for a text.
+
+    Args:
+        tokens: see `_History`, as for the next three.
+        links: likewise.
+        heads: likewise.
+        size: likewise.
+        packed_rule: float64 [6], a RequestRule.
+        budget: most nodes of the tree.
+        max_level: highest level that a node may have.
+
+    Returns:
+        tokens int32 [n], parents int16 [n], levels uint8 [n].
+    """
+    history = _History(tokens, links, heads, size)
+    rule = RequestRule(
+        int(packed_rule[0]), int(packed_rule[1]), int(packed_rule[2]),
+        packed_rule[3], packed_rule[4], packed_rule[5],
+    )  # fmt: skip
+    room = len(LENGTHS) * rule.rows
+    scratch = _Scratch(
+        np.empty(rule.max_match + rule.depth, np.int64), np.empty(len(LENGTHS), np.int64),
+        np.empty(rule.max_match + 1, np.int64), np.empty(rule.max_match + 1, np.int64),
+        np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64),
+    )  # fmt: skip
+    nodes = new_frontier(budget)
+    count = _grow(history, rule, scratch, new_candidates(room), nodes, max_level)
+    tree_tokens, parents = np.empty(count, np.int32), np.empty(count, np.int16)
+    levels = np.empty(count, np.uint8)
+    unpack_nodes(nodes, count, tree_tokens, parents, levels)
+    return tree_tokens, parents, levels
+
+
+@leaf_kernel
+def _mix(key: Any, token: Any) -> Any:
+    """Return the key of an n-gram that is a token longer, to the left."""
+    return (key + token + 1) * _SCATTER
+
+
+@leaf_kernel
+def _find_cell(heads: Any, order: Any, tokens: Any, text: Any, stop: Any, key: Any) -> Any:
+    """Return the cell of the n-gram that ends before `stop` in `text`: its own, or a free one."""
+    mask = heads.shape[1] - 1
+    cell = (key ^ (key >> 29)) & mask
+    while heads[order, cell] >= 0:
+        length = LENGTHS[order]
+        if _match(tokens, np.int64(heads[order, cell]), text, stop, 0, length) == length:
+            break
+        cell = (cell + 1) & mask
+    return cell
+
+
+@leaf_kernel
+def _match(tokens: Any, place: Any, text: Any, stop: Any, length: Any, most: Any) -> Any:
+    """Return how many tokens are alike up to a place and before `stop`, if the last `length` are; `most` at most."""
+    most = min(most, place + 1)
+    while length < most and tokens[place - length] == text[stop - 1 - length]:
+        length += 1
+    return length
+
+
+@leaf_kernel
+def _grow(history: Any, rule: Any, scratch: Any, candidates: Any, nodes: Any, max_level: Any) -> Any:
+    """Fill `nodes` with the best ones; return their number. As in `draftstore.search.expand`."""
+    budget, floor = len(nodes.keys), rule.floor
+    end = min(history.size, rule.max_match)
+    for i in range(end):
+        scratch.text[i] = history.tokens[history.size - end + i]
+    found = _gather(history, rule, scratch, candidates, end, 1.0, floor)
+    tail = enter_all(nodes, candidates, found, 0, 1, 0, max_level)
+    head = 0
+    while head < tail:
+        depth = depth_of(nodes, head)
+        if depth < rule.depth and may_have_children(nodes, head, tail):
+            if tail == budget:
+                floor = max(rule.floor, nodes.probs[tail - 1])
+            load_path(scratch.text, nodes, end + depth, head + 1)
+            found = _gather(history, rule, scratch, candidates, end + depth, nodes.probs[head], floor)
+            tail = enter_all(nodes, candidates, found, tail, depth + 1, head + 1, max_level)
+        head += 1
+    return tail
+
+
+@leaf_kernel
+def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, prob: Any, floor: Any) -> Any:
+    """Share a node's probability out to the tokens that may follow it; return the number of candidates."""
+    upper = min(stop, rule.max_match)
+    _look_up(history, scratch, stop, upper)
+    found, seen, count, kinds = 0, 0, np.int64(0), np.int64(0)
+    remaining = prob
+    for order in range(len(LENGTHS) - 1, -1, -1):
+        if scratch.firsts[order] < 0:
+            continue
+        found, seen = _read(history, rule, scratch, candidates, stop, order, upper, found, seen)
+        for length in range(upper, LENGTHS[order] - 1, -1):
+            count += scratch.counts[length]
+            kinds += scratch.kinds[length]
+            if count > 0:
+                kept = remaining * (count / (count + rule.beta * kinds + rule.alpha))
+                scratch.shares[length] = kept / count
+                remaining -= kept
+                if remaining <= floor:
+                    break
+        if count > 0 and remaining <= floor:
+            break
+        upper = LENGTHS[order] - 1
+    _hand_out(scratch, candidates, seen)
+    clear_table(candidates, found)
+    return found
+
+
+@leaf_kernel
+def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
+    """Find the last places of the n-grams that end before `stop`, and forget the node before."""
+    scratch.counts[:] = 0
+    scratch.kinds[:] = 0
+    scratch.shares[:] = 0.0
+    scratch.firsts[:] = -1
+    key, order = np.int64(0), 0
+    for length in range(1, min(most, LENGTHS[-1]) + 1):
+        key = _mix(key, scratch.text[stop - length])
+        if length == LENGTHS[order]:
+            cell = _find_cell(history.heads, order, history.tokens, scratch.text, stop, key)
+            scratch.firsts[order] = history.heads[order, cell]
+            if scratch.firsts[order] < 0:
+                break  # what does not occur does not occur in something longer
+            order += 1
+
+
+@leaf_kernel
+def _read(
+    history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, order: Any, upper: Any, found: Any,
+    seen: Any,
+) -> Any:  # fmt: skip
+    """Read the last occurrences of an n-gram, but for those of more than `upper` tokens, which were read before.
+
+    Returns:
+        the candidates, and the occurrences that were read, both so far.
+    """
+    place, rows = scratch.firsts[order], 0
+    longest = min(stop, rule.max_match)
+    while place >= 0 and rows < rule.rows:
+        if place + 1 < history.size:
+            rows += 1
+            length = _match(
+                history.tokens, place, scratch.text, stop, LENGTHS[order], min(upper + 1, longest)
+            )
+            if length <= upper:
+                candidate = place_of(candidates, found, np.int64(history.tokens[place + 1]))
+                found = max(found, candidate + 1)
+                before = candidates.stamps[candidate]
+                if length > before:
+                    scratch.kinds[length] += 1
+                    candidates.stamps[candidate] = length
+                    if before > 0:
+                        scratch.kinds[before] -= 1
+                candidates.run_places[seen] = candidate
+                scratch.lengths[seen] = length
+                scratch.counts[length] += 1
+                seen += 1
+        place = np.int64(history.links[order, place])
+    return found, seen
+
+
+@leaf_kernel
+def _hand_out(scratch: Any, candidates: Any, seen: Any) -> Any:
+    """Give each occurrence its shares: those of the match that it is, and of all shorter ones."""
+    total = 0.0
+    for length in range(len(scratch.shares)):
+        total += scratch.shares[length]
+        scratch.shares[length] = total
+    for i in range(seen):
+        candidates.probs[candidates.run_places[i]] += scratch.shares[scratch.lengths[i]]

@@ -1,0 +1,221 @@
+"""The matrix of Token Recycling: kernels that fill a static tree from it, count what came true, and write it anew.
+
+    matrix  int32 [vocab_size, 8], the candidates of each token, best first; -1 is an empty cell
+
+Every row holds different ids of the vocabulary: `_write_row` sees to it, so no kernel has to ask again.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from draftstore.drafting.rank_tree import WIDTH, path_probs
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.trees.frontier import (
+    depth_of,
+    enter,
+    may_have_children,
+    new_frontier,
+    parent_of,
+    token_of,
+    unpack_nodes,
+)
+
+
+@kernel
+def fill_tree(
+    matrix: Any,
+    last: Any,
+    parents: Any,
+    ranks: Any,
+    starts: Any,
+    tries: Any,
+    hits: Any,
+    budget: Any,
+    max_level: Any,
+) -> Any:
+    """Fill a static tree with tokens; an empty cell cuts what is below it.
+
+    Args:
+        matrix: int32 [vocabulary, 8].
+        last: the text's last token.
+        parents: int64 [n], of the `RankTree`, like the next four.
+        ranks: int64 [n].
+        starts: int64 [n + 2].
+        tries: int64 [n].
+        hits: int64 [n].
+        budget: most nodes.
+        max_level: highest level that a node may have.
+
+    Returns:
+        tokens int32 [k], parents int16 [k], levels uint8 [k].
+    """
+    probs = path_probs(parents, ranks, tries, hits)
+    nodes = new_frontier(budget)
+    slots = np.zeros(budget + 1, np.int64)  # of the rank paths of the root and of the nodes
+    tail = _enter_children(matrix, last, ranks, starts, probs, nodes, 0, 0, 1, 0, max_level)
+    head = 0
+    while head < tail:
+        parent, token = parent_of(nodes, head), token_of(nodes, head)
+        above = token_of(nodes, parent - 1) if parent > 0 else np.int64(last)
+        slot = slots[parent]
+        path = starts[slot]
+        while matrix[above, ranks[path]] != token:  # the tokens of a row differ
+            path += 1
+        slots[head + 1] = path + 1
+        if may_have_children(nodes, head, tail):
+            tail = _enter_children(
+                matrix, token, ranks, starts, probs, nodes, path + 1, tail, depth_of(nodes, head) + 1, head + 1,
+                max_level,
+            )  # fmt: skip
+        head += 1
+    best_tokens, best_parents = np.empty(tail, np.int32), np.empty(tail, np.int16)
+    best_levels = np.empty(tail, np.uint8)
+    unpack_nodes(nodes, tail, best_tokens, best_parents, best_levels)
+    return best_tokens, best_parents, best_levels
+
+
+@leaf_kernel
+def _enter_children(
+    matrix: Any,
+    token: Any,
+    ranks: Any,
+    starts: Any,
+    probs: Any,
+    nodes: Any,
+    slot: Any,
+    tail: Any,
+    depth: Any,
+    parent: Any,
+    max_level: Any,
+) -> Any:
+    """Enter the candidates of a token where the static tree has nodes for them; return the new tail."""
+    for path in range(starts[slot], starts[slot + 1]):
+        candidate = np.int64(matrix[token, ranks[path]])
+        if candidate >= 0:
+            tail = enter(nodes, tail, candidate, probs[path], depth, parent, max_level)
+    return tail
+
+
+@kernel
+def count_paths(
+    matrix: Any, last: Any, accepted: Any, ranks: Any, starts: Any, tries: Any, hits: Any, window: Any
+) -> None:
+    """Count which rank paths came true, as far down as the text followed the static tree.
+
+    Args:
+        matrix: int32 [vocabulary, 8], as it was before the pass.
+        last: the text's last token before the pass.
+        accepted: int32 [k], read-only, what the text grew by.
+        ranks: int64 [n], of the `RankTree`, like the next three.
+        starts: int64 [n + 2].
+        tries: int64 [n], changed.
+        hits: int64 [n], changed.
+        window: all counts are halved when one reaches twice as many tries.
+    """
+    slot, token, most = 0, np.int64(last), 0
+    for i in range(len(accepted)):
+        found = 0
+        for path in range(starts[slot], starts[slot + 1]):
+            candidate = matrix[token, ranks[path]]
+            if candidate >= 0:
+                tries[path] += 1
+                most = max(most, tries[path])
+                if candidate == accepted[i]:
+                    hits[path] += 1
+                    found = path + 1
+        if found == 0:
+            break
+        slot, token = found, np.int64(accepted[i])
+    if most >= 2 * window:
+        for path in range(len(tries)):
+            tries[path] >>= 1
+            hits[path] >>= 1
+
+
+@kernel
+def recycle(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, candidates: Any) -> None:
+    """Write the rows of all tokens of a verified tree: first the rejected nodes, in order, then the accepted ones.
+
+    Args:
+        matrix: int32 [vocabulary, 8], changed.
+        last: the token of the root.
+        accepted: int32 [k], read-only, what the text grew by.
+        tokens: int32 [n], read-only, the tree.
+        parents: int16 [n], read-only.
+        candidates: int32 [n + 1, any], read-only, of the root and of each node; what is outside the vocabulary is
+            none, and a row of none is passed over.
+    """
+    depths = np.full(len(tokens) + 1, -1, np.int64)  # of the root and of accepted nodes
+    depths[0] = 0
+    for node in range(len(tokens)):
+        parent = parents[node]
+        depth = depths[parent + 1] if -1 <= parent < node else np.int64(-1)
+        if 0 <= depth < len(accepted) and tokens[node] == accepted[depth]:
+            depths[node + 1] = depth + 1
+            continue
+        _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
+    _write_row(matrix, np.int64(last), candidates, 0)
+    for node in range(len(tokens)):
+        if depths[node + 1] > 0:
+            _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
+
+
+@kernel
+def write_rows(matrix: Any, tokens: Any, candidates: Any) -> None:
+    """Write the rows of some tokens, int32 [k], read-only, in order; `candidates` int32 [k, any], read-only."""
+    for row in range(len(tokens)):
+        _write_row(matrix, np.int64(tokens[row]), candidates, row)
+
+
+@kernel
+def fill_rows(matrix: Any, candidates: Any) -> None:
+    """Write the candidates of the first tokens, int32 [k, any], read-only, where the matrix holds none."""
+    for token in range(len(candidates)):
+        empty = True
+        for rank in range(WIDTH):
+            empty = empty and matrix[token, rank] < 0
+        if empty:
+            _write_row(matrix, np.int64(token), candidates, token)
+
+
+@leaf_kernel
+def _write_row(matrix: Any, token: Any, candidates: Any, row: Any) -> None:
+    """Write one row of candidates, each once; one that holds none leaves the matrix as it is."""
+    vocab_size, width = len(matrix), min(WIDTH, candidates.shape[1])
+    if token < 0 or token >= vocab_size:
+        return
+    known = False
+    for rank in range(width):
+        known = known or 0 <= candidates[row, rank] < vocab_size
+    for rank in range(WIDTH if known else 0):
+        candidate = np.int64(candidates[row, rank]) if rank < width else np.int64(-1)
+        if candidate < 0 or candidate >= vocab_size:
+            candidate = np.int64(-1)
+        for other in range(rank):
+            if matrix[token, other] == candidate:
+                candidate = np.int64(-1)
+        matrix[token, rank] = candidate
+
+
+@kernel
+def best_successors(bigrams: Any, counts: Any, matrix: Any) -> None:
+    """Write the most common successors of each first token, equally common ones by token id.
+
+    Args:
+        bigrams: uint16 or uint32 [k, 2], ascending.
+        counts: int64 [k].
+        matrix: int32 [vocabulary, 8], empty in these rows, changed.
+    """
+    best = np.zeros(WIDTH, np.int64)  # counts of the row that is being filled
+    for i in range(len(bigrams)):
+        token = np.int64(bigrams[i, 0])
+        if i == 0 or token != bigrams[i - 1, 0]:
+            best[:] = 0
+        rank = WIDTH
+        while rank > 0 and counts[i] > best[rank - 1]:
+            rank -= 1
+        for other in range(WIDTH - 1, rank, -1):
+            best[other], matrix[token, other] = best[other - 1], matrix[token, other - 1]
+        if rank < WIDTH:
+            best[rank], matrix[token, rank] = counts[i], bigrams[i, 1]

@@ -1,0 +1,197 @@
+"""The static tree of Token Recycling: which candidates are drafted, and how often each has come true.
+
+A node is a *rank path*, a digit for each token: 0 is the likeliest successor of the text's last token, 02 the third
+likeliest successor of that one. Which tokens they are is looked up when a draft is made
+(`draftstore.drafting.recycling`).
+
+    row of the text's last token  a: b c       path   0   1   00  01  10
+    rows of its candidates        b: d e       token  b   c   d   e   d
+                                  c: d
+
+The chance of a path is the chance of its parent times how often its own rank came true once the parent had. So a
+child is never likelier than its parent, and what is counted does not depend on how much of the tree was drafted.
+A path that has seldom been tried leans on its rank's rate over all paths, and that one on what other texts gave.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftstoreError
+from draftstore.jit import kernel
+from draftstore.trees.frontier import MAX_DEPTH
+
+WIDTH = 8
+"""Candidates of a token, so ranks are 0 to 7."""
+MAX_PATHS = 1024
+"""Most nodes of a static tree."""
+
+# Figure 3 and appendix A of "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
+# Recycling" (https://arxiv.org/abs/2408.08696): 8, 21, 25, 15, 8 and 3 nodes. `00-07` is 00, 01, ... 07.
+PAPER_TREE = """
+0-7
+00-07 10-13 20-22 30 31 40 50 60 70
+000-007 010-012 020 021 030 040 050 060 070 100 101 110 200 300 400 500
+0000-0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000
+00000-00002 00010 00020 00100 01000 10000
+000000 000001 000100
+"""
+
+PRIOR: NDArray[np.float64] = np.array([0.40, 0.10, 0.055, 0.03, 0.025, 0.02, 0.016, 0.013])
+"""How often each rank comes true before anything is known: as with SmolLM2-135M in its first 16 answers."""
+PRIOR_TRIES = 32.0
+"""What `PRIOR` counts for, in tries of a rank."""
+SHARED_TRIES = 32.0
+"""What the rate of a rank over all paths counts for, in tries of one path."""
+
+
+def parse_paths(text: str) -> list[str]:
+    """Return the rank paths of a notation as in `PAPER_TREE`."""
+    paths = []
+    for word in text.split():
+        first, _, last = word.partition("-")
+        paths += [f"{first[:-1]}{rank}" for rank in range(int(first[-1]), int((last or first)[-1]) + 1)]
+    return paths
+
+
+class RankTree:
+    """A static tree with the counts of its paths.
+
+    Attributes:
+        paths: the rank paths, shorter ones first, equally long ones ascending; so siblings stand side by side.
+        parents: int64 [n], index of the parent, -1 for the root.
+        ranks: int64 [n], last digit of each path.
+        starts: int64 [n + 2], children of the root are starts[0] to starts[1], of path i they are starts[i + 1] to
+            starts[i + 2].
+        tries: int64 [n], how often a path's parent came true and its cell of the matrix held a token.
+        hits: int64 [n], how often that was the token that followed.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str] | None = None,
+        tries: Sequence[int] | None = None,
+        hits: Sequence[int] | None = None,
+    ) -> None:
+        """Make a tree, by default the paper's, with the counts of its paths, by default none.
+
+        Raises:
+            DraftstoreError: a path is no string of digits from 0 to 7, comes twice or without its parent, or counts are
+                not one for each path, at least 0, with no more hits than tries.
+        """
+        given = parse_paths(PAPER_TREE) if paths is None else list(paths)
+        columns = [[0] * len(given) if column is None else list(column) for column in (tries, hits)]
+        counts = _counts(given, *columns)
+        self.paths = tuple(sorted(counts, key=lambda path: (len(path), path)))
+        places = {path: place for place, path in enumerate(("", *self.paths))}
+        slots = np.array([places[path[:-1]] for path in self.paths], np.int64)
+        self.parents: NDArray[np.int64] = slots - 1
+        self.ranks = np.array([int(path[-1]) for path in self.paths], np.int64)
+        self.starts = np.searchsorted(slots, np.arange(len(slots) + 2)).astype(np.int64)
+        self.tries = np.array([counts[path][0] for path in self.paths], np.int64)
+        self.hits = np.array([counts[path][1] for path in self.paths], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def probs(self) -> NDArray[np.float64]:
+        """float64 [n], the chance that each path comes true, if all its cells hold tokens."""
+        return np.asarray(path_probs(self.parents, self.ranks, self.tries, self.hits))
+
+    def resized(self, nodes: int) -> "RankTree":
+        """Return a tree of another size, counts kept: the likeliest paths of this one, or all and the likeliest beyond.
+
+        Beyond this tree a path's chance is its parent's, times the rate of its last rank over all paths.
+
+        Args:
+            nodes: of the new tree, 1 to `MAX_PATHS`.
+
+        Raises:
+            DraftstoreError: another number of nodes.
+        """
+        if not 1 <= nodes <= MAX_PATHS:
+            raise DraftstoreError(f"a static tree of {nodes} nodes: expected 1 to {MAX_PATHS}")
+        rows = {
+            path: (prob, tried, hit)
+            for path, prob, tried, hit in zip(
+                self.paths, self.probs().tolist(), self.tries.tolist(), self.hits.tolist(), strict=True
+            )
+        }
+        best = sorted(rows, key=lambda path: (-rows[path][0], len(path), path))[:nodes]
+        kept = {path: rows[path] for path in best}
+        self._grow(kept, nodes)
+        return RankTree(list(kept), *([row[column] for row in kept.values()] for column in (1, 2)))
+
+    def _grow(self, rows: dict[str, tuple[float, int, int]], nodes: int) -> None:
+        """Add the likeliest paths to those that are there, of chance, tries and hits each, until they are enough."""
+        rates = rank_rates(self.ranks, self.tries, self.hits).tolist()
+        waiting: list[tuple[float, int, str]] = []
+
+        def wait_for_children(path: str, prob: float) -> None:
+            for rank, rate in enumerate(rates if len(path) < MAX_DEPTH else ()):
+                if f"{path}{rank}" not in rows:
+                    heapq.heappush(waiting, (-prob * rate, len(path) + 1, f"{path}{rank}"))
+
+        wait_for_children("", 1.0)
+        for path, (prob, _, _) in list(rows.items()):
+            wait_for_children(path, prob)
+        while len(rows) < nodes:
+            negative, _, path = heapq.heappop(waiting)
+            rows[path] = (-negative, 0, 0)
+            wait_for_children(path, -negative)
+
+
+def _counts(paths: list[str], tries: list[int], hits: list[int]) -> dict[str, tuple[int, int]]:
+    """Return tries and hits by path.
+
+    Raises:
+        DraftstoreError: they are no tree, see `RankTree`.
+    """
+    if not len(paths) == len(tries) == len(hits):
+        raise DraftstoreError(f"{len(paths)} rank paths with {len(tries)} tries and {len(hits)} hits")
+    counts = dict(zip(paths, zip(tries, hits, strict=True), strict=True))
+    if not 1 <= len(paths) <= MAX_PATHS or len(counts) != len(paths):
+        raise DraftstoreError(f"{len(paths)} rank paths: expected 1 to {MAX_PATHS}, each once")
+    for path, (tried, hit) in counts.items():
+        if not path or not set(path) <= set("01234567") or len(path) > MAX_DEPTH:
+            raise DraftstoreError(f"the rank path {path!r}: expected 1 to {MAX_DEPTH} digits from 0 to 7")
+        if len(path) > 1 and path[:-1] not in counts:
+            raise DraftstoreError(f"the rank path {path!r} stands without its parent {path[:-1]!r}")
+        if not 0 <= hit <= tried < 2**62:
+            raise DraftstoreError(f"the rank path {path!r} with {hit} hits of {tried} tries")
+    return counts
+
+
+@kernel
+def rank_rates(ranks: Any, tries: Any, hits: Any) -> Any:
+    """Return float64 [8], how often each rank comes true over all paths, see `path_probs`."""
+    tried, hit = np.zeros(WIDTH, np.int64), np.zeros(WIDTH, np.int64)
+    for i in range(len(ranks)):
+        tried[ranks[i]] += tries[i]
+        hit[ranks[i]] += hits[i]
+    return (hit + PRIOR_TRIES * PRIOR) / (tried + PRIOR_TRIES)
+
+
+@kernel
+def path_probs(parents: Any, ranks: Any, tries: Any, hits: Any) -> Any:
+    """Return the chance that each path comes true.
+
+    Args:
+        parents: int64 [n], as in `RankTree`, like the others.
+        ranks: int64 [n].
+        tries: int64 [n].
+        hits: int64 [n].
+
+    Returns:
+        float64 [n], none above its parent's.
+    """
+    rates = rank_rates(ranks, tries, hits)
+    probs = np.empty(len(ranks), np.float64)
+    for i in range(len(ranks)):
+        above = probs[parents[i]] if parents[i] >= 0 else 1.0
+        rate = (hits[i] + SHARED_TRIES * rates[ranks[i]]) / (tries[i] + SHARED_TRIES)
+        probs[i] = above * rate
+    return probs

@@ -1,0 +1,1 @@
+"""The client of the lookup service: frames, connections, drafters."""

@@ -1,0 +1,416 @@
+"""The frames in which contexts and drafts travel between a decoder and the lookup service; see docs/frames.md.
+
+Frames follow each other over a Unix socket or TCP: a header of sixteen bytes, then the payload. All numbers are
+little-endian. A connection may have several requests under way; an answer carries the id of its request, and may
+overtake others.
+
+    offset  type   header                         offset  type   payload of a draft request
+    0       u32    bytes of the payload           0       u16    batch, number of contexts
+    4       u8     version, 1                     2       u16    budget, most nodes of a tree
+    5       u8     operation; 0x80 marks answers  4       f32    least probability of a node
+    6       u8     status, see `Status`           8       u8     bytes of the name
+    7       u8     flags, bit 0: closing          9       u8     bytes of the strategy
+    8       u64    request id                     10      u16    width, tokens of a context
+                                                  12      u32    bytes of all sections
+                                                  16      i32 [batch, width] contexts, padded left with -1
+    offset  type   payload of an answer           ..      sections, name, strategy
+    0       u64    build
+    8       u64    tokenizer                      offset  type   section
+    16      u16    batch                          0       u16    tag
+    18      u16    zero                           2       u16    zero
+    20      u32    duration of the lookup, µs     4       u32    bytes of its data
+    24      u32 [3, batch] tree bytes,            8       data, filled up with zeros to a multiple of four
+            match lengths, match counts
+    ..      trees, see draftstore.trees.tree            payload of a failure: u32 milliseconds to wait, UTF-8 message
+"""
+
+import enum
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftTreeError, WireError
+from draftstore.trees.batch import Draft, DraftBatch, decode_trees
+from draftstore.trees.codec import MAX_NODES
+
+VERSION = 1
+MAX_PAYLOAD = 1 << 24
+"""Bytes; what is longer is no frame of ours."""
+MAX_NAME = 255
+"""Bytes of the name of a release."""
+ANSWER = 0x80
+CLOSING = 1
+"""Flag of an answer: the service is about to stop, connect anew for what comes next."""
+
+HEADER = struct.Struct("<IBBBBQ")
+_DRAFT = struct.Struct("<HHfBBHI")
+_SECTION = struct.Struct("<HHI")
+_DRAFTS = struct.Struct("<QQHHI")
+_ROW = struct.Struct("<III")
+_FAILURE = struct.Struct("<I")
+_MOST = (1 << 32) - 1
+_CONTEXT = np.dtype("<i4")
+_TABLE = np.dtype("<u4")
+
+
+class Operation(enum.IntEnum):
+    """What a request asks for."""
+
+    HELLO = 1
+    """Present a bearer token (payload: UTF-8, may be empty); the answer holds the limits of the service as JSON."""
+    DRAFT = 2
+    """Draft for a batch of contexts."""
+    RELEASES = 3
+    """List what is served, as JSON (no payload)."""
+    PROJECTION = 4
+    """Return what a dense store is asked through (payload: its name), see `draftstore.remote.queries`."""
+
+
+class Status(enum.IntEnum):
+    """How a request ended."""
+
+    OK = 0
+    BAD_REQUEST = 1
+    UNAUTHORIZED = 2
+    FORBIDDEN = 3
+    NOT_FOUND = 4
+    TOO_LARGE = 5
+    BUSY = 6
+    UNAVAILABLE = 7
+    INTERNAL = 8
+    OTHER_PROJECTION = 9
+
+
+_DRAFT_ANSWER = int(Operation.DRAFT) | ANSWER
+
+
+class Tag(enum.IntEnum):
+    """Sections of a draft request, see `draftstore.remote.queries`; those that a reader does not know are skipped.
+
+    2 is never used: it was kept for the sampled tokens, which are the last ones of the contexts.
+    """
+
+    HIDDEN = 1
+    """f32 [batch, dims], projected hidden states, the queries of a dense store; a row of NaN is none."""
+    PROJECTION = 3
+    """u64, the short hash of the projection that made them."""
+
+
+class Header(NamedTuple):
+    """The header of a frame."""
+
+    length: int
+    version: int
+    operation: int
+    status: int
+    flags: int
+    request_id: int
+
+
+class Frame(NamedTuple):
+    """A whole frame."""
+
+    header: Header
+    payload: bytes
+
+
+class LongFrameError(WireError):
+    """A frame is longer than the reader takes; what comes behind its header is not read."""
+
+    def __init__(self, header: Header, most: int) -> None:
+        super().__init__(f"a frame of {header.length:,} bytes, expected at most {most:,}")
+        self.header = header
+
+
+class DraftRequest(NamedTuple):
+    """What a decoder asks.
+
+    Attributes:
+        name: a release or a store.
+        strategy: of the store; empty for its default.
+        contexts: int32 [batch, width], the last tokens of each text, padded with -1 on the left.
+        budget: most nodes of a tree.
+        min_prob: least probability of a node.
+        sections: data by tag.
+    """
+
+    name: str
+    strategy: str
+    contexts: NDArray[np.int32]
+    budget: int
+    min_prob: float
+    sections: Mapping[int, bytes]
+
+
+class EncodedDrafts(NamedTuple):
+    """The drafts of some contexts as an answer holds them.
+
+    Attributes:
+        table: u32 [3, contexts], bytes of each tree, match lengths, match counts.
+        trees: all of them, one behind the other.
+    """
+
+    table: bytes
+    trees: bytes
+
+
+class DraftAnswer(NamedTuple):
+    """What the service answers.
+
+    Attributes:
+        build: of the store that all drafts come from, see `short_hash`.
+        tokenizer: of that store, see `short_hash`.
+        micros: how long the lookup took, in microseconds.
+        drafts: one for each context.
+    """
+
+    build: int
+    tokenizer: int
+    micros: int
+    drafts: list[Draft]
+
+
+class Failure(NamedTuple):
+    """Why there is no answer.
+
+    Attributes:
+        status: the kind.
+        retry_after: seconds to wait before another request; 0 where waiting does not help.
+        message: for people.
+    """
+
+    status: Status
+    retry_after: float
+    message: str
+
+
+def short_hash(digest: str) -> int:
+    """Return the first eight bytes of a hexadecimal digest, big-endian: enough to tell builds apart."""
+    return int(digest[:16], 16)
+
+
+def frame(operation: int, request_id: int, payload: bytes = b"", status: int = 0, flags: int = 0) -> bytes:
+    """Return a frame."""
+    return HEADER.pack(len(payload), VERSION, operation, status, flags, request_id) + payload
+
+
+def read_header(data: bytes | bytearray | memoryview, most: int = MAX_PAYLOAD) -> Header:
+    """Read the header at the start of `data`.
+
+    Args:
+        data: at least sixteen bytes.
+        most: bytes of the longest payload that is taken.
+
+    Raises:
+        WireError: another version.
+        LongFrameError: a payload longer than `most`.
+    """
+    header = Header(*HEADER.unpack_from(data))
+    if header.version != VERSION:
+        raise WireError(f"a frame of version {header.version}, expected {VERSION}: is this the draft port?")
+    if header.length > most:
+        raise LongFrameError(header, most)
+    return header
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self, most: int = MAX_PAYLOAD) -> None:
+        """Take payloads of at most `most` bytes."""
+        self.most = most
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take in what has arrived and yield the frames that are now complete.
+
+        Raises:
+            WireError: the bytes are no frames; nothing that follows can be read.
+        """
+        if not self._rest and len(data) >= HEADER.size:
+            header = read_header(data, self.most)
+            if len(data) == HEADER.size + header.length:  # nearly always
+                yield Frame(header, data[HEADER.size :])
+                return
+        self._rest += data
+        while len(self._rest) >= HEADER.size:
+            header = read_header(self._rest, self.most)
+            stop = HEADER.size + header.length
+            if len(self._rest) < stop:
+                return
+            payload = bytes(memoryview(self._rest)[HEADER.size : stop])
+            del self._rest[:stop]
+            yield Frame(header, payload)
+
+
+def encode_request(
+    request_id: int,
+    name: str,
+    contexts: NDArray[np.int32],
+    budget: int,
+    min_prob: float = 0.0,
+    strategy: str = "",
+    sections: Mapping[int, bytes] | None = None,
+) -> bytes:
+    """Return the frame of a draft request; the arguments are those of `DraftRequest`.
+
+    Raises:
+        WireError: a name, a batch or a context is longer than the format allows.
+    """
+    try:
+        named, how = name.encode(), strategy.encode()
+        batch, width = contexts.shape
+        tagged = _encode_sections(sections) if sections else b""
+        head = _DRAFT.pack(batch, budget, min_prob, len(named), len(how), width, len(tagged))
+    except (struct.error, OverflowError, ValueError) as error:
+        raise WireError(f"no request can carry this: {error}") from None
+    length = len(head) + 4 * batch * width + len(tagged) + len(named) + len(how)
+    if length > MAX_PAYLOAD:
+        raise WireError(f"a request of {length:,} bytes, expected at most {MAX_PAYLOAD:,}")
+    rows = contexts.astype(_CONTEXT, copy=False).tobytes()
+    header = HEADER.pack(length, VERSION, Operation.DRAFT, 0, 0, request_id)
+    return b"".join((header, head, rows, tagged, named, how))
+
+
+def _encode_sections(sections: Mapping[int, bytes]) -> bytes:
+    """Return all sections, each filled up to a multiple of four."""
+    return b"".join(
+        _SECTION.pack(tag, 0, len(data)) + data + bytes(-len(data) % 4) for tag, data in sections.items()
+    )
+
+
+def decode_request(payload: bytes) -> DraftRequest:
+    """Read the payload of a draft request.
+
+    Raises:
+        WireError: a length does not fit, or a value is out of its range.
+    """
+    if len(payload) < _DRAFT.size:
+        raise WireError(f"a draft request has at least {_DRAFT.size} bytes, found {len(payload)}")
+    batch, budget, min_prob, named, how, width, tagged = _DRAFT.unpack_from(payload)
+    sections = _DRAFT.size + 4 * batch * width
+    expected = sections + tagged + named + how
+    if len(payload) != expected:
+        raise WireError(
+            f"a draft request of {batch} contexts of {width} tokens has {expected} bytes here, found {len(payload)}"
+        )
+    if not 0.0 <= min_prob <= 1.0:
+        raise WireError(f"a least probability of {min_prob}, expected 0 to 1")
+    contexts = np.frombuffer(payload, _CONTEXT, batch * width, _DRAFT.size).reshape(batch, width)
+    names = sections + tagged
+    try:
+        name = payload[names : names + named].decode()
+        strategy = payload[names + named :].decode()
+    except UnicodeDecodeError:
+        raise WireError("the name of a release or of a strategy is no UTF-8") from None
+    found = _decode_sections(payload, sections, names) if tagged else {}
+    return DraftRequest(name, strategy, contexts, budget, min_prob, found)
+
+
+def _decode_sections(payload: bytes, start: int, stop: int) -> dict[int, bytes]:
+    """Return the sections between two places by tag.
+
+    Raises:
+        WireError: one of them does not end where they all do, or comes twice.
+    """
+    found: dict[int, bytes] = {}
+    while start < stop:
+        if stop - start < _SECTION.size:
+            raise WireError(f"{stop - start} bytes behind the last section")
+        tag, zero, size = _SECTION.unpack_from(payload, start)
+        start += _SECTION.size
+        if zero or tag in found or size + -size % 4 > stop - start:
+            raise WireError(f"section {tag} of {size} bytes is damaged, comes twice, or does not fit")
+        found[tag] = payload[start : start + size]
+        start += size + -size % 4
+    return found
+
+
+def encode_drafts(batch: DraftBatch) -> EncodedDrafts:
+    """Return what an answer says of a batch of contexts, or of a part of one."""
+    sizes, trees = batch.encode_trees()
+    if len(sizes) == 1:  # the same, faster
+        count = min(batch.match_counts.item(), _MOST)
+        return EncodedDrafts(_ROW.pack(sizes.item(), batch.match_lengths.item(), count), trees.tobytes())
+    table = np.empty((3, len(sizes)), _TABLE)
+    table[0] = sizes
+    table[1] = batch.match_lengths
+    table[2] = np.minimum(batch.match_counts, _MOST)
+    return EncodedDrafts(table.tobytes(), trees.tobytes())
+
+
+def encode_answer(
+    request_id: int, build: int, tokenizer: int, micros: int, batch: DraftBatch, flags: int = 0
+) -> bytes:
+    """Return the frame of an answer; the arguments are those of `DraftAnswer`."""
+    return join_answer(request_id, build, tokenizer, micros, [encode_drafts(batch)], flags)
+
+
+def join_answer(
+    request_id: int, build: int, tokenizer: int, micros: int, parts: Sequence[EncodedDrafts], flags: int = 0
+) -> bytes:
+    """Return the frame of an answer from the parts of its batch, in order; at least one."""
+    table, trees = parts[0]
+    if len(parts) > 1:
+        tables = [np.frombuffer(part.table, _TABLE).reshape(3, -1) for part in parts]
+        table, trees = np.hstack(tables).tobytes(), b"".join(part.trees for part in parts)
+    head = _DRAFTS.pack(build, tokenizer, len(table) // _ROW.size, 0, min(micros, _MOST))
+    length = len(head) + len(table) + len(trees)
+    header = HEADER.pack(length, VERSION, _DRAFT_ANSWER, 0, flags, request_id)
+    return b"".join((header, head, table, trees))
+
+
+def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_NODES) -> DraftAnswer:
+    """Read the payload of an answer, and check its trees: a decoder may follow them blindly.
+
+    Args:
+        payload: of a frame of status `OK`.
+        vocab_size: token ids lie below it.
+        budget: most nodes of a tree.
+
+    Raises:
+        WireError: a length does not fit, or a tree breaks a promise of `DraftTree`.
+    """
+    if len(payload) < _DRAFTS.size:
+        raise WireError(f"an answer has at least {_DRAFTS.size} bytes, found {len(payload)}")
+    build, tokenizer, batch, _, micros = _DRAFTS.unpack_from(payload)
+    start = _DRAFTS.size + 12 * batch
+    if len(payload) < start:
+        raise WireError(f"an answer of {batch} drafts has at least {start} bytes, found {len(payload)}")
+    sizes = np.frombuffer(payload, _TABLE, batch, _DRAFTS.size)
+    try:
+        trees = decode_trees(payload, start, sizes, vocab_size, budget)
+    except DraftTreeError as error:
+        raise WireError(f"an answer holds a broken tree: {error}") from None
+    numbers = struct.unpack_from(f"<{2 * batch}I", payload, _DRAFTS.size + 4 * batch)
+    drafts = list(map(Draft, trees, numbers[:batch], numbers[batch:]))
+    return DraftAnswer(build, tokenizer, micros, drafts)
+
+
+def encode_json(operation: int, request_id: int, document: Any, flags: int = 0) -> bytes:
+    """Return the frame of an answer in JSON."""
+    return frame(operation | ANSWER, request_id, json.dumps(document).encode(), Status.OK, flags)
+
+
+def encode_failure(operation: int, request_id: int, failure: Failure, flags: int = 0) -> bytes:
+    """Return the frame of an answer that says why there is none."""
+    wait = _FAILURE.pack(math.ceil(min(failure.retry_after * 1000, _MOST)))
+    return frame(operation | ANSWER, request_id, wait + failure.message.encode(), failure.status, flags)
+
+
+def decode_failure(header: Header, payload: bytes) -> Failure:
+    """Read the payload of a frame whose status is not `OK`.
+
+    Raises:
+        WireError: an unknown status, or no such payload.
+    """
+    try:
+        (millis,) = _FAILURE.unpack_from(payload)
+        return Failure(Status(header.status), millis / 1000, payload[_FAILURE.size :].decode())
+    except (struct.error, ValueError) as error:
+        raise WireError(f"an answer of status {header.status} cannot be read: {error}") from None

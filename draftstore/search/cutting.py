@@ -1,0 +1,67 @@
+"""Exact draft trees of n-grams: cut from the rows of a suffix array, on all cores.
+
+A node's chance is the number of times that its path follows the n-gram, divided by the occurrences of the n-gram. It is
+the rule `longest` with every row read: the n-gram occurs, so no shorter one is asked.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.jit import CORES
+from draftstore.search.expand import MAX_ROWS, Rule, draft_batch
+from draftstore.search.suffix import SuffixIndex
+from draftstore.trees.tree import LOWEST_LEVEL, DraftTree
+
+BLOCK = 256
+
+
+class Trees(NamedTuple):
+    """The draft trees of k n-grams.
+
+    Attributes:
+        tokens: int32 [k, nodes].
+        parents: int16 [k, nodes].
+        levels: uint8 [k, nodes].
+        sizes: int64 [k], nodes of each.
+        counts: int64 [k], occurrences of each n-gram.
+        distinct: int64 [k], distinct tokens that follow each, the end of a document being one; 0 where there is no
+            tree.
+    """
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int16]
+    levels: NDArray[np.uint8]
+    sizes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    distinct: NDArray[np.int64]
+
+    def tree(self, place: int) -> DraftTree:
+        """Return one of them, as a view."""
+        size = self.sizes[place]
+        return DraftTree(self.tokens[place, :size], self.parents[place, :size], self.levels[place, :size])
+
+
+def cut_trees(
+    index: SuffixIndex, ngrams: NDArray[np.int32], nodes: int, depth: int, workers: int | None = None
+) -> Trees:
+    """Cut the draft trees of n-grams that occur in a store.
+
+    Args:
+        index: the arrays of the store.
+        ngrams: int32 [k, n].
+        nodes: most nodes of a tree.
+        depth: most tokens of a path.
+        workers: threads; all cores by default.
+    """
+    n = ngrams.shape[1]
+    rule = Rule(n, n, depth, rows=MAX_ROWS, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0)
+    rule.check()
+    packed = rule.pack()
+    blocks = [ngrams[start : start + BLOCK] for start in range(0, max(len(ngrams), 1), BLOCK)]
+    with ThreadPoolExecutor(workers or CORES) as pool:
+        parts = list(pool.map(lambda block: draft_batch(index, packed, block, nodes, LOWEST_LEVEL), blocks))
+    tokens, parents, levels, summary = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Trees(tokens, parents, levels, summary[:, 0], summary[:, 2], summary[:, 3])

@@ -1,0 +1,322 @@
+"""Best-first growth of a draft tree from the suffix arrays of a store: one kernel for every drafting rule.
+
+The suffix array is read as a back-off n-gram language model of unbounded order. At every node, the text is the
+context followed by the node's path. Of its suffixes that occur in the store, the longest is asked first. With c
+occurrences, followed by d distinct tokens, it gets the share
+
+    c / (c + beta * d + alpha)
+
+of the node's probability; what is left goes to the next shorter suffix, and so on. So a suffix that is seen often
+and always goes on alike is trusted, a rare or an undecided one yields to shorter ones. Within a suffix, a token's
+share is the fraction of the occurrences that it follows. This is interpolation of the Witten-Bell family, applied
+at every node: "The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991; "An
+Empirical Study of Smoothing Techniques for Language Modeling", 1999, section 2.
+
+With alpha = beta = 0 the longest match takes all, and the rule is the one of REST (NAACL 2024, section 3): the
+continuations of the longest match as a trie, of which the heaviest nodes are kept.
+
+The tree grows in the array of `draftstore.trees.frontier`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftstoreError
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.search.candidates import clear_table, hand_out, new_candidates, read_following
+from draftstore.search.matching import find_longest, find_suffix, load_context, new_matches
+from draftstore.search.suffix import SuffixIndex
+from draftstore.trees.frontier import (
+    MAX_DEPTH,
+    depth_of,
+    enter,
+    may_have_children,
+    new_frontier,
+    parent_of,
+    token_of,
+    unpack_nodes,
+)
+
+MAX_MATCH = 1024
+"""Most tokens of a context that can be matched."""
+MAX_ROWS = 1 << 40
+"""Most occurrences that can be read for one node: more than a store has, so that every count is exact."""
+
+
+class Rule(NamedTuple):
+    """How a tree is drawn from the matches.
+
+    Attributes:
+        max_match: most tokens of the context that are matched.
+        min_match: fewest tokens of a suffix that is still asked.
+        depth: most tokens of a path.
+        rows: occurrences read for a whole unit of probability; of a suffix with more of them in what is left
+            for it, evenly spaced ones are read.
+        floor: probability below which no shorter suffix is asked.
+        alpha: occurrences' worth of trust that every suffix yields to shorter ones.
+        beta: the same for each distinct token that follows.
+        gamma: distinct tokens grow as this power of the rows read (Heaps' law); scales d where rows are sampled.
+    """
+
+    max_match: int
+    min_match: int
+    depth: int
+    rows: int
+    floor: float
+    alpha: float
+    beta: float
+    gamma: float
+
+    def check(self) -> None:
+        """Refuse values that the kernels cannot follow.
+
+        Raises:
+            DraftstoreError: the first of them, with what is expected.
+        """
+        limits = {
+            "max_match": (self.max_match, 1, MAX_MATCH),
+            "min_match": (self.min_match, 1, MAX_MATCH),
+            "depth": (self.depth, 1, MAX_DEPTH),
+            "rows": (self.rows, 1, MAX_ROWS),
+            "floor": (self.floor, 0, 1),
+            "alpha": (self.alpha, 0, math.inf),
+            "beta": (self.beta, 0, math.inf),
+            "gamma": (self.gamma, 0, 1),
+        }
+        for name, (value, least, most) in limits.items():
+            if not least <= value <= most:
+                raise DraftstoreError(f"a drafting rule with {name} = {value}: expected {least} to {most}")
+
+    def pack(self) -> NDArray[np.float64]:
+        """Return the rule as float64 [8], which crosses into a kernel faster than eight numbers."""
+        return np.array(self, np.float64)
+
+
+@kernel
+def draft_one(
+    tokens: Any, suffixes: Any, keys: Any, first_rows: Any, segments: Any, vocab_size: Any, key_bits: Any,
+    key_tokens: Any, packed_rule: Any, context: Any, budget: Any, max_level: Any,
+) -> Any:  # fmt: skip
+    """Grow a draft tree for one context.
+
+    The index comes taken apart: a draft takes microseconds, and numba unpacks flat arguments faster than tuples.
+
+    Args:
+        tokens: see SuffixIndex, as for the next seven.
+        suffixes: likewise.
+        keys: likewise.
+        first_rows: likewise.
+        segments: likewise.
+        vocab_size: likewise.
+        key_bits: likewise.
+        key_tokens: likewise.
+        packed_rule: a Rule, packed.
+        context: int32 [any], the last tokens of the text; an id outside the vocabulary (such as the padding -1)
+            hides all before it.
+        budget: most nodes of the tree.
+        max_level: highest level (see `tree.LEVEL_BOUNDS`) that a node may have.
+
+    Returns:
+        tokens int32 [n], parents int16 [n], levels uint8 [n], tokens of the longest match, its occurrences.
+    """
+    index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
+    rule = _unpack_rule(packed_rule)
+    matches, nodes = _new_scratch(rule, budget, len(segments))
+    begin, end, match, count = _find_match(index, rule, matches, context)
+    candidates = new_candidates(_room(rule, count, len(segments), vocab_size))
+    size = (
+        _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
+        if count > 0 and budget > 0
+        else 0
+    )
+    tree_tokens = np.empty(size, np.int32)
+    parents = np.empty(size, np.int16)
+    levels = np.empty(size, np.uint8)
+    unpack_nodes(nodes, size, tree_tokens, parents, levels)
+    return tree_tokens, parents, levels, match, count
+
+
+@kernel
+def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any) -> Any:
+    """Grow one draft tree for each context; see `draft_one`.
+
+    Args:
+        index: a SuffixIndex.
+        packed_rule: a Rule, packed.
+        contexts: int32 [batch, any], aligned right.
+        budget: most nodes of a tree.
+        max_level: highest level that a node may have.
+
+    Returns:
+        tokens int32 [batch, budget], parents int16 and levels uint8 likewise, and int64 [batch, 4]: nodes,
+        tokens of the longest match, its occurrences, and the distinct tokens that followed those read (the end
+        of a document is one of them).
+    """
+    batch = len(contexts)
+    tokens = np.empty((batch, budget), np.int32)
+    parents = np.empty((batch, budget), np.int16)
+    levels = np.empty((batch, budget), np.uint8)
+    summary = np.empty((batch, 4), np.int64)
+    rule = _unpack_rule(packed_rule)
+    matches, nodes = _new_scratch(rule, budget, len(index.segments))
+    candidates = new_candidates(_room(rule, rule.rows, len(index.segments), index.vocab_size))
+    for i in range(batch):
+        begin, end, match, count = _find_match(index, rule, matches, contexts[i])
+        size = (
+            _grow(index, rule, matches, candidates, nodes, begin, end, max_level)
+            if count > 0 and budget > 0
+            else 0
+        )
+        summary[i, 0], summary[i, 1], summary[i, 2] = size, match, count
+        summary[i, 3] = matches.lengths[0, 2] if size > 0 else 0
+        unpack_nodes(nodes, size, tokens[i], parents[i], levels[i])
+    return tokens, parents, levels, summary
+
+
+@leaf_kernel
+def _unpack_rule(values: Any) -> Any:
+    """Return the Rule in a packed one."""
+    return Rule(
+        int(values[0]), int(values[1]), int(values[2]), int(values[3]),
+        values[4], values[5], values[6], values[7],
+    )  # fmt: skip
+
+
+@kernel
+def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
+    """Return arrays for the matches and nodes of drafts of at most `budget` nodes."""
+    return (
+        new_matches(rule.max_match + rule.depth, budget + 1, segments),
+        new_frontier(budget),
+    )
+
+
+@leaf_kernel
+def _room(rule: Any, count: Any, segments: Any, vocab_size: Any) -> Any:
+    """Bound the candidates of a node: the rows read, of the longest match alone or of every suffix."""
+    rows = min(rule.rows, count) if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
+    return min(rows, segments * (vocab_size + 1)) + 2 * segments
+
+
+@leaf_kernel
+def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
+    """Return where the usable context begins and ends, the tokens of its longest match and its occurrences."""
+    begin, end = load_context(matches.text, context, rule.max_match, index.vocab_size)
+    match = find_longest(index, matches, begin, end)
+    if match < rule.min_match:
+        return begin, end, 0, np.int64(0)
+    return begin, end, match, matches.counts[0, match]
+
+
+@leaf_kernel
+def _grow(
+    index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
+) -> Any:
+    """Fill `nodes` with the best ones; return their number."""
+    budget = len(nodes.keys)
+    floor = rule.floor
+    found = _gather(index, rule, matches, candidates, begin, end, 0, 0, 1.0, floor)
+    tail = enter_all(nodes, candidates, found, 0, 1, 0, max_level)
+    head = 0
+    while head < tail:
+        depth = depth_of(nodes, head)
+        if depth < rule.depth and may_have_children(nodes, head, tail):
+            if tail == budget:
+                floor = max(rule.floor, nodes.probs[tail - 1])
+            slot, parent, stop = head + 1, parent_of(nodes, head), end + depth
+            load_path(matches.text, nodes, stop, slot)
+            found = _gather(
+                index, rule, matches, candidates, begin, stop, slot, parent, nodes.probs[head], floor
+            )
+            tail = enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
+        head += 1
+    return tail
+
+
+@leaf_kernel
+def load_path(text: Any, nodes: Any, stop: Any, slot: Any) -> Any:
+    """Write the tokens from the root to a node behind the context, up to `stop`."""
+    while slot > 0:
+        stop -= 1
+        text[stop] = token_of(nodes, slot - 1)
+        slot = parent_of(nodes, slot - 1)
+
+
+@leaf_kernel
+def _gather(
+    index: Any, rule: Any, matches: Any, candidates: Any, begin: Any, stop: Any, slot: Any, parent: Any,
+    prob: Any, floor: Any,
+) -> Any:  # fmt: skip
+    """Share a node's probability out to the tokens that may follow it; return the number of candidates.
+
+    Suffixes with equal counts have the same occurrences, so those are read once, for the sum of the shares.
+    """
+    lengths = matches.lengths
+    top = min(lengths[parent, 0] + 1, stop - begin) if slot > 0 else lengths[0, 0]
+    lengths[slot, 0] = 0
+    remaining, share = prob, 0.0
+    count, kinds = np.int64(0), 0.0
+    found, runs = 0, 0
+    for length in range(top, rule.min_match - 1, -1):
+        ranges = matches.ranges[slot, length]
+        if slot == 0 and length == top:
+            occurrences = matches.counts[slot, length]  # the longest match, found before
+        else:
+            occurrences = find_suffix(index, matches, stop, slot, parent, length)
+        if occurrences == 0:
+            continue
+        if lengths[slot, 0] == 0:
+            lengths[slot, 0] = length
+        lengths[slot, 1] = length
+        if occurrences != count:
+            hand_out(candidates, runs, share)
+            share, count, runs = 0.0, occurrences, 0
+            reads = min(count, math.ceil(rule.rows * remaining))
+            room = len(candidates.tokens) - 2 * len(ranges)
+            if room < len(ranges) * (index.vocab_size + 1):
+                reads = min(reads, room - found)
+            if reads <= 0:
+                break
+            found, runs, distinct = read_following(index, candidates, ranges, length, count, reads, found)
+            if length == lengths[slot, 0]:
+                lengths[slot, 2] = distinct
+            kinds = np.float64(distinct)
+            if reads < count:
+                kinds *= power_of(count / reads, rule.gamma)
+        kept = remaining * (count / (count + rule.beta * kinds + rule.alpha))
+        share += kept
+        remaining -= kept
+        if remaining <= floor:
+            break
+    hand_out(candidates, runs, share)
+    clear_table(candidates, found)
+    return found
+
+
+@leaf_kernel
+def power_of(base: Any, exponent: Any) -> Any:
+    """Return base ** exponent, for an exponent from 0 to 1: the product of the roots that its binary digits name.
+
+    Square roots and products are the same bits on every machine; what a library for mathematics returns is not.
+    """
+    power, root, digits = 1.0, base, exponent
+    while digits > 0.0:
+        if digits >= 1.0:
+            power *= root
+            digits -= 1.0
+        digits *= 2.0
+        root = math.sqrt(root)
+    return power
+
+
+@leaf_kernel
+def enter_all(
+    nodes: Any, candidates: Any, found: Any, tail: Any, depth: Any, parent: Any, max_level: Any
+) -> Any:
+    """Enter the candidates of a node as its children; return the new tail."""
+    for i in range(found):
+        tail = enter(nodes, tail, candidates.tokens[i], candidates.probs[i], depth, parent, max_level)
+    return tail

@@ -1,0 +1,199 @@
+"""Exact n-gram counts from the suffix arrays of a store: a kernel over plain arrays, no files.
+
+In suffix order, all occurrences of an n-gram stand in adjacent rows: where a suffix shares its first n tokens with
+the one before, that n-gram has occurred once more; where it does not, a new one starts. N-grams come out sorted.
+
+    row   suffix       shared   of n = 1    of n = 2
+    0     5 7 5 7 9    0        5     x 1   5 7   x 1
+    1     5 7 9        2        5     x 2   5 7   x 2
+    2     7 5 7 9      0        7     x 1   7 5   x 1
+    3     7 9          1        7     x 2   7 9   x 1
+    4     9            0        9     x 1
+
+An n-gram never spans documents. Segments are counted apart and merged, one range of first tokens after the other, so
+that memory is bounded whatever the size of the store.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.jit import CORES, kernel
+from draftstore.search.suffix import SuffixIndex
+
+MAX_N = 8
+"""Most tokens of an n-gram that is counted."""
+PART_ROWS = 1 << 22
+"""Rows that are counted at a time, unless one first token has more."""
+
+
+class NgramTable(NamedTuple):
+    """Some n-grams of one length, in ascending order.
+
+    Attributes:
+        tokens: uint16 or uint32 [k, n].
+        counts: int64 [k], occurrences of each.
+    """
+
+    tokens: NDArray[Any]
+    counts: NDArray[np.int64]
+
+
+def count_ngrams(
+    index: SuffixIndex,
+    max_n: int,
+    *,
+    part_rows: int = PART_ROWS,
+    workers: int | None = None,
+    on_rows: Callable[[int], None] = lambda _: None,
+) -> Iterator[tuple[NgramTable, ...]]:
+    """Count all n-grams of 1 to `max_n` tokens.
+
+    Args:
+        index: the arrays of a store.
+        max_n: most tokens of an n-gram.
+        part_rows: rows counted at a time, which bounds the memory: each takes some 60 bytes at n = 5.
+        workers: threads, each at a part of its own; all cores by default.
+        on_rows: called with the rows of each part that is done, for progress bars.
+
+    Yields:
+        For every range of first tokens, ascending, one table for each n from 1.
+    """
+    threads = workers or CORES
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[tuple[int, Future[tuple[NgramTable, ...]]]] = deque()
+        for first, stop in token_ranges(index, part_rows):
+            rows = int((index.first_rows[:, stop] - index.first_rows[:, first]).sum())
+            waiting.append((rows, pool.submit(_count_part, index, first, stop, max_n)))
+            if len(waiting) > threads:
+                yield from _next_part(waiting, on_rows)
+        while waiting:
+            yield from _next_part(waiting, on_rows)
+
+
+def running_total(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """Return an `on_rows` that tells `progress` the rows done so far and those in all."""
+    done = 0
+
+    def on_rows(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(done, total)
+
+    return on_rows
+
+
+def _next_part(
+    waiting: deque[tuple[int, Future[tuple[NgramTable, ...]]]], on_rows: Callable[[int], None]
+) -> Iterator[tuple[NgramTable, ...]]:
+    rows, future = waiting.popleft()
+    yield future.result()
+    on_rows(rows)
+
+
+def _count_part(index: SuffixIndex, first: int, stop: int, max_n: int) -> tuple[NgramTable, ...]:
+    """Count the n-grams that start with a token in [first, stop), over all segments."""
+    parts = []
+    for segment, (base, length, _) in enumerate(index.segments.tolist()):
+        lo, hi = index.first_rows[segment, [first, stop]].tolist()
+        tokens = index.tokens[base : base + length]
+        flat, counts, sizes = count_rows(
+            tokens, index.suffixes[base + lo : base + hi], index.vocab_size, max_n
+        )
+        parts.append([_table(flat, counts, sizes, n) for n in range(1, max_n + 1)])
+    return tuple(_merge(tables) for tables in zip(*parts, strict=True))
+
+
+def _table(flat: NDArray[Any], counts: NDArray[np.int64], sizes: NDArray[np.int64], n: int) -> NgramTable:
+    """Take the n-grams of one length out of what `count_rows` returns."""
+    begin, size = counts.shape[1] * (n * (n - 1) // 2), int(sizes[n - 1])
+    return NgramTable(flat[begin : begin + size * n].reshape(size, n), counts[n - 1, :size])
+
+
+def token_ranges(index: SuffixIndex, part_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges [first, stop) of first tokens that have at most `part_rows` rows, or are one token."""
+    ends = index.first_rows.sum(axis=0, dtype=np.int64)
+    first = 0
+    while first < index.vocab_size:
+        stop = int(np.searchsorted(ends, ends[first] + part_rows, "right")) - 1
+        stop = min(max(stop, first + 1), index.vocab_size)
+        yield first, stop
+        first = stop
+
+
+def _merge(tables: Sequence[NgramTable]) -> NgramTable:
+    """Add up the counts of several segments, all of one n."""
+    return reduce(lambda left, right: NgramTable(*add_tables(*left, *right)), tables)
+
+
+@kernel
+def count_rows(tokens: Any, positions: Any, vocab_size: Any, max_n: Any) -> Any:
+    """Count the n-grams of some suffixes, all lengths in one pass.
+
+    Args:
+        tokens: uint16 or uint32 [any], one segment; ids from `vocab_size` on end a document.
+        positions: int32 [rows], suffixes of it in ascending order; the first shares nothing with the one before it.
+        vocab_size: token ids lie below.
+        max_n: most tokens of an n-gram.
+
+    Returns:
+        The n-grams, flat: those of length n from place rows * n * (n - 1) / 2 on, n tokens each; int64
+        [max_n, rows], their counts; int64 [max_n], how many there are of each length.
+    """
+    rows = len(positions)
+    flat = np.empty(rows * (max_n * (max_n + 1) // 2), tokens.dtype)
+    counts = np.empty((max_n, rows), np.int64)
+    sizes = np.zeros(max_n, np.int64)
+    before = np.full(
+        max_n, -1, np.int64
+    )  # the leading tokens of the suffix before, -1 behind its document's end
+    for row in range(rows):
+        position = np.int64(positions[row])
+        most = min(max_n, len(tokens) - position) if position >= 0 else 0
+        j = 0
+        while j < most and tokens[position + j] == before[j]:
+            counts[j, sizes[j] - 1] += 1
+            j += 1
+        while j < most and tokens[position + j] < vocab_size:
+            before[j] = tokens[position + j]
+            place = rows * (j * (j + 1) // 2) + sizes[j] * (j + 1)
+            flat[place : place + j + 1] = before[: j + 1]
+            counts[j, sizes[j]] = 1
+            sizes[j] += 1
+            j += 1
+        before[j:] = -1
+    return flat, counts, sizes
+
+
+@kernel
+def add_tables(left: Any, left_counts: Any, right: Any, right_counts: Any) -> Any:
+    """Merge two ascending tables of n-grams [k, n] with their counts [k]; equal n-grams become one."""
+    n = left.shape[1]
+    ngrams = np.empty((len(left) + len(right), n), left.dtype)
+    counts = np.zeros(len(ngrams), np.int64)
+    i = j = size = 0
+    while i < len(left) or j < len(right):
+        order = 0  # of the left one, compared with the right one
+        if i == len(left) or j == len(right):
+            order = 1 if i == len(left) else -1
+        else:
+            k = 0
+            while k < n and left[i, k] == right[j, k]:
+                k += 1
+            if k < n:
+                order = -1 if left[i, k] < right[j, k] else 1
+        if order <= 0:
+            ngrams[size] = left[i]
+            counts[size] += left_counts[i]
+            i += 1
+        if order >= 0:
+            ngrams[size] = right[j]
+            counts[size] += right_counts[j]
+            j += 1
+        size += 1
+    return ngrams[:size], counts[:size]

@@ -1,0 +1,265 @@
+"""Suffix search: numba kernels over plain arrays, no files.
+
+The corpus of a store is cut into *segments*. A segment is a run of documents, each closed by the sentinel (the
+largest value of the token dtype), with a suffix array of its own. Suffixes are ordered token by token, the
+sentinel above every token, the end of the segment below.
+
+    tokens    5 7 5 7 9 #            # is the sentinel
+    row       0 1 2 3 4 5
+    suffixes  0 2 1 3 4 5            5 7 5.., 5 7 9.., 7 5.., 7 9.., 9 #, #
+    rows that start with (5 7): [0, 2); what follows them is sorted too: 5, 9
+
+Searching is bound by cache misses, not by comparisons: a suffix costs one miss in `suffixes` and one in `tokens`.
+Two small tables avoid most of them: `first_rows` holds the rows of every first token, and `keys` holds the
+leading tokens of every 16th suffix, packed into one integer, so that all but the last four steps of a binary
+search stay inside a dense array (half a byte a token) and one cache line of `suffixes`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.jit import kernel, leaf_kernel, read_only
+from draftstore.search.sorting import bucket_bounds, suffix_array
+
+KEY_STRIDE = 16
+"""A key for every 16th row: 16 int32 rows are one cache line."""
+
+KEY_TOTAL_BITS = 63
+"""A key is a non-negative int64."""
+
+
+class SuffixIndex(NamedTuple):
+    """The arrays of all segments of a store, ready for the kernels; all are read-only views.
+
+    Attributes:
+        tokens: uint16 or uint32 [total], the segments one after the other.
+        suffixes: int32 [total], positions inside their segment in suffix order.
+        keys: int64 [sum of ceil(segment / 16)], the leading tokens of every 16th suffix.
+        first_rows: int32 [segments, vocab_size + 1], first row of every first token; the last entry is the row
+            where the sentinels start.
+        segments: int64 [segments, 3], for each its first token, its length and its first key.
+        vocab_size: token ids lie in [0, vocab_size).
+        key_bits: bits of a key for each token.
+        key_tokens: tokens in a key.
+    """
+
+    tokens: NDArray[Any]
+    suffixes: NDArray[np.int32]
+    keys: NDArray[np.int64]
+    first_rows: NDArray[np.int32]
+    segments: NDArray[np.int64]
+    vocab_size: int
+    key_bits: int
+    key_tokens: int
+
+
+def key_layout(vocab_size: int) -> tuple[int, int]:
+    """Return (bits a token, tokens a key) for a vocabulary; the sentinel counts as one more token."""
+    bits = max(int(vocab_size).bit_length(), 1)
+    return bits, KEY_TOTAL_BITS // bits
+
+
+def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Place segments one behind the other.
+
+    Args:
+        lengths: int64 [segments], tokens of each.
+
+    Returns:
+        int64 [segments + 1, 3], first token, tokens and first key of each; the last row stands behind them all.
+    """
+    sizes = np.append(lengths, 0)
+    key_counts = -(-sizes // KEY_STRIDE)
+    return np.stack([np.cumsum(sizes) - sizes, sizes, np.cumsum(key_counts) - key_counts], axis=1)
+
+
+def index_segment(
+    tokens: NDArray[Any], vocab_size: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """Sort one segment and make its tables: suffixes, keys and first rows, as in SuffixIndex.
+
+    Raises:
+        TokenRangeError: as `sorting.suffix_array`.
+    """
+    tokens = read_only(tokens)
+    suffixes = suffix_array(tokens, vocab_size)
+    keys = key_table(tokens, read_only(suffixes), vocab_size, *key_layout(vocab_size))
+    return suffixes, keys, first_row_table(tokens, vocab_size)
+
+
+@kernel
+def first_row_table(tokens: Any, vocab_size: Any) -> Any:
+    """Return int32 [vocab_size + 1]: the first row of every first token; last, where the sentinels start."""
+    return bucket_bounds(tokens, vocab_size + 1)[: vocab_size + 1]
+
+
+@kernel
+def key_table(tokens: Any, suffixes: Any, vocab_size: Any, key_bits: Any, key_tokens: Any) -> Any:
+    """Return int64 [ceil(n / 16)]: the packed leading tokens of every 16th suffix of one segment."""
+    n = len(tokens)
+    keys = np.empty((n + KEY_STRIDE - 1) // KEY_STRIDE, np.int64)
+    for j in range(len(keys)):
+        keys[j] = _suffix_key(
+            tokens, np.int64(0), n, np.int64(suffixes[j * KEY_STRIDE]), vocab_size, key_bits, key_tokens
+        )
+    return keys
+
+
+@leaf_kernel
+def token_at(tokens: Any, base: Any, n: Any, position: Any) -> Any:
+    """Return the token at a position of a segment, -1 outside it: a damaged store must not crash its reader."""
+    if position < 0 or position >= n:
+        return np.int64(-1)
+    return np.int64(tokens[base + position])
+
+
+@leaf_kernel
+def _suffix_key(
+    tokens: Any, base: Any, n: Any, position: Any, vocab_size: Any, key_bits: Any, count: Any
+) -> Any:
+    """Pack the `count` tokens from `position` on; the sentinel counts as `vocab_size`, past the end is 0.
+
+    Only a sentinel stands before the end of a segment and no pattern holds one, so the padding never matches.
+    """
+    key = np.int64(0)
+    for j in range(count):
+        token = token_at(tokens, base, n, position + j)
+        key = (key << key_bits) | max(np.int64(0), min(token, np.int64(vocab_size)))
+    return key
+
+
+@leaf_kernel
+def find_rows(
+    index: Any, segment: Any, lo: Any, hi: Any, known: Any, pattern: Any, start: Any, stop: Any
+) -> Any:
+    """Return the rows [lo, hi) of a segment whose suffixes start with `pattern[start:stop]`.
+
+    Args:
+        index: a SuffixIndex.
+        segment: which segment.
+        lo: first row to consider; all rows considered start with the first `known` tokens of the pattern.
+        hi: row after the last.
+        known: tokens of the pattern that need no check.
+        pattern: int64 [at least stop].
+        start: first token of the pattern.
+        stop: token after its last.
+    """
+    base, n, first_key = index.segments[segment, 0], index.segments[segment, 1], index.segments[segment, 2]
+    length = stop - start
+    packed = min(length, index.key_tokens)
+    if known < packed:
+        low_key = np.int64(0)
+        for j in range(packed):
+            low_key = (low_key << index.key_bits) | pattern[start + j]
+        shift = index.key_bits * (index.key_tokens - packed)
+        high_key = (low_key + 1) << shift
+        lo, hi = _find_keys(index, base, n, first_key, lo, hi, low_key << shift, high_key)
+        known = packed
+    if known < length and lo < hi:
+        if hi - lo > KEY_STRIDE:
+            lo = _lower_row(index, base, n, lo, hi, known, pattern, start, length, False)
+            hi = _lower_row(index, base, n, lo, hi, known, pattern, start, length, True)
+        else:
+            lo, hi = _scan_rows(index, base, n, lo, hi, known, pattern, start, length)
+    return lo, hi
+
+
+@leaf_kernel
+def _find_keys(
+    index: Any, base: Any, n: Any, first_key: Any, lo: Any, hi: Any, low_key: Any, high_key: Any
+) -> Any:
+    """Return the rows in [lo, hi) with keys from `low_key` to below `high_key`."""
+    block = _lower_block(index, first_key, lo, hi, low_key)
+    first, end = max(lo, (block - 1) * KEY_STRIDE), min(hi, block * KEY_STRIDE)
+    below_low, below_high = _count_below(index, base, n, first, end, low_key, high_key)
+    if first + below_high < end or end == hi:
+        return first + below_low, first + below_high
+    lo = first + below_low
+    step = 1  # most ranges are short: look for their end in growing steps
+    while block * KEY_STRIDE < hi and index.keys[first_key + block] < high_key:
+        first, block, step = block * KEY_STRIDE, block + step, step * 2
+    block = _lower_block(index, first_key, first, min(hi, block * KEY_STRIDE), high_key)
+    first, end = max(first, (block - 1) * KEY_STRIDE), min(hi, block * KEY_STRIDE)
+    return lo, first + _count_below(index, base, n, first, end, low_key, high_key)[1]
+
+
+@leaf_kernel
+def _lower_block(index: Any, first_key: Any, lo: Any, hi: Any, key: Any) -> Any:
+    """Return the first block that starts in [lo, hi) with at least `key`, else the one after the last."""
+    a = (lo + KEY_STRIDE - 1) // KEY_STRIDE
+    b = (hi + KEY_STRIDE - 1) // KEY_STRIDE
+    while a < b:
+        middle = (a + b) // 2
+        if index.keys[first_key + middle] < key:
+            a = middle + 1
+        else:
+            b = middle
+    return a
+
+
+@leaf_kernel
+def _count_below(index: Any, base: Any, n: Any, lo: Any, hi: Any, low_key: Any, high_key: Any) -> Any:
+    """Count the rows of one block below two keys.
+
+    All of them are read, without a branch, rather than searched: cache misses that do not wait for each other cost
+    little more than one.
+    """
+    below_low = below_high = 0
+    for row in range(lo, hi):
+        position = np.int64(index.suffixes[base + row])
+        key = _suffix_key(index.tokens, base, n, position, index.vocab_size, index.key_bits, index.key_tokens)
+        below_low += key < low_key
+        below_high += key < high_key
+    return below_low, below_high
+
+
+@leaf_kernel
+def _scan_rows(
+    index: Any, base: Any, n: Any, lo: Any, hi: Any, known: Any, pattern: Any, start: Any, length: Any
+) -> Any:
+    """Return the rows in the short range [lo, hi) that match the pattern."""
+    first, matches = lo, 0
+    for row in range(lo, hi):
+        position = np.int64(index.suffixes[base + row])
+        order = 0
+        for j in range(known, length):
+            token = token_at(index.tokens, base, n, position + j)
+            if token != pattern[start + j]:
+                order = -1 if token < pattern[start + j] else 1
+                break
+        first += order < 0
+        matches += order == 0
+    return first, first + matches
+
+
+@leaf_kernel
+def _lower_row(
+    index: Any,
+    base: Any,
+    n: Any,
+    lo: Any,
+    hi: Any,
+    known: Any,
+    pattern: Any,
+    start: Any,
+    length: Any,
+    after: Any,
+) -> Any:
+    """Return the first row in [lo, hi) not below the pattern, or with `after` the first row above all its matches."""
+    while lo < hi:
+        middle = (lo + hi) // 2
+        position = np.int64(index.suffixes[base + middle])
+        below = after
+        for j in range(known, length):
+            token = token_at(index.tokens, base, n, position + j)
+            wanted = pattern[start + j]
+            if token != wanted:
+                below = token < wanted
+                break
+        if below:
+            lo = middle + 1
+        else:
+            hi = middle
+    return lo

@@ -1,0 +1,274 @@
+"""The manifest: what a store directory says of itself, and the checks before anything in it is trusted.
+
+`manifest.json` is written last, inside a directory that gets its final name by a rename: a directory with a
+manifest is a finished store. Opening checks versions, identities and file sizes (milliseconds at any size);
+`verify_files` also reads every byte.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from draftstore.errors import StoreError, TokenizerError, type_name
+from draftstore.storage.files import hash_file, json_text, write_atomic
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+"""Where a store keeps its tokenizer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerIdentity:
+    """Which tokenizer made the token ids: a hash of its vocabulary and merges, and a name for people."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and SHA-256 of one file of a store."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "FileEntry":
+        """Measure a file on disk."""
+        return cls(size=path.stat().st_size, sha256=hash_file(path))
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Everything a reader needs to know before it maps a store's files.
+
+    Attributes:
+        kind: `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards.
+        name: free text for people.
+        created: UTC time in ISO 8601.
+        vocab_size: token ids lie in [0, vocab_size).
+        token_dtype: `uint16` or `uint32`, the type of token ids on disk.
+        tokenizer: identity of the tokenizer.
+        parameters: build parameters, by name.
+        corpus: fingerprint and sources of the corpus.
+        counts: `documents`, `tokens`, `entries` and what else the kind counts.
+        files: every other file of the store by its relative path.
+        target_model: id of the LLM that the store is bound to, where one matters.
+        format_version: version of this layout.
+    """
+
+    kind: str
+    name: str
+    created: str
+    vocab_size: int
+    token_dtype: str
+    tokenizer: TokenizerIdentity
+    parameters: dict[str, Any]
+    corpus: dict[str, Any]
+    counts: dict[str, int]
+    files: dict[str, FileEntry]
+    target_model: str | None = None
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files but the manifest itself."""
+        return sum(entry.size for entry in self.files.values())
+
+    def to_json(self) -> str:
+        """Return the manifest as JSON text: sorted keys, so that equal manifests are equal bytes."""
+        return json_text(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str, where: Path) -> "Manifest":
+        """Parse `to_json`'s text; `where` names the file in errors.
+
+        Raises:
+            StoreError: not JSON, another format version, or a key missing or of the wrong type.
+        """
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{where} is not JSON ({error}): the store is damaged, build it again") from None
+        if not isinstance(fields, dict):
+            raise StoreError(f"{where} holds {type_name(fields)}, expected an object of manifest keys")
+        version = fields.get("format_version")
+        if version != FORMAT_VERSION:
+            raise StoreError(
+                f"{where} has format version {version!r}, this draftstore reads version {FORMAT_VERSION}: "
+                "build the store again, or use the draftstore that wrote it"
+            )
+        for problem in _field_problems(fields):
+            raise StoreError(f"{where} is not a manifest of version {FORMAT_VERSION}: {problem}")
+        fields["tokenizer"] = TokenizerIdentity(**fields["tokenizer"])
+        fields["files"] = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
+        return cls(**fields)
+
+    def require_model(self, found: str | None, where: Path, held: str, advice: str) -> None:
+        """Refuse a model other than the store's.
+
+        Args:
+            found: its name; None takes any store.
+            where: the store.
+            held: what of the model the store holds.
+            advice: what to do about another one.
+
+        Raises:
+            StoreError: the names differ.
+        """
+        if found is not None and found != self.target_model:
+            raise StoreError(
+                f"{where} holds {held} of the model {self.target_model!r}, found {found!r}: {advice}"
+            )
+
+    def require_tokenizer(self, found: TokenizerIdentity, where: Path) -> None:
+        """Refuse a tokenizer other than the store's.
+
+        Raises:
+            TokenizerError: the fingerprints differ.
+        """
+        if found.fingerprint != self.tokenizer.fingerprint:
+            raise TokenizerError(
+                f"{where} was built with tokenizer {self.tokenizer.name!r} (fingerprint "
+                f"{self.tokenizer.fingerprint[:12]}), found {found.name!r} ({found.fingerprint[:12]}): "
+                "pass the tokenizer of the store, or build a store for this one"
+            )
+
+
+FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "name": str,
+    "created": str,
+    "vocab_size": int,
+    "token_dtype": str,
+    "tokenizer": dict,
+    "parameters": dict,
+    "corpus": dict,
+    "counts": dict,
+    "files": dict,
+    "target_model": (str, type(None)),
+    "format_version": int,
+}
+COUNTS = ("documents", "entries", "tokens")
+
+
+def _field_problems(fields: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with keys and types of a manifest; after the first problem others may be false."""
+    yield from _key_problems("it", fields, FIELD_TYPES)
+    yield from _key_problems("'tokenizer'", fields["tokenizer"], {"name": str, "fingerprint": str})
+    if fields["token_dtype"] not in ("uint16", "uint32") or fields["vocab_size"] < 1:
+        yield f"ids of type {fields['token_dtype']!r} below {fields['vocab_size']}"
+    for key in (*COUNTS, *fields["counts"]):
+        if not isinstance(fields["counts"].get(key), int):
+            yield f"'counts' has no number under {key!r}"
+    for name, entry in fields["files"].items():
+        if name.startswith("/") or ".." in name.split("/"):
+            yield f"the file {name!r} lies outside the store"
+        yield from _key_problems(f"the file {name!r}", entry, {"size": int, "sha256": str})
+
+
+def _key_problems(what: str, fields: Any, types: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
+    """Yield what is wrong with the keys of one object: absent, unknown, of another type."""
+    if not isinstance(fields, dict):
+        yield f"{what} is {type_name(fields)}"
+        return
+    if fields.keys() != types.keys():
+        missing, unknown = sorted(types.keys() - fields.keys()), sorted(fields.keys() - types.keys())
+        yield f"{what} lacks {missing}" if missing else f"{what} holds unknown {unknown}"
+        return
+    for key, kinds in types.items():
+        if not isinstance(fields[key], kinds):
+            yield f"{what} has {type_name(fields[key])} under {key!r}"
+
+
+def save_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write `manifest.json` into a directory whose other files are complete."""
+    write_atomic(directory / MANIFEST_NAME, manifest.to_json().encode())
+
+
+def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
+    """Read the manifest of a store and check that every file is there in full size.
+
+    Args:
+        directory: the store.
+        kind: the kind that the caller can read; None takes any.
+
+    Raises:
+        StoreError: no store there, unknown version, another kind, or a missing or cut file.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_store(directory) from None
+    except UnicodeDecodeError as error:
+        raise StoreError(
+            f"{path} is not UTF-8 text ({error}): the store is damaged, build it again"
+        ) from None
+    manifest = Manifest.from_json(text, path)
+    if kind is not None and manifest.kind != kind:
+        raise StoreError(f"{directory} is a store of kind {manifest.kind!r}, expected {kind!r}")
+    for problem in size_problems(directory, manifest.files):
+        raise StoreError(f"{problem}: the store is damaged, build it again")
+    return manifest
+
+
+def manifest_digest(directory: Path) -> str:
+    """Return the SHA-256 of a store's manifest: the identity of the store.
+
+    Raises:
+        StoreError: there is none.
+    """
+    try:
+        return hash_file(directory / MANIFEST_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_store(directory) from None
+
+
+def _no_store(directory: Path) -> StoreError:
+    """Return the error of a path without a manifest."""
+    if directory.is_dir():
+        why = f"it has no {MANIFEST_NAME} (an unfinished build has none)"
+    else:
+        why = "it is a file" if directory.exists() else "there is no such directory"
+    return StoreError(f"{directory} is not a store: {why}")
+
+
+def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[str]:
+    """Yield one sentence for every file that is missing or not of the recorded size."""
+    for name, entry in sorted(files.items()):
+        path = directory / name
+        if not path.is_file():
+            yield f"{path} is missing"
+        elif path.stat().st_size != entry.size:
+            yield f"{path} has {path.stat().st_size:,} bytes, expected {entry.size:,}"
+
+
+def verify_files(
+    directory: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
+) -> list[str]:
+    """Compare every file of a store with its recorded hash.
+
+    Args:
+        directory: the store.
+        manifest: its manifest.
+        on_bytes: called with the size of each file once it has been read, for progress bars.
+
+    Returns:
+        One sentence for each problem found; empty when all is well.
+    """
+    problems = list(size_problems(directory, manifest.files))
+    if problems:
+        return problems
+    for name, entry in sorted(manifest.files.items()):
+        found = hash_file(directory / name)
+        if found != entry.sha256:
+            problems.append(
+                f"{directory / name} has SHA-256 {found}, expected {entry.sha256}: "
+                f"the file or its entry in {MANIFEST_NAME} is damaged"
+            )
+        on_bytes(entry.size)
+    return problems

@@ -1,0 +1,68 @@
+"""What a reading of texts met: how many documents, and what was left out, with the reasons."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from draftstore.errors import counted
+
+PROBLEMS_KEPT = 20
+"""Bad records that a report names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordProblem:
+    """A record that could not be read: where (`file:line 7`), and why."""
+
+    place: str
+    reason: str
+
+
+@dataclasses.dataclass
+class ReadReport:
+    """What a reading met so far.
+
+    Attributes:
+        documents: texts handed on.
+        bad_records: records that could not be read.
+        empty_documents: texts of nothing but white space, skipped.
+        problems: the first `PROBLEMS_KEPT` bad records.
+        unread: files of records none of which gave a text.
+        passed_over: data files in folders that were left out, by the end of their names.
+    """
+
+    documents: int = 0
+    bad_records: int = 0
+    empty_documents: int = 0
+    problems: list[RecordProblem] = dataclasses.field(default_factory=list)
+    unread: list[str] = dataclasses.field(default_factory=list)
+    passed_over: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def add_problem(self, problem: RecordProblem) -> None:
+        """Count a bad record, and keep it if it is among the first."""
+        self.bad_records += 1
+        if len(self.problems) < PROBLEMS_KEPT:
+            self.problems.append(problem)
+
+    def absence(self) -> str:
+        """Say why there is no text, or nothing where there was nothing to read."""
+        reasons = []
+        if self.empty_documents:
+            reasons.append(counted(self.empty_documents, "empty document"))
+        if self.bad_records:
+            first = "the first " if self.bad_records > 1 else ""
+            place = f", {first}{self.problems[0].place}: {self.problems[0].reason}"
+            reasons.append(counted(self.bad_records, "bad record") + place)
+        if self.passed_over:
+            reasons.append(passed_over_text(self.passed_over))
+        return "; ".join(reasons)
+
+
+def passed_over_text(endings: Mapping[str, int]) -> str:
+    """Say which data files in folders were left out, and what to do about it."""
+    number = sum(endings.values())
+    verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
+    most = max(sorted(endings), key=lambda ending: endings[ending])
+    return (
+        f"{counted(number, 'data file')} in folders {verb} passed over ({', '.join(sorted(endings))}): "
+        f"name {pronoun}, or give --glob '*{most}'"
+    )

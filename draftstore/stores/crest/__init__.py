@@ -1,0 +1,1 @@
+"""CREST: n-grams with their draft trees, ready made."""

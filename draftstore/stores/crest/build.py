@@ -1,0 +1,254 @@
+"""Building a CREST store from a REST store: rank n-grams, cut and compress their trees, write, load, publish.
+
+In the working directory (draftstore.storage.staging) lie
+
+    trees.lmdb           all entries
+    store/               the store; with its manifest it is whole, and a build goes on with loading and publishing it
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftstore.errors import BuildError, StoreError, needs_extra
+from draftstore.search.ngrams import MAX_N, running_total
+from draftstore.storage.files import link_or_copy
+from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
+from draftstore.storage.report import ReadReport
+from draftstore.storage.staging import STORE, BuildResult, build_store, hash_files
+from draftstore.stores.crest.counts import DEFAULT_MAX_N, derive_manifest, new_store
+from draftstore.stores.crest.entries import (
+    BACKENDS,
+    LMDB,
+    LMDB_FILE,
+    LmdbEntries,
+    entries_digest,
+    load_entries,
+    open_entries,
+)
+from draftstore.stores.crest.envelope import Envelope
+from draftstore.stores.crest.packing import (
+    Cutter,
+    KeptNgram,
+    pack_ngrams,
+    train_on_ranking,
+    write_best,
+    write_kept,
+)
+from draftstore.stores.crest.selection import GAIN, SELECTIONS, Ranking, rank_ngrams
+from draftstore.stores.crest.store import BUDGET, DICTIONARY_FILE, KEPT_FILE, KIND, STRATEGIES
+from draftstore.stores.rest.store import CONTINUATION, RestStore
+from draftstore.trees.frontier import MAX_DEPTH
+
+DEFAULT_NGRAMS = 100_000
+MAX_NODES = 256
+PAGE = 4096
+USUAL_ENTRY_BYTES = 100
+"""What an entry takes: how many n-grams are ranked at first for a limit in bytes."""
+
+
+@dataclasses.dataclass
+class CrestProgress:
+    """Where a build reports to; each is called many times with what is done and what there is in all.
+
+    Attributes:
+        counted: rows of the suffix arrays.
+        packed: n-grams whose trees are cut and compressed; bytes instead, where the limit is in bytes.
+        loaded: entries taken in by PostgreSQL.
+    """
+
+    counted: Callable[[int, int], None] = lambda _rows, _all: None
+    packed: Callable[[int, int], None] = lambda _done, _all: None
+    loaded: Callable[[int, int], None] = lambda _entries, _all: None
+
+
+@dataclasses.dataclass(frozen=True)
+class CrestOptions:
+    """What is built.
+
+    Attributes:
+        name: name of the store, for people.
+        max_n: most tokens of an n-gram; the one length for the selection `single`.
+        selection: one of `draftstore.stores.crest.selection.SELECTIONS`.
+        ngrams: how many are kept at most; 100,000 if neither this nor `max_bytes` is given.
+        max_bytes: most bytes of trees.lmdb.
+        backends: where the entries go.
+        nodes: most nodes of a tree.
+        depth: most tokens of a path.
+    """
+
+    name: str
+    max_n: int = DEFAULT_MAX_N
+    selection: str = GAIN
+    ngrams: int | None = None
+    max_bytes: int | None = None
+    backends: tuple[str, ...] = (LMDB,)
+    nodes: int = BUDGET
+    depth: int = CONTINUATION
+
+    def check(self) -> None:
+        """Refuse what cannot be built.
+
+        Raises:
+            BuildError: the first of it, with what is expected.
+        """
+        if self.ngrams is not None and self.max_bytes is not None:
+            raise BuildError("both a number of n-grams and a number of bytes: choose one")
+        limits = {
+            "max_n": (self.max_n, 1, MAX_N),
+            "ngrams": (DEFAULT_NGRAMS if self.ngrams is None else self.ngrams, 1, 1 << 40),
+            "max_bytes": (4 * PAGE if self.max_bytes is None else self.max_bytes, 4 * PAGE, 1 << 50),
+            "nodes": (self.nodes, 1, MAX_NODES),
+            "depth": (self.depth, 1, MAX_DEPTH),
+        }
+        for name, (value, least, most) in limits.items():
+            if not least <= value <= most:
+                raise BuildError(f"a CREST store with {name} = {value:,}: expected {least:,} to {most:,}")
+        if self.selection not in SELECTIONS:
+            raise BuildError(f"no selection {self.selection!r}: choose one of {', '.join(SELECTIONS)}")
+        if not self.backends or set(self.backends) - set(BACKENDS):
+            raise BuildError(f"the backends {list(self.backends)}: choose of {', '.join(BACKENDS)}")
+
+
+def build_crest(
+    options: CrestOptions,
+    rest: Path,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
+    progress: CrestProgress | None = None,
+) -> BuildResult:
+    """Build a CREST store, or go on with an interrupted build of the same.
+
+    Args:
+        options: what to build.
+        rest: the REST store that trees are cut from; it is not needed afterwards.
+        out: directory of the store; its parent is made if absent.
+        overwrite: replace a store that is there.
+        workers: threads that cut trees; all cores by default.
+        progress: told how far the build is.
+
+    Raises:
+        BuildError: options that cannot be built, or see `draftstore.storage.staging.build_store`.
+        StoreError: the REST store cannot be opened.
+    """
+    options.check()
+    out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
+    with needs_extra("pyarrow"):
+        import pyarrow  # noqa: F401 (before any work)
+    source = RestStore.open(rest)
+    plan = {"kind": KIND, "source": manifest_digest(rest), **dataclasses.asdict(options)}
+    plan["backends"] = sorted(options.backends)
+    told = progress or CrestProgress()
+
+    def fill(partial: Path) -> ReadReport:
+        if not (partial / STORE / MANIFEST_NAME).exists():
+            _make_store(partial, options, source, plan, workers, told)
+        manifest = load_manifest(partial / STORE, KIND)
+        for backend in set(options.backends) - {LMDB}:
+            _load(backend, partial / STORE, out, partial / LMDB_FILE, told)
+        return ReadReport(manifest.counts["documents"])
+
+    result = build_store(out, plan, options.name, overwrite, fill)
+    # The build may have been dropped in the catalogue, and its entries with it, while the store is still there.
+    for backend in _not_loaded(result) if result.reused else ():
+        if LMDB not in options.backends:
+            return build_store(out, plan, options.name, True, fill)
+        _load(backend, out, out, out / LMDB_FILE, told)
+    return result
+
+
+def _load(backend: str, store: Path, published: Path, file: Path, progress: CrestProgress) -> None:
+    """Have a backend take in the entries of a finished store, from an LMDB file."""
+    entries = LmdbEntries(file)
+    try:
+        load_entries(backend, store, published, load_manifest(store, KIND), entries, progress.loaded)
+    finally:
+        entries.close()
+
+
+def _not_loaded(result: BuildResult) -> list[str]:
+    """Return the backends that should hold the entries of a store, and do not."""
+    absent = []
+    for backend in result.manifest.parameters["backends"]:
+        try:
+            open_entries(result.path, result.manifest, backend).close()
+        except StoreError:
+            absent.append(backend)
+    return absent
+
+
+def _make_store(
+    partial: Path,
+    options: CrestOptions,
+    source: RestStore,
+    plan: dict[str, Any],
+    workers: int | None,
+    progress: CrestProgress,
+) -> None:
+    """Make `partial/store` a whole store, its manifest last."""
+    dictionary, kept = _choose(options, source, workers, progress)
+    if not kept:
+        raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
+    kept = write_best(partial / LMDB_FILE, kept, options.max_bytes)
+    store = new_store(partial, source.path)
+    (store / DICTIONARY_FILE).write_bytes(dictionary)
+    write_kept(store / KEPT_FILE, kept)
+    if LMDB in options.backends:
+        link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
+    parameters = {
+        "source": str(source.path),
+        "backends": sorted(options.backends),
+        "max_n": options.max_n,
+        "selection": options.selection,
+        "ngrams": options.ngrams,
+        "max_bytes": options.max_bytes,
+        "nodes": options.nodes,
+        "depth": options.depth,
+        "entries_sha256": entries_digest(sorted((item.key, item.value) for item in kept)),
+        "raw_bytes": sum(item.raw_bytes for item in kept),
+        "value_bytes": sum(len(item.value) for item in kept),
+        "lmdb_bytes": (partial / LMDB_FILE).stat().st_size,
+    }
+    manifest = derive_manifest(source, KIND, options.name, plan, parameters)
+    lengths = np.bincount([len(item.tokens) for item in kept], minlength=options.max_n + 1)
+    manifest.counts["entries"] = len(kept)
+    manifest.counts.update({f"n{n}": int(lengths[n]) for n in range(1, options.max_n + 1)})
+    manifest.files.update(hash_files(store))
+    save_manifest(store, manifest)
+
+
+def _choose(
+    options: CrestOptions, source: RestStore, workers: int | None, progress: CrestProgress
+) -> tuple[bytes, list[KeptNgram]]:
+    """Return the dictionary and the n-grams of the store, best first; where bytes are the limit, enough of them."""
+    most = options.ngrams or DEFAULT_NGRAMS
+    if options.max_bytes is not None:
+        most = options.max_bytes // USUAL_ENTRY_BYTES
+    cutter = Cutter(source.index, options.nodes, options.depth, workers)
+    while True:
+        ranking = _rank(options, source, most, progress)
+        dictionary = train_on_ranking(cutter, ranking)
+        kept = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
+        size = sum(item.stored_bytes for item in kept)
+        if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
+            return dictionary, kept
+        most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are smaller than usual
+
+
+def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestProgress) -> Ranking:
+    """Rank as many n-grams as the store may keep."""
+    return rank_ngrams(
+        source.index,
+        options.selection,
+        options.max_n,
+        most,
+        depth=options.depth,
+        trust=STRATEGIES["backoff"],
+        on_rows=running_total(progress.counted, len(source.index.suffixes)),
+    )

@@ -1,0 +1,139 @@
+"""n-gram counts of a store as Parquet files, for people and for SQL.
+
+    manifest.json      kind `ngrams`; counts.entries are the distinct n-grams of all lengths
+    n1.parquet ...     columns t1 .. tn (uint16 or uint32, as the store's tokens), ascending, and count (int64)
+    tokenizer/         the store's tokenizer, so that tokens can be read
+
+The counts are exact: every occurrence inside a document counts, over all segments.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from draftstore.errors import BuildError, needs_extra
+from draftstore.search.ngrams import MAX_N, NgramTable, count_ngrams, running_total
+from draftstore.storage.files import remove
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, manifest_digest, save_manifest
+from draftstore.storage.report import ReadReport
+from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
+from draftstore.stores.rest.store import RestStore
+
+KIND = "ngrams"
+DEFAULT_MAX_N = 5
+
+
+def parquet_name(n: int) -> str:
+    """Return the name of the file with the n-grams of one length."""
+    return f"n{n}.parquet"
+
+
+def build_counts(
+    rest: Path,
+    out: Path,
+    *,
+    name: str | None = None,
+    max_n: int = DEFAULT_MAX_N,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] = lambda _rows, _all: None,
+) -> BuildResult:
+    """Count all n-grams of a REST store into Parquet files.
+
+    Args:
+        rest: directory of the store.
+        out: directory of the counts.
+        name: of the counts; by default the store's.
+        max_n: most tokens of an n-gram.
+        overwrite: replace what is there.
+        progress: told the rows counted and those in all.
+
+    Raises:
+        BuildError: max_n is not within 1 .. 8, or see `draftstore.storage.staging.build_store`.
+        StoreError: the store cannot be opened.
+    """
+    if not 1 <= max_n <= MAX_N:
+        raise BuildError(f"n-grams of up to {max_n} tokens: expected 1 to {MAX_N}")
+    with needs_extra("pyarrow"):
+        import pyarrow  # noqa: F401 (before any work)
+    store = RestStore.open(rest)
+    plan = {"kind": KIND, "source": manifest_digest(rest), "max_n": max_n}
+    title = name or store.manifest.name
+
+    def fill(partial: Path) -> ReadReport:
+        directory = new_store(partial, rest)
+        sizes = _write(store, directory, max_n, progress)
+        manifest = derive_manifest(store, KIND, title, plan, {"source": str(rest), "max_n": max_n})
+        manifest.counts["entries"] = sum(sizes)
+        manifest.counts.update({f"n{n}": size for n, size in enumerate(sizes, 1)})
+        manifest.files.update(hash_files(directory))
+        save_manifest(directory, manifest)
+        return ReadReport(manifest.counts["documents"])
+
+    return build_store(out, plan, title, overwrite, fill)
+
+
+def new_store(partial: Path, source: Path) -> Path:
+    """Return an empty directory for a store that is made from another one, with that one's tokenizer."""
+    directory = partial / STORE
+    remove(directory)
+    directory.mkdir()
+    shutil.copytree(source / TOKENIZER_FOLDER, directory / TOKENIZER_FOLDER)
+    return directory
+
+
+def derive_manifest(
+    source: RestStore, kind: str, name: str, plan: dict[str, Any], parameters: dict[str, Any]
+) -> Manifest:
+    """Return the manifest of something made from a REST store: same corpus and tokenizer; entries and files to fill."""
+    origin = source.manifest
+    return Manifest(
+        kind=kind,
+        name=name,
+        created=build_time(),
+        vocab_size=origin.vocab_size,
+        token_dtype=origin.token_dtype,
+        tokenizer=origin.tokenizer,
+        parameters={"plan": plan, **parameters},
+        corpus=origin.corpus,
+        counts={"documents": origin.counts["documents"], "tokens": origin.counts["tokens"], "entries": 0},
+        files={},
+    )
+
+
+def _write(store: RestStore, directory: Path, max_n: int, progress: Callable[[int, int], None]) -> list[int]:
+    """Write the files; return the distinct n-grams of each length."""
+    sizes = [0] * max_n
+    on_rows = running_total(progress, len(store.index.suffixes))
+    with _parquet_files(directory, store.manifest.token_dtype, max_n) as writers:
+        for tables in count_ngrams(store.index, max_n, on_rows=on_rows):
+            for n, table in enumerate(tables, 1):
+                writers[n - 1](table)
+                sizes[n - 1] += len(table.counts)
+    return sizes
+
+
+@contextmanager
+def _parquet_files(
+    directory: Path, dtype: str, max_n: int
+) -> Iterator[Sequence[Callable[[NgramTable], None]]]:
+    """Open one file for each length; yield functions that append a table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def open_file(n: int) -> Callable[[NgramTable], None]:
+        columns = [(f"t{j + 1}", pa.type_for_alias(dtype)) for j in range(n)]
+        schema = pa.schema([*columns, ("count", pa.int64())])
+        path = directory / parquet_name(n)
+        writer = stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd", compression_level=1))
+
+        def append(table: NgramTable) -> None:
+            if len(table.counts):
+                columns = [pa.array(table.tokens[:, j].copy()) for j in range(n)]
+                writer.write_table(pa.table([*columns, pa.array(table.counts)], schema=schema))
+
+        return append
+
+    with ExitStack() as stack:
+        yield [open_file(n) for n in range(1, max_n + 1)]

@@ -1,0 +1,145 @@
+"""The entries of a CREST store: trees cut and compressed in the order of a ranking, written as far as they fit."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.search.cutting import cut_trees
+from draftstore.search.suffix import SuffixIndex
+from draftstore.stores.crest.entries import key_dtype, write_lmdb
+from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train_dictionary
+from draftstore.stores.crest.selection import Ranking
+
+BLOCK = 8192
+"""n-grams that are cut and compressed at a time."""
+DICTIONARY_SAMPLES = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Cutter:
+    """How trees are cut.
+
+    Attributes:
+        index: the arrays of the REST store.
+        nodes: most nodes of a tree.
+        depth: most tokens of a path.
+        workers: threads; all cores, if None.
+    """
+
+    index: SuffixIndex
+    nodes: int
+    depth: int
+    workers: int | None
+
+
+class KeptNgram(NamedTuple):
+    """One n-gram of a store, in the order of selection."""
+
+    tokens: list[int]
+    occurrences: int
+    distinct: int
+    nodes: int
+    raw_bytes: int
+    key: bytes
+    value: bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the entry takes in a page of LMDB: header and pointer, and an even number of bytes."""
+        return 10 + (len(self.key) + len(self.value) + 1) // 2 * 2
+
+
+def train_on_ranking(cutter: Cutter, ranking: Ranking) -> bytes:
+    """Return a dictionary trained on n-grams at even distances in a ranking."""
+    size = len(ranking.places)
+    chosen = np.unique(np.linspace(0, size - 1, min(size, DICTIONARY_SAMPLES)).astype(np.int64))
+    return train_dictionary([raw for _, _, raw in _cut(cutter, ranking, chosen)])
+
+
+def pack_ngrams(
+    cutter: Cutter,
+    ranking: Ranking,
+    envelope: Envelope,
+    max_bytes: int | None,
+    on_packed: Callable[[int, int], None],
+) -> list[KeptNgram]:
+    """Cut and compress the trees of ranked n-grams, best first; those without a tree are left out.
+
+    Args:
+        cutter: how they are cut.
+        ranking: the n-grams.
+        envelope: compresses them.
+        max_bytes: stop once the entries take more than this; None takes all.
+        on_packed: told the n-grams done and those in all, or the bytes, where they are the limit.
+    """
+    kept: list[KeptNgram] = []
+    dtype = key_dtype(cutter.index.vocab_size)
+    size, total = 0, len(ranking.places)
+    for start in range(0, total, BLOCK):
+        block = np.arange(start, min(start + BLOCK, total))
+        cut = list(_cut(cutter, ranking, block))
+        for (tokens, entry, raw), value in zip(cut, envelope.pack([raw for _, _, raw in cut]), strict=True):
+            key = np.array(tokens, dtype).tobytes()
+            numbers = (entry.occurrences, entry.distinct, len(entry.tree), len(raw))
+            kept.append(KeptNgram(tokens, *numbers, key, value))
+            size += kept[-1].stored_bytes
+        if max_bytes is None:
+            on_packed(int(block[-1]) + 1, total)
+        else:
+            on_packed(min(size, max_bytes), max_bytes)
+            if size > max_bytes:
+                break
+    return kept
+
+
+def _cut(
+    cutter: Cutter, ranking: Ranking, chosen: NDArray[np.int64]
+) -> Iterator[tuple[list[int], Entry, bytes]]:
+    """Cut the trees of chosen n-grams; yield those that have one, in order, with their bytes."""
+    found: dict[int, tuple[list[int], Entry, bytes]] = {}
+    for n, table in enumerate(ranking.tables, 1):
+        ranks = chosen[ranking.lengths[chosen] == n]
+        ngrams = np.ascontiguousarray(table.tokens[ranking.places[ranks]], np.int32)
+        trees = cut_trees(cutter.index, ngrams, cutter.nodes, cutter.depth, cutter.workers)
+        for place, (rank, tokens) in enumerate(zip(ranks.tolist(), ngrams.tolist(), strict=True)):
+            entry = Entry(trees.tree(place), int(trees.counts[place]), int(trees.distinct[place]))
+            if len(entry.tree):
+                found[rank] = (tokens, entry, entry_bytes(entry))
+    for rank in chosen.tolist():
+        if rank in found:
+            yield found[rank]
+
+
+def write_best(path: Path, kept: Sequence[KeptNgram], max_bytes: int | None) -> list[KeptNgram]:
+    """Write the best n-grams to an LMDB file of at most `max_bytes`, and return them."""
+    if max_bytes is not None:
+        sizes = np.cumsum([item.stored_bytes for item in kept])
+        kept = kept[: int(np.searchsorted(sizes, max_bytes, "right"))]
+    while True:
+        size = write_lmdb(path, sorted((item.key, item.value) for item in kept))
+        if max_bytes is None or size <= max_bytes:
+            return list(kept)
+        # Pages are not filled to the last byte: leave out what is over, and at least one.
+        kept = kept[: min(int(len(kept) * max_bytes / size), len(kept) - 1)]
+
+
+def write_kept(path: Path, kept: Sequence[KeptNgram]) -> None:
+    """Write what is kept as Parquet, in the order of selection."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "rank": pa.array(range(1, len(kept) + 1), pa.int32()),
+        "n": pa.array([len(item.tokens) for item in kept], pa.uint8()),
+        "tokens": pa.array([item.tokens for item in kept], pa.list_(pa.uint32())),
+        "count": pa.array([item.occurrences for item in kept], pa.int64()),
+        "distinct": pa.array([item.distinct for item in kept], pa.int64()),
+        "nodes": pa.array([item.nodes for item in kept], pa.int16()),
+        "raw_bytes": pa.array([item.raw_bytes for item in kept], pa.int32()),
+        "bytes": pa.array([len(item.value) for item in kept], pa.int32()),
+    }
+    pq.write_table(pa.table(columns), path, compression="zstd")

@@ -1,0 +1,270 @@
+"""Which n-grams a CREST store keeps: a ranking of the most common ones, of which a store keeps a beginning.
+
+    single     those of one length, the most common first ("CREST", 2024, figure 8)
+    combined   the most common of each length by turns: an equal number of each ("CREST", 2024, figure 9)
+    global     the most common over all lengths
+    gain       those first that save the most passes over the text that they were counted in
+
+The gain of an n-gram g is what a drafter loses without g, where the longest suffix s that ranks before g answers in
+its place:
+
+    c * trust(g) * (sum of P(v | g) over the nodes v of g's tree - the same over the nodes of s's tree) / 10^(n - 1)
+
+The sum of the nodes' chances is the expected number of accepted tokens. c counts the documents that g occurs in: text
+that one document repeats says little about others. The difference is seen on the very text that the trees were cut
+from, so it is trusted as far as the drafting rule trusts g: c / (c + beta * d + alpha), with d distinct continuations
+(see `draftstore.search.expand`). An n-gram without such a suffix answers where nothing else would, and is trusted
+fully.
+
+The power of ten is for texts that differ from the corpus: there, long n-grams are met less often than here and single
+tokens as often. It puts nearly all tokens before the first bigrams, and bigrams before trigrams that save as much.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftstoreError
+from draftstore.jit import kernel
+from draftstore.search.cutting import Trees, cut_trees
+from draftstore.search.documents import count_documents, document_table
+from draftstore.search.ngrams import NgramTable, count_ngrams
+from draftstore.search.suffix import SuffixIndex
+from draftstore.trees.tree import LEVEL_PROBS
+
+GAIN = "gain"
+SELECTIONS = (GAIN, "single", "combined", "global")
+POOL_FACTOR = 4
+"""N-grams whose gain is computed, for each one that is kept."""
+SHIFT = 0.1
+"""What the gain of an n-gram is worth elsewhere, for each token after its first; 0.3 does alike."""
+GAIN_NODES = 16
+"""Nodes of the trees that gains are computed from: 64 rank the same n-grams first."""
+
+
+class Ranking(NamedTuple):
+    """N-grams, best first.
+
+    Attributes:
+        tables: the n-grams of each length from 1, in ascending order.
+        lengths: uint8 [k], n of each.
+        places: int64 [k], where each stands in the table of its length.
+    """
+
+    tables: Sequence[NgramTable]
+    lengths: NDArray[np.uint8]
+    places: NDArray[np.int64]
+
+    def counts(self) -> NDArray[np.int64]:
+        """int64 [k], occurrences of each."""
+        counts = np.zeros(len(self.places), np.int64)
+        for n, table in enumerate(self.tables, 1):
+            chosen = self.lengths == n
+            counts[chosen] = table.counts[self.places[chosen]]
+        return counts
+
+
+def frequent_ngrams(
+    index: SuffixIndex, max_n: int, most: int, on_rows: Callable[[int], None] = lambda _: None
+) -> list[NgramTable]:
+    """Return the most common n-grams of each length up to `max_n`, at most `most` of each; ascending by token.
+
+    Of equally common ones, the first in token order are taken.
+    """
+    pools: list[list[NgramTable]] = [[] for _ in range(max_n)]
+    sizes = np.zeros(max_n, np.int64)
+    for tables in count_ngrams(index, max_n, on_rows=on_rows):
+        for place, table in enumerate(tables):
+            pools[place].append(_most_common(table, most))
+            sizes[place] += len(pools[place][-1].counts)
+            if sizes[place] > 2 * most:
+                pools[place] = [_most_common(_join(pools[place]), most)]
+                sizes[place] = len(pools[place][0].counts)
+    return [_most_common(_join(pool), most) for pool in pools]
+
+
+def _join(tables: Sequence[NgramTable]) -> NgramTable:
+    return NgramTable(*(np.concatenate(arrays) for arrays in zip(*tables, strict=True)))
+
+
+def _most_common(table: NgramTable, most: int) -> NgramTable:
+    """Keep the most common n-grams of a table, in its order; a copy, so that the table's memory can go."""
+    kept = np.sort(np.argsort(-table.counts, kind="stable")[:most])
+    return NgramTable(table.tokens[kept], table.counts[kept])
+
+
+def rank_ngrams(
+    index: SuffixIndex,
+    selection: str,
+    max_n: int,
+    most: int,
+    *,
+    depth: int,
+    trust: tuple[float, float],
+    on_rows: Callable[[int], None] = lambda _: None,
+) -> Ranking:
+    """Rank n-grams of up to `max_n` tokens.
+
+    Args:
+        index: the arrays of the store that they are counted in.
+        selection: one of `SELECTIONS`; `single` takes those of `max_n` tokens alone.
+        max_n: most tokens of an n-gram.
+        most: how many will be kept at most.
+        depth: most tokens of a path of their trees.
+        trust: alpha and beta of the drafting rule.
+        on_rows: called with the rows of each part that has been counted.
+
+    Raises:
+        DraftstoreError: no such selection.
+    """
+    if selection not in SELECTIONS:
+        raise DraftstoreError(f"no selection {selection!r}: choose one of {', '.join(SELECTIONS)}")
+    pool = most * POOL_FACTOR if selection == GAIN else most
+    tables = frequent_ngrams(index, max_n, pool, on_rows)
+    if selection == "single":
+        tables = [_take(table, np.arange(0)) for table in tables[:-1]] + tables[-1:]
+    if selection == GAIN:
+        tables = _candidates(tables, pool)
+        scores = _gains(index, tables, depth, trust)
+    elif selection == "combined":
+        scores = [-_turns(table.counts).astype(np.float64) for table in tables]
+    else:
+        scores = [table.counts.astype(np.float64) for table in tables]
+    lengths = np.concatenate([np.full(len(table.counts), n, np.uint8) for n, table in enumerate(tables, 1)])
+    places = np.concatenate([np.arange(len(table.counts)) for table in tables])
+    best = np.lexsort((places, lengths, -np.concatenate(scores)))[:most]
+    return Ranking(tables, lengths[best], places[best])
+
+
+def _candidates(tables: Sequence[NgramTable], most: int) -> list[NgramTable]:
+    """Keep the n-grams whose gain is worth computing: the most common ones, and all tokens seen more than once.
+
+    The suffixes of a common n-gram are at least as common, so they are kept too; single tokens are few, and answer
+    where nothing else does.
+    """
+    counts = np.sort(np.concatenate([table.counts for table in tables]))
+    least = counts[-most] if most < len(counts) else 0
+    bounds = [min(least, 2), *[least] * (len(tables) - 1)]
+    return [
+        _take(table, np.flatnonzero(table.counts >= bound))
+        for table, bound in zip(tables, bounds, strict=True)
+    ]
+
+
+def _take(table: NgramTable, places: NDArray[np.int64]) -> NgramTable:
+    return NgramTable(table.tokens[places], table.counts[places])
+
+
+def _turns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the turn at which each n-gram of one length is taken: 0 for the most common one."""
+    turns = np.empty(len(counts), np.int64)
+    turns[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    return turns
+
+
+def _gains(
+    index: SuffixIndex, tables: Sequence[NgramTable], depth: int, trust: tuple[float, float]
+) -> list[NDArray[np.float64]]:
+    """Return the gain of every n-gram, a length after the other."""
+    alpha, beta = trust
+    gains: list[NDArray[np.float64]] = []
+    trees: list[Trees] = []
+    documents = document_table(index)
+    for n, table in enumerate(tables, 1):
+        own = cut_trees(index, np.ascontiguousarray(table.tokens, np.int32), GAIN_NODES, depth)
+        trees.append(own)
+        sums = node_sums(own.levels, own.sizes)
+        counts = count_documents(index, documents, np.ascontiguousarray(table.tokens, np.int64))
+        worth = counts * SHIFT ** (n - 1)
+        gain = worth * sums
+        trusted = worth * (counts / (counts + beta * own.distinct + alpha))
+        waiting = np.ones(len(gain), np.bool_)
+        for shorter in range(n - 1, 0, -1):
+            suffixes = find_ngrams(
+                tables[shorter - 1].tokens, np.ascontiguousarray(table.tokens[:, n - shorter :])
+            )
+            shared = shared_sums(*own[:4], *_paths(trees[shorter - 1]), suffixes)
+            less = trusted * (sums - shared)
+            # The suffix answers in the n-gram's place only if it ranks before it.
+            settled = waiting & (suffixes >= 0)
+            settled[settled] = less[settled] <= gains[shorter - 1][suffixes[settled]]
+            gain[settled] = less[settled]
+            waiting &= ~settled
+        gains.append(gain)
+    return gains
+
+
+def _paths(trees: Trees) -> tuple[NDArray[np.int32], NDArray[np.int16], NDArray[np.int64]]:
+    return trees.tokens, trees.parents, trees.sizes
+
+
+@kernel
+def node_sums(levels: Any, sizes: Any) -> Any:
+    """Return float64 [k], the summed chances of the nodes of each tree; levels uint8 [k, nodes], sizes int64 [k]."""
+    sums = np.zeros(len(sizes), np.float64)
+    for i in range(len(sizes)):
+        for node in range(sizes[i]):
+            sums[i] += LEVEL_PROBS[levels[i, node]]
+    return sums
+
+
+@kernel
+def find_ngrams(table: Any, ngrams: Any) -> Any:
+    """Return int64 [k], the row of each n-gram [k, n] in an ascending table [rows, n]; -1 if it is not there."""
+    found = np.empty(len(ngrams), np.int64)
+    n = table.shape[1]
+    for i in range(len(ngrams)):
+        lo, hi = 0, len(table)
+        while lo < hi:
+            middle = (lo + hi) // 2
+            j = 0
+            while j < n and table[middle, j] == ngrams[i, j]:
+                j += 1
+            if j < n and table[middle, j] < ngrams[i, j]:
+                lo = middle + 1
+            else:
+                hi = middle
+        same = lo < len(table)
+        for j in range(n):
+            same = same and table[lo, j] == ngrams[i, j]
+        found[i] = lo if same else -1
+    return found
+
+
+@kernel
+def shared_sums(
+    tokens: Any, parents: Any, levels: Any, sizes: Any, other_tokens: Any, other_parents: Any, other_sizes: Any,
+    others: Any,
+) -> Any:  # fmt: skip
+    """Return float64 [k]: the summed chances of those nodes of each tree that another tree has too.
+
+    Args:
+        tokens: int32 [k, nodes] of the trees, as the next three.
+        parents: int16 [k, nodes].
+        levels: uint8 [k, nodes].
+        sizes: int64 [k].
+        other_tokens: likewise, of the trees to compare with.
+        other_parents: likewise.
+        other_sizes: likewise.
+        others: int64 [k], the tree to compare each with; -1 is none.
+    """
+    sums = np.zeros(len(sizes), np.float64)
+    twins = np.empty(other_tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2
+    for i in range(len(sizes)):
+        other = others[i]
+        if other < 0:
+            continue
+        for node in range(other_sizes[other]):
+            above = other_parents[other, node]
+            parent = np.int64(-1) if above < 0 else twins[above]
+            twins[node] = -2
+            if parent == -2:
+                continue
+            for twin in range(sizes[i]):
+                if parents[i, twin] == parent and tokens[i, twin] == other_tokens[other, node]:
+                    twins[node] = twin
+                    sums[i] += LEVEL_PROBS[levels[i, twin]]
+                    break
+    return sums

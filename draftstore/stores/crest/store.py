@@ -1,0 +1,215 @@
+"""CREST stores: for each of the most useful n-grams its draft tree, ready made; a draft is a few exact lookups.
+
+    manifest.json      see draftstore.storage.manifest
+    trees.lmdb         entries by n-gram (draftstore.stores.crest.entries); absent where PostgreSQL alone holds them
+    dictionary.zst     the dictionary of the entries (draftstore.stores.crest.envelope); may be empty
+    kept.parquet       what is kept, one row an n-gram, for people and for SQL
+    tokenizer/         the tokenizer
+
+"CREST: Effectively Compacting a Datastore for Retrieval-Based Speculative Decoding", 2024.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.drafter import ContextSession, check_request
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.stores.crest.entries import Entries, context_bytes, key_dtype, open_entries
+from draftstore.stores.crest.envelope import Entry, Envelope, damaged, entry_bytes
+from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.blend import blend_entries
+from draftstore.trees.frontier import MAX_DEPTH
+from draftstore.trees.tree import LOWEST_LEVEL, DraftTree
+
+KIND = "crest"
+DICTIONARY_FILE = "dictionary.zst"
+KEPT_FILE = "kept.parquet"
+BUDGET = 64
+
+
+class Blending(NamedTuple):
+    """How the trees of a context's n-grams share the probability, longest first; see `draftstore.search.expand.Rule`.
+
+    With alpha = beta = 0 the longest n-gram takes all.
+    """
+
+    alpha: float
+    beta: float
+
+    @property
+    def longest_takes_all(self) -> bool:
+        """Whether shorter n-grams get nothing."""
+        return self.alpha + self.beta == 0.0
+
+
+STRATEGIES: dict[str, Blending] = {
+    # CREST, section 3.3: the longest n-gram that is stored.
+    "longest": Blending(0.0, 0.0),
+    # The constants of REST's strategy: values from (5, 2) to (100, 20) accept as much.
+    "backoff": Blending(12.0, 6.0),
+}
+DEFAULT_STRATEGY = "backoff"
+
+
+class CrestDrafter:
+    """Drafts from the entries of one store; holds no state of a text, so threads may share it."""
+
+    def __init__(
+        self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
+    ) -> None:
+        """Draft from n-grams of up to `max_n` tokens."""
+        self._entries = entries
+        self._envelope = envelope
+        self._shares = blending.alpha, blending.beta
+        self._longest_takes_all = blending.longest_takes_all
+        self._lengths = range(max_n, 0, -1)
+        self._key = key_dtype(vocab_size)
+        self.vocab_size = vocab_size
+        self.context_size = max_n
+
+    def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
+        return self.draft_batch(contexts, budget, min_prob).drafts()
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
+    ) -> DraftBatch:
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
+
+        All n-grams of all contexts are looked up in one read transaction.
+
+        Raises:
+            DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
+            StoreError: an entry is damaged.
+        """
+        contexts, level = check_request(contexts, budget, min_prob)
+        if budget == 0 or level < 0:
+            return DraftBatch.empty(len(contexts))
+        found, lasts, matches = self._choose(self._entries.get(self._keys(contexts)))
+        data = self._envelope.unpack(found)
+        stops = np.fromiter(accumulate(map(len, data)), np.int64, len(data))
+        problem, tokens, parents, levels, sizes, occurrences = blend_entries(
+            np.frombuffer(b"".join(data), np.uint8), stops, np.array(lasts, np.int64), *self._shares, budget,
+            MAX_DEPTH, level,
+        )  # fmt: skip
+        if problem:
+            raise damaged(f"code {problem} of the tree codec")
+        return DraftBatch(tokens, parents, levels, sizes, np.array(matches, np.int32), occurrences)
+
+    def _choose(self, values: Sequence[bytes | None]) -> tuple[list[bytes], list[int], list[int]]:
+        """Choose the entries that count among those of every n-gram of every context, longest first.
+
+        Returns:
+            values, the place behind the last one of each context, and the length of its longest n-gram.
+        """
+        chosen: list[bytes] = []
+        lasts, matches = [], []
+        for start in range(0, len(values), self.context_size):
+            match = 0
+            for n, value in zip(self._lengths, values[start : start + self.context_size], strict=True):
+                if value is not None:
+                    match = match or n
+                    chosen.append(value)
+                    if self._longest_takes_all:
+                        break
+            lasts.append(len(chosen))
+            matches.append(match)
+        return chosen, lasts, matches
+
+    def _keys(self, contexts: NDArray[np.int32]) -> list[bytes]:
+        """Return the keys of every context, longest first."""
+        size, width = self.context_size, self._key.itemsize
+        if contexts.shape[1] < size:
+            contexts = np.pad(contexts, ((0, 0), (size - contexts.shape[1], 0)), constant_values=-1)
+        encoded = context_bytes(np.ascontiguousarray(contexts[:, -size:]), self._key).tobytes()
+        return [
+            encoded[stop - n * width : stop]
+            for stop in range(size * width, len(encoded) + 1, size * width)
+            for n in range(size, 0, -1)
+        ]
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+        """
+        return ContextSession(self, prompt_ids)
+
+    def warm_up(self) -> None:
+        """Compile the kernel, or load it from numba's cache, before the first draft is waited for."""
+        entry = np.frombuffer(entry_bytes(Entry(DraftTree.empty(), 1, 1)), np.uint8)
+        places = np.ones(1, np.int64)
+        blend_entries(entry, places * len(entry), places, *self._shares, 1, MAX_DEPTH, LOWEST_LEVEL)
+
+
+class CrestStore:
+    """An open CREST store."""
+
+    strategies = tuple(STRATEGIES)
+    default_strategy = DEFAULT_STRATEGY
+
+    def __init__(self, path: Path, manifest: Manifest, entries: Entries, envelope: Envelope) -> None:
+        """Hold what `open` has checked."""
+        self.path = path
+        self.manifest = manifest
+        self.entries = entries
+        self.envelope = envelope
+
+    @classmethod
+    def open(
+        cls, path: Path | str, tokenizer: TokenizerIdentity | None = None, backend: str | None = None
+    ) -> "CrestStore":
+        """Open a store.
+
+        Args:
+            path: its directory.
+            tokenizer: refuse the store unless this one built it; None takes any.
+            backend: where its entries are read, `lmdb` or `postgres`; by default the first that it was built for.
+
+        Raises:
+            StoreError: not a CREST store, unknown version, missing or cut files, no such backend.
+            TokenizerError: built with another tokenizer.
+        """
+        path = Path(path)
+        manifest = load_manifest(path, KIND)
+        if tokenizer is not None:
+            manifest.require_tokenizer(tokenizer, path)
+        max_n = manifest.parameters.get("max_n")
+        if not isinstance(max_n, int) or not 1 <= max_n <= MAX_DEPTH:
+            raise StoreError(
+                f"{path} does not say how long its n-grams are: the store is damaged, build it again"
+            )
+        try:
+            dictionary = (path / DICTIONARY_FILE).read_bytes()
+        except OSError as error:
+            raise StoreError(
+                f"{path} has no dictionary ({error}): the store is damaged, build it again"
+            ) from None
+        return cls(path, manifest, open_entries(path, manifest, backend), Envelope(dictionary))
+
+    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> CrestDrafter:
+        """Return a drafter.
+
+        Args:
+            strategy: one of `STRATEGIES`.
+            changes: fields of its `Blending` that should differ, for experiments.
+
+        Raises:
+            DraftstoreError: no such strategy.
+        """
+        if strategy not in STRATEGIES:
+            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
+        blending = STRATEGIES[strategy]._replace(**changes)
+        max_n = self.manifest.parameters["max_n"]
+        return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size, blending)
+
+    def close(self) -> None:
+        """Let go of the entries."""
+        self.entries.close()

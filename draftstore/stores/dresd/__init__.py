@@ -1,0 +1,1 @@
+"""DReSD: hidden states with what came next."""

@@ -1,0 +1,309 @@
+"""Building a DReSD store from text: tokenize, run the model, project, group; resumable after every block.
+
+In the working directory (draftstore.storage.staging) lie the token shards (draftstore.text.tokenizing), what
+`draftstore.stores.dresd.embedding` keeps, and `tokens.bin`, as it will be in the store.
+
+Tokens, model and options decide the bytes of a store, but for rounding: which positions become entries, and in what
+blocks the model reads them, is settled on tokens alone (draftstore.stores.dresd.kernels.passages).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafting.projection import Projection
+from draftstore.errors import BuildError
+from draftstore.storage.files import link_or_copy, map_file, remove
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, save_manifest
+from draftstore.storage.report import ReadReport
+from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
+from draftstore.stores.dresd.embedding import (
+    HALF,
+    VECTORS,
+    Reader,
+    StateSource,
+    embed,
+    fit_projection,
+    make_room,
+    map_states,
+    sample_states,
+    sampled_blocks,
+)
+from draftstore.stores.dresd.files import LAYER, PROJECTION_FILE
+from draftstore.stores.dresd.grouping import Grouped, group_entries
+from draftstore.stores.dresd.kernels.nearest import PROBING
+from draftstore.stores.dresd.kernels.passages import Passages, find_passages
+from draftstore.stores.dresd.kernels.quantised import DTYPES
+from draftstore.stores.dresd.quality import figures
+from draftstore.stores.dresd.store import KIND, DresdStore
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import CorpusOptions, corpus_plan, describe_corpus, take_tokens, tokenize_into
+from draftstore.text.tokens import TokenShards, document_starts, write_closed
+
+DIMS = 64
+MAX_LENGTH = 1024
+SAMPLE = 1_000_000
+
+QUERIES = 512
+"""States that the store is asked with once it is built, to tell how well it finds what is there."""
+
+TOKENS = "tokens.bin"
+REVISION = 1
+"""Of the rules by which entries, windows, blocks and lists are chosen: others make another store of the same plan."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DresdOptions(CorpusOptions):
+    """What is built, and from what.
+
+    Attributes:
+        dims: numbers of a vector.
+        dtype: of the vectors, `float16` or `int8`.
+        max_length: most tokens that the model reads at once; longer documents are read in windows that overlap by a
+            quarter, while continuations cross from one into the next.
+        sample: most entries whose states the projection is fitted to, in whole blocks
+        (draftstore.stores.dresd.kernels.passages).
+    """
+
+    dims: int = DIMS
+    dtype: str = "float16"
+    max_length: int = MAX_LENGTH
+    sample: int = SAMPLE
+
+    def check(self) -> None:
+        """Refuse what cannot be built, as far as options alone tell.
+
+        Raises:
+            BuildError: the first of it, with what is expected.
+        """
+        for name, value, least in (
+            ("dims", self.dims, 1),
+            ("max_length", self.max_length, 2),
+            ("sample", self.sample, 2),
+        ):
+            if value < least:
+                raise BuildError(f"a DReSD store with {name} = {value:,}: expected at least {least:,}")
+        if self.dtype not in DTYPES:
+            raise BuildError(f"vectors of {self.dtype!r}: expected one of {', '.join(DTYPES)}")
+
+
+@dataclasses.dataclass
+class DresdProgress:
+    """Where a build reports to; each is called many times with totals so far.
+
+    Attributes:
+        tokenized: documents, tokens, characters.
+        sampled: tokens that the model has read for the projection, and those in all.
+        fitted: states that the projection was fitted to so far, and those in all.
+        embedded: tokens whose states are projected, and those in all.
+        grouped: entries in their place, entries in all.
+        hashed: bytes hashed, bytes in all.
+    """
+
+    tokenized: Callable[[int, int, int], None] = lambda _documents, _tokens, _characters: None
+    sampled: Callable[[int, int], None] = lambda _tokens, _all: None
+    fitted: Callable[[int, int], None] = lambda _states, _all: None
+    embedded: Callable[[int, int], None] = lambda _tokens, _all: None
+    grouped: Callable[[int, int], None] = lambda _entries, _all: None
+    hashed: Callable[[int, int], None] = lambda _bytes, _all: None
+
+
+def build_dresd(
+    options: DresdOptions,
+    tokenizer: TextTokenizer,
+    source: StateSource,
+    out: Path,
+    *,
+    tokens: Path | None = None,
+    overwrite: bool = False,
+    progress: DresdProgress | None = None,
+) -> BuildResult:
+    """Build a DReSD store, or go on with an interrupted build of the same.
+
+    Args:
+        options: what to build.
+        tokenizer: the model's; a copy goes into the store.
+        source: the model.
+        out: directory of the store; its parent is made if absent.
+        tokens: a store of the corpus's token shards (`tokenizing.build_tokens`), so that it is not tokenized again.
+        overwrite: replace a store that is there, even one of this very build.
+        progress: told how far the build is.
+
+    Raises:
+        BuildError: `out` holds something else, another build is at work there, no space, nothing to build from.
+        CorpusError: the corpus cannot be read, or holds no text.
+    """
+    options.check()
+    if options.dims > source.hidden_size:
+        raise BuildError(
+            f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: expected at most "
+            "as many (--dims)"
+        )
+    plan = make_plan(options, tokenizer, source)
+
+    def fill(partial: Path) -> ReadReport:
+        if tokens is not None:
+            take_tokens(tokens, partial, plan)
+        return _Build(partial, options, tokenizer, source, plan, progress or DresdProgress()).run()
+
+    return build_store(out, plan, options.name, overwrite, fill)
+
+
+def make_plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
+    """Return what decides the bytes of a store, as JSON values."""
+    return {
+        "kind": KIND,
+        "revision": REVISION,
+        **corpus_plan(options, tokenizer),
+        "bos": list(tokenizer.bos_ids),
+        "model": {"name": source.name, **source.identity()},
+        "dims": options.dims,
+        "dtype": options.dtype,
+        "max_length": min(options.max_length, source.positions or options.max_length),
+        "sample": options.sample,
+    }
+
+
+class _Build:
+    """One build at work."""
+
+    def __init__(
+        self,
+        partial: Path,
+        options: DresdOptions,
+        tokenizer: TextTokenizer,
+        source: StateSource,
+        plan: dict[str, Any],
+        progress: DresdProgress,
+    ) -> None:
+        self._partial = partial
+        self._options = options
+        self._tokenizer = tokenizer
+        self._source = source
+        self._plan = plan
+        self._progress = progress
+
+    def run(self) -> ReadReport:
+        """Make `partial/store` a whole store."""
+        shards, report = tokenize_into(
+            self._partial, self._options, self._tokenizer, self._plan, self._progress.tokenized
+        )
+        tokens, passages = self._prepare(shards)
+        reader = Reader(self._source, passages, tokens, self._tokenizer.bos_ids)
+        sampled = sampled_blocks(passages, self._options.sample)
+        hidden_size, dims = self._source.hidden_size, self._options.dims
+        make_room(self._partial, passages, sampled, hidden_size, dims)
+        sample_states(self._partial, reader, sampled, self._progress.sampled)
+        projection, explained = fit_projection(self._partial, hidden_size, dims, self._progress.fitted)
+        embed(self._partial, reader, sampled, projection, self._progress.embedded)
+        grouped = self._assemble(tokens, passages, projection, shards.vocab_size)
+        manifest = self._describe(shards, report, passages, grouped)
+        manifest.parameters.update(projection=projection.digest, explained_variance=explained)
+        store = self._partial / STORE
+        save_manifest(store, manifest)
+        manifest.parameters["quality"] = self._measure(passages, sampled, projection)
+        save_manifest(store, manifest)
+        return report
+
+    def _prepare(self, shards: TokenShards) -> tuple[NDArray[Any], Passages]:
+        """Write tokens.bin, and decide what the model reads.
+
+        Raises:
+            BuildError: there is nothing that it could read.
+        """
+        window = self._plan["max_length"] - len(self._tokenizer.bos_ids)
+        if window < 1:
+            raise BuildError(
+                f"the model reads {self._plan['max_length']} tokens at once: expected more (--max-length)"
+            )
+        starts = document_starts(shards)
+        path = self._partial / TOKENS
+        if not path.exists():
+            write_closed(shards, path)
+        tokens = map_file(path, shards.dtype)
+        self._require_ids(shards)
+        passages = find_passages(tokens, starts, window)
+        if passages.total <= self._options.dims:
+            raise BuildError(
+                f"the corpus gives {passages.total:,} hidden states that two tokens follow, for vectors of "
+                f"{self._options.dims:,} dimensions: give more text, or fewer dimensions (--dims)"
+            )
+        return tokens, passages
+
+    def _require_ids(self, shards: TokenShards) -> None:
+        """Refuse ids that the model does not know.
+
+        Raises:
+            BuildError: the first shard with one.
+        """
+        if shards.vocab_size <= self._source.vocab_size:
+            return
+        for tokens, _ in shards.arrays():
+            largest = int(tokens.max(initial=0))
+            if largest >= self._source.vocab_size:
+                raise BuildError(
+                    f"the corpus holds id {largest:,}, and the model {self._source.name} knows those below "
+                    f"{self._source.vocab_size:,}: is the tokenizer the model's?"
+                )
+
+    def _assemble(
+        self, tokens: NDArray[Any], passages: Passages, projection: Projection, vocab_size: int
+    ) -> Grouped:
+        """Write all files of the store but its manifest, whatever an earlier attempt has left there."""
+        store = self._partial / STORE
+        remove(store)
+        store.mkdir()
+        link_or_copy(self._partial / TOKENS, store / TOKENS)
+        (store / PROJECTION_FILE).write_bytes(projection.to_bytes())
+        vectors = map_file(self._partial / VECTORS, HALF).reshape(-1, projection.dims)
+        grouped = group_entries(
+            store, tokens, passages, vectors, vocab_size, self._options.dtype, self._progress.grouped
+        )
+        (store / TOKENIZER_FOLDER).mkdir()
+        self._tokenizer.save(store / TOKENIZER_FOLDER)
+        return grouped
+
+    def _measure(self, passages: Passages, sampled: list[int], projection: Projection) -> dict[str, Any]:
+        """Return how well the store finds some of the kept states again, as they were before rounding."""
+        store = DresdStore.open(self._partial / STORE)
+        places = np.concatenate([passages.places(block) for block in sampled])
+        rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
+        with np.errstate(invalid="ignore"):  # states that are not finite are no entries, and passed over
+            queries = projection.apply(map_states(self._partial, projection.hidden_size)[rows])
+        return figures(store.index, store.tokens, places[rows], queries, PROBING)
+
+    def _describe(
+        self, shards: TokenShards, report: ReadReport, passages: Passages, grouped: Grouped
+    ) -> Manifest:
+        """Hash the files of an assembled store and return its manifest."""
+        return Manifest(
+            kind=KIND,
+            name=self._options.name,
+            created=build_time(),
+            vocab_size=shards.vocab_size,
+            token_dtype=shards.dtype.name,
+            tokenizer=self._tokenizer.identity,
+            parameters={
+                "plan": self._plan,
+                "dims": self._options.dims,
+                "hidden_size": self._source.hidden_size,
+                "layer": LAYER,
+                "dtype": self._options.dtype,
+                "probing": PROBING,
+            },
+            corpus=describe_corpus(self._options, shards, report),
+            counts={
+                "documents": shards.document_count,
+                "tokens": shards.token_count,
+                "entries": grouped.entries,
+                "lists": grouped.lists,
+                "skipped": passages.total - grouped.entries,
+                "repeated": passages.repeated,
+            },
+            files=hash_files(self._partial / STORE, self._progress.hashed),
+            target_model=self._source.name,
+        )

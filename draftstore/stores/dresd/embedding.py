@@ -1,0 +1,248 @@
+"""From what a model reads to unit vectors, block after block, each kept on disk as soon as it is there.
+
+In the working directory of a build (draftstore.storage.staging) lie
+
+    states.bin           f16 [entries of the sampled blocks, hidden size]
+    projection.bin       what was fitted to them
+    vectors.f16          f16 [entries, dims] in the order of the corpus, NaN where a state is not finite
+    layout.json          marker: there is room for states.bin and vectors.f16
+    sampled-00000, projected.json, embedded-00000, ...   markers: these states, the projection, these vectors are there
+
+The model reads no block twice: the vectors of the sampled blocks come from their states, which are kept as float16 (one
+beyond its range counts as not finite). What a block gives depends on that block alone, so a build that was killed goes
+on to the same bytes, on the same device and with batches of the same size: both decide how sums are rounded.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafting.projection import Moments, Projection, fit, unit
+from draftstore.errors import BuildError
+from draftstore.storage.files import map_file, write_at, write_atomic, write_json
+from draftstore.stores.dresd.kernels.passages import Passages
+
+STATES = "states.bin"
+PROJECTION = "projection.bin"
+VECTORS = "vectors.f16"
+LAYOUT = "layout.json"
+PROJECTED = "projected.json"
+HALF = np.dtype("<f2")
+PART = 4096
+"""Rows that are worked on at a time."""
+
+Told = Callable[[int, int], None]
+
+
+class StateSource(Protocol):
+    """A model whose states key a store; `draftstore.hf.states.ModelStates` is one.
+
+    Attributes:
+        name: of the model.
+        vocab_size: ids that it takes.
+        hidden_size: numbers of a state.
+        positions: most tokens that it can read at once; None for any number.
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    positions: int | None
+
+    def identity(self) -> dict[str, str]:
+        """Return what decides the states beside the texts: `dtype`, `weights`."""
+
+    def states(
+        self, texts: Sequence[NDArray[Any]], projection: Projection | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield index and states of each text, float32 [n, hidden_size], or [n, dims] with a projection.
+
+        The same texts give the same bits.
+        """
+
+
+class Reader:
+    """A model that reads the blocks of a corpus."""
+
+    def __init__(
+        self, source: StateSource, passages: Passages, tokens: NDArray[Any], bos: tuple[int, ...]
+    ) -> None:
+        """Read with a model.
+
+        Args:
+            source: the model.
+            passages: what there is to read.
+            tokens: tokens.bin.
+            bos: what the model expects before a text.
+        """
+        self.source = source
+        self.passages = passages
+        self._tokens = tokens
+        self._bos = bos
+
+    def read(
+        self, block: int, projection: Projection | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield the states of a block's entries in parts, each with its first entry, counted in the block."""
+        texts, rows = self.passages.texts(block, self._tokens, self._bos)
+        sizes = np.array([len(text) for text in texts]) - rows
+        begins = np.cumsum(sizes) - sizes
+        for index, states in self.source.states(texts, projection):
+            yield int(begins[index]), states[rows[index] :]
+
+
+def sampled_blocks(passages: Passages, sample: int) -> list[int]:
+    """Return the blocks whose states the projection is fitted to: evenly spaced, whole ones, at least one.
+
+    Args:
+        passages: what there is to read.
+        sample: most entries of several blocks.
+    """
+    blocks = len(passages.blocks) - 1
+    wanted = min(max(sample * blocks // passages.total, 1), blocks)
+    return [(2 * number + 1) * blocks // (2 * wanted) for number in range(wanted)]
+
+
+def make_room(partial: Path, passages: Passages, sampled: Sequence[int], hidden_size: int, dims: int) -> None:
+    """Allocate the files of states and vectors, unless that is done: a disk that is too small is full now, or never.
+
+    Raises:
+        BuildError: not enough space on the disk, the store included.
+    """
+    marker = partial / LAYOUT
+    layout = {"blocks": passages.entries.tolist(), "sampled": list(sampled)}
+    if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == layout:
+        return
+    for pattern in (LAYOUT, "sampled-*", PROJECTED, "embedded-*", STATES, VECTORS):
+        for path in partial.glob(pattern):
+            path.unlink()
+    sizes = {
+        STATES: passages.entries_of(sampled) * hidden_size * HALF.itemsize,
+        VECTORS: passages.total * dims * HALF.itemsize,
+    }
+    needed = sum(sizes.values()) + sizes[VECTORS] + passages.total * np.dtype(np.int64).itemsize
+    free = shutil.disk_usage(partial).free
+    if free < needed:
+        raise BuildError(
+            f"{partial} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room, or take a smaller "
+            "--sample, and run the command again; finished steps are kept"
+        )
+    for name, size in sizes.items():
+        with (partial / name).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    write_json(marker, layout)
+
+
+def sample_states(partial: Path, reader: Reader, sampled: Sequence[int], told: Told) -> None:
+    """Have the model read the sampled blocks that it has not read yet, and keep their states."""
+    passages, size = reader.passages, reader.source.hidden_size
+    meter = _Meter(passages, sampled, told)
+    place = 0
+    for block in sampled:
+        entries = passages.entries_of([block])
+        marker = partial / f"sampled-{block:05d}"
+        if not marker.exists():
+            states = np.empty((entries, size), HALF)
+            with np.errstate(over="ignore"):  # what float16 cannot hold is not finite, and counted later
+                for first, part in meter.follow(block, reader.read(block)):
+                    states[first : first + len(part)] = part
+            write_at(partial / STATES, states, place * size)
+            write_atomic(marker, b"")
+        meter.finish(block)
+        place += entries
+
+
+def map_states(partial: Path, hidden_size: int) -> NDArray[np.float16]:
+    """Map the states of the sampled blocks: float16 [entries, hidden size]."""
+    return map_file(partial / STATES, HALF).reshape(-1, hidden_size)
+
+
+def fit_projection(partial: Path, hidden_size: int, dims: int, told: Told) -> tuple[Projection, float]:
+    """Return the projection that fits the kept states, and the share of their variance that it keeps.
+
+    Raises:
+        BuildError: fewer finite states than dimensions.
+    """
+    marker = partial / PROJECTED
+    if marker.exists():
+        explained = float(json.loads(marker.read_text(encoding="utf-8"))["explained_variance"])
+        return Projection.from_bytes((partial / PROJECTION).read_bytes(), dims), explained
+    states = map_states(partial, hidden_size)
+    moments = Moments(hidden_size)
+    for start in range(0, len(states), PART):
+        told(start, len(states))
+        moments.add(states[start : start + PART])
+    told(len(states), len(states))
+    projection, explained = fit(moments, dims)
+    write_atomic(partial / PROJECTION, projection.to_bytes())
+    write_json(marker, {"explained_variance": explained})
+    return projection, explained
+
+
+def embed(partial: Path, reader: Reader, sampled: Sequence[int], projection: Projection, told: Told) -> None:
+    """Make the vectors of all blocks that have none yet; the model reads those whose states are not kept."""
+    passages, dims = reader.passages, projection.dims
+    kept = {block: passages.entries_of(sampled[:rank]) for rank, block in enumerate(sampled)}
+    states = map_states(partial, projection.hidden_size)
+    blocks = range(len(passages.blocks) - 1)
+    meter = _Meter(passages, blocks, told)
+    for block in blocks:
+        marker = partial / f"embedded-{block:05d}"
+        if not marker.exists():
+            entries = passages.entries_of([block])
+            vectors = np.empty((entries, dims), HALF)
+            if block in kept:
+                parts = _projected(states[kept[block] : kept[block] + entries], projection)
+            else:
+                parts = reader.read(block, projection)
+            for first, part in meter.follow(block, parts):
+                vectors[first : first + len(part)] = _finite_units(part)
+            write_at(partial / VECTORS, vectors, int(passages.entries[block]) * dims)
+            write_atomic(marker, b"")
+        meter.finish(block)
+
+
+class _Meter:
+    """Tells how many tokens of some blocks are done; also inside a block, which may take minutes."""
+
+    def __init__(self, passages: Passages, blocks: Iterable[int], told: Told) -> None:
+        self._passages = passages
+        self._told = told
+        self._done, self._total = 0, passages.tokens_of(blocks)
+        told(self._done, self._total)
+
+    def follow(
+        self, block: int, parts: Iterable[tuple[int, NDArray[np.float32]]]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Hand on the parts of a block, and tell after each what share of it is done."""
+        size, entries, seen = self._passages.tokens_of([block]), self._passages.entries_of([block]), 0
+        for first, part in parts:
+            yield first, part
+            seen += len(part)
+            self._told(self._done + size * seen // entries, self._total)
+
+    def finish(self, block: int) -> None:
+        """Count a block as done."""
+        self._done += self._passages.tokens_of([block])
+        self._told(self._done, self._total)
+
+
+def _projected(
+    states: NDArray[np.float16], projection: Projection
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield kept states as `Reader.read` does."""
+    for start in range(0, len(states), PART):
+        with np.errstate(invalid="ignore"):
+            yield start, projection.apply(states[start : start + PART])
+
+
+def _finite_units(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return vectors [n, dims] at length one; NaN for those without a length or with a number that is not finite."""
+    vectors = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, np.float32(np.nan))
+    return unit(vectors)

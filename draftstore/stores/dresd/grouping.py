@@ -1,0 +1,149 @@
+"""The arrays of a dense store from vectors in the order of a corpus: grouped by first token, cut into lists.
+
+See `draftstore.stores.dresd.store` for the files. Memory holds some 30 bytes an entry, and the vectors of the
+largest group as float32.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
+from draftstore.stores.dresd.kernels.passages import BEHIND, Passages
+from draftstore.stores.dresd.kernels.quantised import quantise
+
+PART = 1 << 14
+"""Vectors that are written at a time."""
+
+
+class Grouped(NamedTuple):
+    """What was written.
+
+    Attributes:
+        entries: how many; the others have no finite vector.
+        lists: how many.
+    """
+
+    entries: int
+    lists: int
+
+
+class _Run(NamedTuple):
+    """Entries that are written together: those of a large group, or a part of the others.
+
+    Attributes:
+        start: the first.
+        stop: behind the last.
+        token: of a large group, else -1.
+    """
+
+    start: int
+    stop: int
+    token: int
+
+
+def group_entries(
+    store: Path,
+    tokens: NDArray[Any],
+    passages: Passages,
+    vectors: NDArray[np.float16],
+    vocab_size: int,
+    dtype: str,
+    told: Callable[[int, int], None],
+) -> Grouped:
+    """Write the arrays of the entries into a store.
+
+    Args:
+        store: its directory.
+        tokens: tokens.bin.
+        passages: which entries there are.
+        vectors: float16 [entries, dims], in the order of the corpus; unit length, or NaN.
+        vocab_size: token ids lie below it.
+        dtype: of the vectors in the store, see `draftstore.stores.dresd.kernels.quantised`.
+        told: called with entries written and entries in all.
+    """
+    kept = _finite(vectors)
+    places = _places(passages, np.dtype("<u4" if len(tokens) < 1 << 32 else "<u8"))
+    firsts = tokens[places[kept] - (BEHIND - 1)]
+    order = kept[np.argsort(firsts, kind="stable")]
+    groups = np.append(0, np.cumsum(np.bincount(firsts, minlength=vocab_size)))
+    group_lists = np.append(0, np.cumsum([lists_for(size) for size in np.diff(groups).tolist()]))
+    list_starts, centroids = [], []
+    with (
+        (store / "vectors.bin").open("wb") as vector_file,
+        (store / "positions.bin").open("wb") as place_file,
+    ):
+        for run in _runs(groups, group_lists):
+            told(run.start, len(order))
+            rows = order[run.start : run.stop]
+            found = vectors[rows].astype(np.float32)
+            arranged = np.arange(len(rows))
+            if run.token >= 0:
+                arranged, starts, centres = _cut(found, run.token)
+                list_starts.append(run.start + starts)
+                centroids.append(centres)
+            for start in range(0, len(rows), PART):
+                part = arranged[start : start + PART]
+                vector_file.write(quantise(found[part], dtype).tobytes())
+                place_file.write(places[rows[part]].tobytes())
+    told(len(order), len(order))
+    tables = {
+        "groups.bin": (groups, "<i8"),
+        "group_lists.bin": (group_lists, "<i4"),
+        "lists.bin": (np.concatenate([*list_starts, [len(order)]]), "<i8"),
+        "centroids.bin": (np.concatenate([np.empty((0, vectors.shape[1])), *centroids]), "<f4"),
+    }
+    for name, (table, kind) in tables.items():
+        (store / name).write_bytes(table.astype(kind).tobytes())
+    return Grouped(len(order), int(group_lists[-1]))
+
+
+def _cut(
+    vectors: NDArray[np.float32], token: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Cut a large group into lists.
+
+    Returns:
+        The order of its entries int64 [n], in which the first of each list is int64 [lists], and the centroids float32
+        [lists, dims].
+    """
+    lists = lists_for(len(vectors))
+    centroids, assignment = cluster(vectors, lists, seed=token)
+    order = np.argsort(assignment, kind="stable")
+    return order, np.searchsorted(assignment[order], np.arange(lists)), centroids
+
+
+def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:
+    """Return which vectors are finite, int64 [those]."""
+    parts = range(0, len(vectors), PART)
+    finite = [np.isfinite(vectors[start : start + PART]).all(axis=1) for start in parts]
+    return np.flatnonzero(np.concatenate(finite))
+
+
+def _places(passages: Passages, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return where the continuations of all entries begin, in the order of the corpus."""
+    places = np.empty(passages.total, dtype)
+    for block, start in enumerate(passages.entries[:-1].tolist()):
+        part = passages.places(block)
+        places[start : start + len(part)] = part
+    return places
+
+
+def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator[_Run]:
+    """Yield all entries in order: each large group whole, what lies between them in parts."""
+    place = 0
+    for token in np.flatnonzero(np.diff(group_lists)).tolist():
+        start, stop = int(groups[token]), int(groups[token + 1])
+        yield from _parts(place, start)
+        yield _Run(start, stop, token)
+        place = stop
+    yield from _parts(place, int(groups[-1]))
+
+
+def _parts(start: int, stop: int) -> Iterator[_Run]:
+    """Yield a stretch of small groups in parts, which may cut a group."""
+    for begin in range(start, stop, PART):
+        yield _Run(begin, min(begin + PART, stop), -1)

@@ -1,0 +1,1 @@
+"""What a dense store computes: kernels over plain arrays, no files."""

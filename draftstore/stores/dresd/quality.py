@@ -1,0 +1,156 @@
+"""How well a dense store finds what it should: the figures of its manifest and of benchmarks."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafting.projection import unit
+from draftstore.errors import DraftstoreError
+from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, search, search_exactly
+from draftstore.stores.dresd.kernels.quantised import restore
+
+TIE = 1e-6
+"""Cosines that differ by less are equal: what float32 loses in a sum depends on where in a block it stands."""
+_ROWS = 4_096
+_QUERIES = 512
+
+Ties = Literal["best", "any"]
+
+
+def reciprocal_ranks(
+    index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64], ties: Ties = "best"
+) -> NDArray[np.float64]:
+    """Return one by the rank of each entry when it is asked for with its own state.
+
+    The rank is among all entries, whatever their first tokens: one more than the entries that are nearer than it.
+    Entries of equal vectors cannot be told apart; the beginnings that texts share, as chat templates, have many.
+
+    Args:
+        index: of the store.
+        queries: float32 [n, dims], states of entries, projected but not quantised; of any length.
+        entries: int64 [n], numbers of these entries.
+        ties: `best`, equally near ones are not counted; `any`, they come in any order, and the mean is over all.
+
+    Returns:
+        float64 [n]; 0 for a query with NaN, or of zeros.
+
+    Raises:
+        DraftstoreError: arrays that do not fit, or entries that the store does not have.
+    """
+    total, dims = index.vectors.shape
+    if queries.shape != (len(entries), dims):
+        raise DraftstoreError(f"queries of shape {queries.shape}, expected ({len(entries)}, {dims})")
+    if len(entries) and not 0 <= entries.min() <= entries.max() < total:
+        raise DraftstoreError(f"entries {entries.min():,} to {entries.max():,}, the store has {total:,}")
+    ranks = np.empty(len(entries), np.float64)
+    for first in range(0, len(entries), _QUERIES):
+        some = slice(first, first + _QUERIES)
+        nearer, equal = _count(index, unit(queries[some].astype(np.float32, copy=False)), entries[some])
+        last = nearer + (equal if ties == "any" else np.minimum(equal, 1))
+        ranks[some] = [_mean(1.0 / np.arange(a + 1, b + 1)) for a, b in zip(nearer, last, strict=True)]
+    return np.nan_to_num(ranks)
+
+
+def mean_reciprocal_rank(
+    index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64], ties: Ties = "best"
+) -> float:
+    """Return the mean of `reciprocal_ranks`; NaN without queries."""
+    return _mean(reciprocal_ranks(index, queries, entries, ties))
+
+
+def recall(
+    index: DenseIndex,
+    queries: NDArray[np.float32],
+    tokens: NDArray[np.int32],
+    k: int = 10,
+    probing: float = PROBING,
+) -> float:
+    """Return the share of the k nearest entries of a group that `search` finds, in the mean over queries.
+
+    A found entry counts if it is as near as the k-th that `search_exactly` finds. Queries without neighbours are left
+    out.
+
+    Args:
+        index: of the store.
+        queries: float32 [n, dims], of any length.
+        tokens: int32 [n], first tokens.
+        k: neighbours asked for; a group of fewer has fewer.
+        probing: see `search`.
+
+    Returns:
+        A share; NaN without queries that have neighbours.
+
+    Raises:
+        DraftstoreError: see `search`.
+    """
+    shares = []
+    for first in range(0, len(tokens), _QUERIES):
+        some = slice(first, first + _QUERIES)
+        exact = search_exactly(index, queries[some], tokens[some], k)
+        found = search(index, queries[some], tokens[some], k, probing)
+        expected = (exact.entries >= 0).sum(axis=1)
+        asked = expected > 0
+        least = exact.similarities[asked, expected[asked] - 1]
+        hits = ((found.entries >= 0)[asked] & (found.similarities[asked] >= least[:, None] - TIE)).sum(axis=1)
+        shares.append(hits / expected[asked])
+    return _mean(np.concatenate([np.empty(0), *shares]))
+
+
+def figures(
+    index: DenseIndex,
+    tokens: NDArray[Any],
+    places: NDArray[np.int64],
+    queries: NDArray[np.float32],
+    probing: float = PROBING,
+) -> dict[str, int | float]:
+    """Return what the manifest of a store says of its quality.
+
+    Args:
+        index: of the store.
+        tokens: unsigned [tokens], its corpus.
+        places: int64 [n], where in the corpus the continuations of some entries begin; those that the store left out
+            are passed over.
+        queries: float32 [n, dims], the states of these entries, projected but not quantised.
+        probing: see `draftstore.stores.dresd.kernels.nearest.search`.
+
+    Returns:
+        `queries`, how many were asked, `mean_reciprocal_rank`, `mean_reciprocal_rank_ties` with ties in any order, and
+        `recall_at_10`, to six digits.
+    """
+    firsts = tokens[places - 1].astype(np.int32)
+    found: list[tuple[int, int]] = []
+    for row, token in enumerate(firsts.tolist()):
+        start, stop = index.groups[token : token + 2].tolist()
+        found += [
+            (row, start + entry)
+            for entry in np.flatnonzero(index.positions[start:stop] == places[row]).tolist()
+        ]
+    rows, entries = np.array(found, np.int64).reshape(-1, 2).T
+    return {
+        "queries": len(rows),
+        "mean_reciprocal_rank": round(mean_reciprocal_rank(index, queries[rows], entries), 6),
+        "mean_reciprocal_rank_ties": round(mean_reciprocal_rank(index, queries[rows], entries, "any"), 6),
+        "recall_at_10": round(recall(index, queries[rows], firsts[rows], 10, probing), 6),
+    }
+
+
+def _count(
+    index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count the entries that are nearer to each query than its own one, and those that are as near.
+
+    The latter hold the entry itself; there is none where the query is NaN.
+    """
+    own = np.einsum("ij,ij->i", queries, restore(index.vectors[entries]))[:, None]
+    nearer, equal = np.zeros((2, len(entries)), np.int64)
+    for first in range(0, len(index.vectors), _ROWS):
+        similarities = queries @ restore(index.vectors[first : first + _ROWS]).T
+        more = np.count_nonzero(similarities > own + TIE, axis=1)
+        nearer += more
+        equal += np.count_nonzero(similarities >= own - TIE, axis=1) - more
+    return nearer, equal
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")

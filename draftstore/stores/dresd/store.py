@@ -1,0 +1,237 @@
+"""DReSD stores: hidden states of one model, and what came next; drafts from the entries nearest to where a text is.
+
+    manifest.json      see draftstore.storage.manifest; target_model is the model whose states they are
+    projection.bin     f32, from hidden states to vectors: weights [dims, hidden_size], then bias [dims]
+    tokens.bin         u16 or u32, all documents one after the other, each closed by the sentinel
+    vectors.bin        f16 or i8 [entries, dims], of unit length, sorted by first token, then list
+    positions.bin      u32 or u64 [entries], where in tokens.bin the continuation begins, right behind the first token
+    groups.bin         i64 [vocab_size + 1], first entry of each group: the entries of one first token
+    group_lists.bin    i32 [vocab_size + 1], first list of each group; small groups have none
+    lists.bin          i64 [lists + 1], first entry of each list
+    centroids.bin      f32 [lists, dims], of unit length
+    tokenizer/         the tokenizer
+
+All numbers are little-endian. An entry is a place in a document: its vector is the state there, its first token the one
+that came next, its continuation what came after that. A text that was just extended by a token asks with the state that
+predicted it, and gets continuations of entries with that first token.
+
+"DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.drafter import DenseSession, check_queries, check_request
+from draftstore.drafting.projection import Projection
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.jit import read_only
+from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
+from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draft_trees
+from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, check_probing
+from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.frontier import MAX_DEPTH
+
+KIND = "dresd"
+BUDGET = 64
+MAX_DRAFTS = 1024
+"""Most neighbours of one draft."""
+
+
+class Shape(NamedTuple):
+    """How a draft is drawn.
+
+    Attributes:
+        drafts: most neighbours.
+        length: most tokens of each continuation.
+        probing: how much of a large group is visited, see `draftstore.stores.dresd.kernels.nearest`; None is what
+        the store names. calibration: from neighbours to probabilities.
+    """
+
+    drafts: int
+    length: int
+    probing: float | None = None
+    calibration: Calibration = CALIBRATION
+
+    def check(self) -> None:
+        """Refuse values that the kernels cannot follow.
+
+        Raises:
+            DraftstoreError: the first of them, with what is expected.
+        """
+        for name, value, most in (("drafts", self.drafts, MAX_DRAFTS), ("length", self.length, MAX_DEPTH)):
+            if not 1 <= value <= most:
+                raise DraftstoreError(f"a draft with {name} = {value}: expected 1 to {most}")
+        if self.probing is not None:
+            check_probing(self.probing)
+        self.calibration.check()
+
+
+STRATEGIES: dict[str, Shape] = {
+    # Of 64 nodes, a fifth more is accepted than with the next one: what many neighbours agree on is likelier. Even more
+    # of them tell the nodes apart no better.
+    "many": Shape(drafts=64, length=10),
+    # The shapes that the paper finds best, with nucleus sampling and with greedy decoding.
+    "wide": Shape(drafts=10, length=10),
+    "deep": Shape(drafts=3, length=20),
+}
+DEFAULT_STRATEGY = "many"
+
+
+class DresdDrafter:
+    """Drafts from one store in one shape; holds no state of a text, so threads may share it."""
+
+    context_size = 1
+
+    def __init__(self, index: DenseIndex, tokens: NDArray[Any], projection: Projection, shape: Shape) -> None:
+        """Draft from `index` and `tokens`.
+
+        Args:
+            index: of the entries.
+            tokens: unsigned [tokens], the corpus, see `draftstore.stores.dresd.kernels.dense_tree`.
+            projection: from hidden states to queries.
+            shape: of the drafts; one without a probing gets the default.
+
+        Raises:
+            DraftstoreError: the shape has a value that the kernels cannot follow.
+        """
+        shape.check()
+        self.index = index
+        self.tokens = tokens
+        self.projection = projection
+        self.shape = shape
+        self.vocab_size = len(index.groups) - 1
+        self._probing = PROBING if shape.probing is None else float(shape.probing)
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        *,
+        queries: NDArray[np.float32] | None = None,
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `DenseDrafter.draft` and `draft_batch`."""
+        return self.draft_batch(contexts, budget, min_prob, queries=queries).drafts()
+
+    def draft_batch(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        *,
+        queries: NDArray[np.float32] | None = None,
+    ) -> DraftBatch:
+        """Draft for a batch of contexts into arrays; see `DenseDrafter.draft`.
+
+        A last token outside the vocabulary, a query with NaN and one of zeros get an empty tree. A match is one token
+        long, the one just sampled; its occurrences are the entries that were searched.
+
+        Raises:
+            DraftstoreError: the budget is not within 0 .. 4,096, or contexts or queries are no matrix that fits.
+        """
+        contexts, level = check_request(contexts, budget, min_prob)
+        if queries is None or budget == 0 or level < 0 or contexts.size == 0:
+            return DraftBatch.empty(len(contexts))
+        queries = read_only(np.ascontiguousarray(queries, np.float32))
+        check_queries(queries, len(contexts), self.projection.dims)
+        tokens, parents, levels, sizes, counts = draft_trees(
+            self.index, self.tokens, self.shape.calibration, contexts, queries, self.shape.drafts, self.shape.length,
+            self._probing, budget, level,
+        )  # fmt: skip
+        return DraftBatch(tokens, parents, levels, sizes, (counts > 0).astype(np.int32), counts)
+
+    def session(
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
+    ) -> DenseSession:
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+            DraftstoreError: a hidden state of another size.
+        """
+        return DenseSession(self, prompt_ids, hidden)
+
+    def warm_up(self) -> None:
+        """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""
+        self.draft(
+            np.full((1, 1), -1, np.int32), queries=np.full((1, self.projection.dims), np.nan, np.float32)
+        )
+
+
+class DresdStore:
+    """An open DReSD store: read-only maps of its files; opening reads the manifest, the projection and the tables."""
+
+    strategies = tuple(STRATEGIES)
+    default_strategy = DEFAULT_STRATEGY
+
+    def __init__(
+        self, path: Path, manifest: Manifest, index: DenseIndex, tokens: NDArray[Any], projection: Projection
+    ) -> None:
+        """Hold what `open` has checked."""
+        self.path = path
+        self.manifest = manifest
+        self.index = index
+        self.tokens = tokens
+        self.projection = projection
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        target_model: str | None = None,
+        tokenizer: TokenizerIdentity | None = None,
+        hidden_size: int | None = None,
+    ) -> "DresdStore":
+        """Open a store.
+
+        Args:
+            path: its directory.
+            target_model: refuse the store unless its states are this model's; None takes any.
+            tokenizer: refuse the store unless this one made its ids; None takes any.
+            hidden_size: refuse the store unless its states are of this size; None takes any.
+
+        Raises:
+            StoreError: not a DReSD store, unknown version, missing, cut or inconsistent files, another projection than
+                its manifest names, or another model's states.
+            TokenizerError: made with another tokenizer.
+        """
+        path = Path(path)
+        manifest = load_manifest(path, KIND)
+        advice = "name the store of this model, or build one"
+        manifest.require_model(target_model, path, "hidden states", advice)
+        if tokenizer is not None:
+            manifest.require_tokenizer(tokenizer, path)
+        check_parameters(path, manifest)
+        found = manifest.parameters["hidden_size"]
+        if hidden_size is not None and found != hidden_size:
+            raise StoreError(
+                f"{path} holds hidden states of {found:,} numbers, the model's have {hidden_size:,}: {advice}"
+            )
+        projection = read_projection(path, manifest)
+        index, tokens = map_index(path, manifest)
+        return cls(path, manifest, index, tokens, projection)
+
+    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> DresdDrafter:
+        """Return a drafter.
+
+        Args:
+            strategy: one of `STRATEGIES`.
+            changes: fields of its `Shape` that should differ, for experiments.
+
+        Raises:
+            DraftstoreError: no such strategy, or a value that no shape can have.
+        """
+        if strategy not in STRATEGIES:
+            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
+        shape = STRATEGIES[strategy]._replace(**changes)
+        if shape.probing is None:
+            shape = shape._replace(probing=self.manifest.parameters.get("probing"))
+        return DresdDrafter(self.index, self.tokens, self.projection, shape)
+
+    def close(self) -> None:
+        """Let go of the store; its files are unmapped with the last array that shows them."""

@@ -1,0 +1,1 @@
+"""Token Recycling: a model's own candidates, kept between processes."""

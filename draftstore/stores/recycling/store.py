@@ -1,0 +1,181 @@
+"""Recycling stores: the candidates that one model gave, kept so that its next process starts hot.
+
+    manifest.json      see storage.manifest; target_model is the model, counts.entries the tokens with candidates
+    matrix.bin         u16 or u32 [vocab_size, 8], little-endian, the candidates of each token, best first; the type's
+                       largest value is an empty cell
+    tree.json          the static tree: its rank paths, and the tries and hits of each
+
+Less than 2 MB below 65,536 ids. The candidates belong to the model and to its tokenizer: any other is refused.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafting.rank_tree import WIDTH, RankTree
+from draftstore.drafting.recycling import RecyclingDrafter
+from draftstore.errors import DraftstoreError, StoreError, type_name
+from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.text.tokens import sentinel, token_dtype
+
+KIND = "recycling"
+MATRIX_FILE = "matrix.bin"
+TREE_FILE = "tree.json"
+
+
+class RecyclingStore:
+    """An open store: candidates in memory, where drafters take copies of them."""
+
+    def __init__(self, path: Path, manifest: Manifest, matrix: NDArray[np.int32], tree: RankTree) -> None:
+        """Hold what `open` has checked.
+
+        Args:
+            path: its directory.
+            manifest: its manifest.
+            matrix: int32 [vocab_size, 8], -1 is none.
+            tree: the static tree.
+        """
+        self.path = path
+        self.manifest = manifest
+        self.matrix = matrix
+        self.tree = tree
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        target_model: str | None = None,
+        tokenizer: TokenizerIdentity | None = None,
+        vocab_size: int | None = None,
+    ) -> "RecyclingStore":
+        """Open a store.
+
+        Args:
+            path: its directory.
+            target_model: refuse the store unless its candidates are this model's; None takes any.
+            tokenizer: refuse the store unless this one made its ids; None takes any.
+            vocab_size: refuse the store if it knows more ids; None takes any. A model may know more than its
+                tokenizer, where its matrices are padded.
+
+        Raises:
+            StoreError: not a recycling store, unknown version, missing or cut files, ids out of range, another model's
+                candidates, or a larger vocabulary.
+            TokenizerError: made with another tokenizer.
+        """
+        path = Path(path)
+        manifest = load_manifest(path, KIND)
+        manifest.require_model(
+            target_model, path, "candidates", "start without them, or name the store of this model"
+        )
+        if tokenizer is not None:
+            manifest.require_tokenizer(tokenizer, path)
+        if vocab_size is not None and manifest.vocab_size > vocab_size:
+            raise StoreError(
+                f"{path} holds candidates for a vocabulary of {manifest.vocab_size:,} ids, the model knows "
+                f"{vocab_size:,}: start without them, or name the store of this model"
+            )
+        return cls(path, manifest, _read_matrix(path, manifest), _read_tree(path))
+
+    def drafter(self, *, vocab_size: int | None = None, nodes: int | None = None) -> RecyclingDrafter:
+        """Return a drafter that starts from what the store holds; the store itself never changes.
+
+        Args:
+            vocab_size: ids that the model may emit, at least the store's; None takes the store's.
+            nodes: size of the static tree, see `RankTree.resized`; None takes the store's.
+
+        Raises:
+            DraftstoreError: fewer ids than the store's, or no such size.
+        """
+        tree = RankTree(self.tree.paths, self.tree.tries.tolist(), self.tree.hits.tolist())
+        return RecyclingDrafter(
+            self.manifest.vocab_size if vocab_size is None else vocab_size,
+            matrix=self.matrix,
+            tree=tree if nodes is None else tree.resized(nodes),
+        )
+
+    def close(self) -> None:
+        """Let go of the store: nothing is held open."""
+
+
+def matrix_bytes(matrix: NDArray[np.int32]) -> bytes:
+    """Return the bytes of `matrix.bin`."""
+    dtype = token_dtype(len(matrix))
+    cells = matrix.astype(dtype)
+    cells[matrix < 0] = sentinel(dtype)
+    return cells.tobytes()
+
+
+def tree_fields(tree: RankTree) -> dict[str, Any]:
+    """Return what `tree.json` holds."""
+    return {"paths": list(tree.paths), "tries": tree.tries.tolist(), "hits": tree.hits.tolist()}
+
+
+def _read_matrix(path: Path, manifest: Manifest) -> NDArray[np.int32]:
+    """Read the candidates of a store, and check them.
+
+    Raises:
+        StoreError: of another size than the vocabulary wants, an id out of range, or twice in a row.
+    """
+    vocab_size = manifest.vocab_size
+    try:
+        dtype = token_dtype(vocab_size)
+        data = (path / MATRIX_FILE).read_bytes()
+    except (DraftstoreError, OSError) as error:
+        raise _damaged(path, str(error)) from None
+    if len(data) != vocab_size * WIDTH * dtype.itemsize:
+        raise _damaged(
+            path,
+            f"{MATRIX_FILE} has {len(data):,} bytes, expected {vocab_size * WIDTH * dtype.itemsize:,} for "
+            f"{vocab_size:,} ids",
+        )
+    cells = np.frombuffer(data, dtype).reshape(vocab_size, WIDTH)
+    empty = cells == sentinel(dtype)
+    wrong = ~empty & (cells >= vocab_size)
+    if wrong.any():
+        raise _damaged(path, f"{MATRIX_FILE} holds id {cells[wrong][0]:,}, expected ids below {vocab_size:,}")
+    matrix = cells.astype(np.int32)
+    matrix[empty] = -1
+    ordered = np.sort(matrix, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        token = int(np.flatnonzero(twice.any(axis=1))[0])
+        raise _damaged(path, f"the row of id {token:,} in {MATRIX_FILE} holds an id twice")
+    return matrix
+
+
+def _read_tree(path: Path) -> RankTree:
+    """Read the static tree of a store.
+
+    Raises:
+        StoreError: it is none.
+    """
+    try:
+        fields = json.loads((path / TREE_FILE).read_text(encoding="utf-8"))
+        paths, tries, hits = (fields[key] for key in ("paths", "tries", "hits"))
+        _require(paths, str)
+        _require(tries, int)
+        _require(hits, int)
+        return RankTree(paths, tries, hits)
+    except (ValueError, TypeError, KeyError, RecursionError, OSError, DraftstoreError) as error:
+        raise _damaged(path, f"{TREE_FILE} holds no static tree ({error})") from None
+
+
+def _require(values: Any, kind: type) -> None:
+    """Refuse what is not a list of values of one type.
+
+    Raises:
+        TypeError: the first that is not.
+    """
+    if not isinstance(values, list):
+        raise TypeError(f"{type_name(values)}, expected a list")
+    for value in values:
+        if type(value) is not kind:  # a bool is no count
+            raise TypeError(f"{type_name(value)}, expected {kind.__name__}")
+
+
+def _damaged(path: Path, problem: str) -> StoreError:
+    return StoreError(f"{path}: {problem}: the store is damaged, save or build it again")

@@ -1,0 +1,1 @@
+"""REST: the corpus as suffix arrays."""

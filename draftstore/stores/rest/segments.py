@@ -1,0 +1,232 @@
+"""The arrays of a REST store: token shards laid out in segments, and each segment sorted, resumable.
+
+    layout.json          marker: tokens.bin and segments.bin are complete, the other arrays have their sizes
+    sorted-00000         marker: this segment's suffix array and tables are in place
+
+The markers lie in the working directory of a build, the arrays in the store that it makes.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import BuildError
+from draftstore.search.suffix import index_segment, segment_table
+from draftstore.storage.files import fsync_path, remove, write_at, write_atomic, write_json
+from draftstore.text.tokens import TokenShards, sentinel, token_dtype
+
+LAYOUT = "layout.json"
+SMALL_TOKENS = 1 << 22
+"""As many are sorted in about a second: too few to be worth a process of their own."""
+
+_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+
+
+def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int) -> None:
+    """Write tokens.bin and segments.bin, and make room for the other arrays, unless that is done.
+
+    Raises:
+        BuildError: not enough space on the disk.
+    """
+    if _is_laid_out(store, partial / LAYOUT):
+        return
+    for marker in [partial / LAYOUT, *partial.glob("sorted-*")]:
+        marker.unlink(missing_ok=True)
+    remove(store)
+    store.mkdir()
+    width = shards.dtype.itemsize
+    needed = (shards.token_count + shards.document_count) * (width + 4 + 1)
+    free = shutil.disk_usage(store).free
+    if free < needed:
+        raise BuildError(
+            f"{store} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room and run the "
+            "command again, finished steps are kept"
+        )
+    segments = _write_tokens(shards, store, segment_tokens)
+    total, _, keys = segments[-1].tolist()
+    sizes = {
+        "suffixes.bin": 4 * total,
+        "keys.bin": 8 * keys,
+        "first_rows.bin": 4 * (len(segments) - 1) * (shards.vocab_size + 1),
+    }
+    for name, size in sizes.items():
+        with (store / name).open("wb") as file:
+            file.truncate(size)
+    paths = sorted(store.iterdir())
+    for path in [*paths, store]:
+        fsync_path(path)
+    write_json(partial / LAYOUT, {path.name: path.stat().st_size for path in paths})
+
+
+def _is_laid_out(store: Path, marker: Path) -> bool:
+    """Tell whether the marker is there and the arrays are as it says (a published store takes them along)."""
+    try:
+        sizes = json.loads(marker.read_text(encoding="utf-8"))
+        return all((store / name).stat().st_size == size for name, size in sizes.items())
+    except FileNotFoundError:
+        return False
+
+
+def _write_tokens(shards: TokenShards, store: Path, segment_tokens: int) -> NDArray[np.int64]:
+    """Write tokens.bin and segments.bin; return their `segment_table`."""
+    lengths = []
+    with (store / "tokens.bin").open("wb") as file:
+        for segment in _segments(shards, segment_tokens):
+            length = 0
+            for piece in segment:
+                file.write(piece.tobytes())
+                length += len(piece)
+            lengths.append(length)
+    segments = segment_table(np.array(lengths, np.int64))
+    (store / "segments.bin").write_bytes(segments[:-1].astype("<i8").tobytes())
+    return segments
+
+
+def _segments(shards: TokenShards, segment_tokens: int) -> Iterator[Iterator[NDArray[Any]]]:
+    """Yield the segments, each as pieces of closed documents; a document longer than a segment is cut.
+
+    A new segment starts where the next document does not fit, so the cuts depend on the documents alone.
+    """
+    pieces = _closed_documents(shards, segment_tokens)
+    piece = next(pieces, None)
+
+    def fill() -> Iterator[NDArray[Any]]:
+        nonlocal piece
+        room = segment_tokens
+        while piece is not None:
+            array, ends = piece
+            whole = int(np.searchsorted(ends, room, side="right"))
+            if whole == 0:
+                return
+            size = int(ends[whole - 1])
+            yield array[:size]
+            room -= size
+            piece = (array[size:], ends[whole:] - size) if whole < len(ends) else next(pieces, None)
+
+    while piece is not None:
+        yield fill()
+
+
+def _closed_documents(
+    shards: TokenShards, segment_tokens: int
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """Yield each shard's tokens with a sentinel after every document, and where the documents end in them.
+
+    A sentinel is also put where a document would be longer than a segment.
+    """
+    for tokens, offsets in shards.arrays():
+        if len(tokens) == 0:
+            continue
+        cuts = [
+            np.append(np.arange(start + segment_tokens - 1, end, segment_tokens - 1), end)
+            for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+            if end - start >= segment_tokens
+        ]
+        ends = np.unique(np.concatenate([offsets[1:], *cuts]))
+        ends = ends[ends > 0]
+        yield np.insert(tokens, ends, sentinel(tokens.dtype)), ends + np.arange(1, len(ends) + 1)
+
+
+def read_segments(store: Path) -> NDArray[np.int64]:
+    """Return segments.bin, int64 [segments, 3]: first token, tokens, first key."""
+    return np.fromfile(store / "segments.bin", "<i8").reshape(-1, 3)
+
+
+def sort_segments(
+    store: Path, partial: Path, vocab_size: int, workers: int, on_sorted: Callable[[int, int], None]
+) -> None:
+    """Sort the segments that no marker stands for, in processes of their own if it is much work.
+
+    Args:
+        store: where the arrays lie.
+        partial: where the markers lie.
+        vocab_size: of the tokens.
+        workers: most processes.
+        on_sorted: called with the tokens sorted so far and all tokens.
+
+    Raises:
+        BuildError: a process died, or there is too little memory.
+    """
+    lengths = read_segments(store)[:, 1]
+    markers = [partial / f"sorted-{i:05d}" for i in range(len(lengths))]
+    waiting = [i for i, marker in enumerate(markers) if not marker.exists()]
+    total = int(lengths.sum())
+    done = total - int(lengths[waiting].sum())
+    on_sorted(done, total)
+    workers = min(workers, len(waiting))
+    alone = workers <= 1 and total - done <= SMALL_TOKENS
+    jobs = (
+        _sort_here(store, waiting, vocab_size) if alone else _sort_apart(store, waiting, vocab_size, workers)
+    )
+    try:
+        for segment in jobs:
+            write_atomic(markers[segment], b"")
+            done += int(lengths[segment])
+            on_sorted(done, total)
+    except (BrokenProcessPool, MemoryError):
+        raise BuildError(
+            "a sorting process was killed, perhaps for want of memory: run the command again with fewer "
+            "--workers or smaller --segment-tokens; it goes on where it stopped"
+        ) from None
+
+
+def _sort_here(store: Path, segments: list[int], vocab_size: int) -> Iterator[int]:
+    """Sort segments one after the other; yield each when it is done."""
+    for segment in segments:
+        sort_segment(store, segment, vocab_size)
+        yield segment
+
+
+def _sort_apart(store: Path, segments: list[int], vocab_size: int, workers: int) -> Iterator[int]:
+    """Sort segments in processes; yield each when it is done.
+
+    The processes are fresh ones: forking a process with threads (tokenizers, numba) may deadlock.
+    """
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
+    with pool:
+        futures: dict[Future[None], int] = {
+            pool.submit(sort_segment, store, segment, vocab_size): segment for segment in segments
+        }
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        except BaseException:
+            # Else the executor waits for what it has begun: minutes after Ctrl-C.
+            for future in futures:
+                future.cancel()
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have this worker process killed when the build is, and end without a traceback on Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
+def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
+    """Sort one segment of tokens.bin and write its part of the other arrays."""
+    start, length, first_key = read_segments(store)[segment].tolist()
+    dtype = token_dtype(vocab_size)
+    tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
+    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
+    write_at(store / "suffixes.bin", suffixes, start)
+    write_at(store / "keys.bin", keys, first_key)
+    write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))

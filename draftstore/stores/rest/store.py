@@ -1,0 +1,216 @@
+"""REST stores: the token corpus with its suffix arrays, memory-mapped, and drafts from it.
+
+    manifest.json      see draftstore.storage.manifest
+    tokens.bin         u16 or u32, all segments one after the other, every document closed by the sentinel
+    suffixes.bin       i32, the suffix array of every segment, positions counted inside the segment
+    keys.bin           i64, the packed leading tokens of every 16th suffix
+    first_rows.bin     i32 [segments, vocab_size + 1], rows of every first token
+    segments.bin       i64 [segments, 3]: first token, tokens, first key
+    tokenizer/         the tokenizer, so that text can be asked and drafts be read
+
+All numbers are little-endian. Six and a half bytes a token on disk (eight and a half above 65,535 ids), plus four
+for every segment and id.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.drafter import ContextSession, check_request
+from draftstore.errors import DraftstoreError, StoreError
+from draftstore.search.expand import Rule, draft_batch, draft_one
+from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
+from draftstore.storage.files import map_file
+from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.trees.batch import Draft, DraftBatch
+
+KIND = "rest"
+MAX_MATCH = 16
+CONTINUATION = 10
+BUDGET = 64
+
+STRATEGIES: dict[str, Rule] = {
+    # REST, section 3.2: the longest match of at least two tokens takes all. The paper reads the first 5,000
+    # occurrences; 1,024 evenly spaced ones accept as much.
+    "longest": Rule(MAX_MATCH, 2, CONTINUATION, rows=1024, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0),
+    # Constants from `python -m benchmarks.smoothing`, on recorded outputs other than those that are reported.
+    "backoff": Rule(MAX_MATCH, 1, CONTINUATION, rows=512, floor=0.01, alpha=12.0, beta=6.0, gamma=0.75),
+}
+DEFAULT_STRATEGY = "backoff"
+
+DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
+    "tokens.bin": lambda manifest: np.dtype(manifest.token_dtype).newbyteorder("<"),
+    "suffixes.bin": lambda _: np.dtype("<i4"),
+    "keys.bin": lambda _: np.dtype("<i8"),
+    "first_rows.bin": lambda _: np.dtype("<i4"),
+    "segments.bin": lambda _: np.dtype("<i8"),
+}
+
+
+class RestDrafter:
+    """Drafts from one store by one rule; holds no state of a text, so threads may share it."""
+
+    def __init__(self, index: SuffixIndex, rule: Rule) -> None:
+        """Draft from `index` by `rule`.
+
+        Raises:
+            DraftstoreError: the rule has a value that the kernels cannot follow.
+        """
+        self.index = index
+        rule.check()
+        self._rule = rule.pack()
+        self.vocab_size = index.vocab_size
+        self.context_size = rule.max_match
+
+    def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
+        return self.draft_batch(contexts, budget, min_prob).drafts()
+
+    def draft_batch(
+        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
+    ) -> DraftBatch:
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
+
+        An id outside the vocabulary hides all before it; a context without a match gets an empty tree.
+
+        Raises:
+            DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
+        """
+        contexts, level = check_request(contexts, budget, min_prob)
+        if budget == 0 or level < 0:
+            return DraftBatch.empty(len(contexts))
+        if len(contexts) == 1:
+            tokens, parents, levels, match, count = draft_one(
+                *self.index, self._rule, contexts[0], budget, level
+            )
+            facts = np.array([[len(tokens)], [match], [count]])
+            return DraftBatch(
+                tokens.reshape(1, -1), parents.reshape(1, -1), levels.reshape(1, -1),
+                facts[0].astype(np.int32), facts[1].astype(np.int32), facts[2],
+            )  # fmt: skip
+        tokens, parents, levels, summary = draft_batch(self.index, self._rule, contexts, budget, level)
+        sizes, matches, counts, _ = summary.T
+        return DraftBatch(
+            tokens, parents, levels, sizes.astype(np.int32), matches.astype(np.int32),
+            np.ascontiguousarray(counts),
+        )  # fmt: skip
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
+        """
+        return ContextSession(self, prompt_ids)
+
+    def warm_up(self) -> None:
+        """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""
+        self.draft(np.full((1, self.context_size), -1, np.int32))
+
+
+class RestStore:
+    """An open REST store: read-only maps of its files; opening reads the manifest and little else."""
+
+    strategies = tuple(STRATEGIES)
+    default_strategy = DEFAULT_STRATEGY
+
+    def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
+        """Hold what `open` has checked."""
+        self.path = path
+        self.manifest = manifest
+        self.index = index
+
+    @classmethod
+    def open(cls, path: Path | str, tokenizer: TokenizerIdentity | None = None) -> "RestStore":
+        """Open a store.
+
+        Args:
+            path: its directory.
+            tokenizer: refuse the store unless this one built it; None takes any.
+
+        Raises:
+            StoreError: not a REST store, unknown version, or missing, cut or inconsistent files.
+            TokenizerError: built with another tokenizer.
+        """
+        path = Path(path)
+        manifest = load_manifest(path, KIND)
+        if tokenizer is not None:
+            manifest.require_tokenizer(tokenizer, path)
+        return cls(path, manifest, _map_index(path, manifest))
+
+    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> RestDrafter:
+        """Return a drafter.
+
+        Args:
+            strategy: one of `STRATEGIES`.
+            changes: fields of its `Rule` that should differ, for experiments.
+
+        Raises:
+            DraftstoreError: no such strategy, or a value that no rule can have.
+        """
+        if strategy not in STRATEGIES:
+            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
+        return RestDrafter(self.index, STRATEGIES[strategy]._replace(**changes))
+
+    def close(self) -> None:
+        """Let go of the store; its files are unmapped with the last array that shows them."""
+
+
+def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
+    """Map a store's files and check that they fit each other.
+
+    Raises:
+        StoreError: they do not.
+    """
+    arrays = {name: map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
+    vocab_size = manifest.vocab_size
+    try:
+        segments = arrays["segments.bin"].reshape(-1, 3)
+        first_rows = arrays["first_rows.bin"].reshape(-1, vocab_size + 1)
+    except ValueError as error:
+        raise StoreError(
+            f"the tables of {path} do not fit a vocabulary of {vocab_size:,} ids: {error}"
+        ) from None
+    index = SuffixIndex(
+        arrays["tokens.bin"], arrays["suffixes.bin"], arrays["keys.bin"], first_rows, segments,
+        vocab_size, *key_layout(vocab_size),
+    )  # fmt: skip
+    _check_index(index, path)
+    return index
+
+
+def _check_index(index: SuffixIndex, path: Path) -> None:
+    """Check the tables against each other, and one row a segment for ids outside the vocabulary.
+
+    The suffixes that start with the sentinel come last; an id between vocabulary and sentinel would be the first
+    of them.
+    """
+    lengths = index.segments[:, 1]
+    table = segment_table(lengths)
+    total, _, keys = table[-1].tolist()
+    if (
+        len(index.first_rows) != len(index.segments)
+        or np.any(lengths < 1)
+        or not np.array_equal(index.segments, table[:-1])
+        or not len(index.tokens) == len(index.suffixes) == total
+        or len(index.keys) != keys
+    ):
+        raise StoreError(f"the files of {path} do not fit each other: the store is damaged, build it again")
+    sentinel = np.iinfo(index.tokens.dtype).max
+    for segment, (base, length, _) in enumerate(index.segments.tolist()):
+        rows = index.first_rows[segment]
+        if rows[0] < 0 or np.any(rows[1:] < rows[:-1]) or rows[-1] >= length:
+            raise StoreError(
+                f"the rows of segment {segment} of {path} do not ascend, expected 0 to {length:,}: the store is "
+                "damaged, build it again"
+            )
+        position = int(index.suffixes[base + rows[-1]])
+        found = int(index.tokens[base + position]) if 0 <= position < length else -1
+        if found != sentinel:
+            raise StoreError(
+                f"segment {segment} of {path} holds id {found}, expected ids below {index.vocab_size:,}: "
+                "the store is damaged, build it again"
+            )

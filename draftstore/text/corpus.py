@@ -1,0 +1,184 @@
+"""Corpora: files and folders as one stream of documents with stable ids, always in the same order.
+
+A broken record is counted and reported with its place and never ends the reading, unless `strict` asks for
+that; a path that is not there, or of a kind that nobody can read, always does.
+"""
+
+import fnmatch
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from draftstore.errors import CorpusError
+from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
+from draftstore.text.records import (
+    ACCEPTED,
+    TEXT_SUFFIXES,
+    CorpusFile,
+    Document,
+    Render,
+    ending_of_name,
+    kind_of_file,
+    kind_of_name,
+    read_documents,
+)
+
+SOURCE_PATTERNS = tuple(f"*{suffix}" for suffix in TEXT_SUFFIXES)
+SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
+
+
+def read_corpus(
+    paths: Sequence[Path],
+    *,
+    render: Render,
+    report: ReadReport,
+    column: str = "text",
+    glob: str | Sequence[str] = SOURCE_PATTERNS,
+    strict: bool = False,
+) -> Iterator[Document]:
+    """Stream the documents of files and folders, always in the same order.
+
+    A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
+    under `column`): a list of objects with `role` and `content`.
+
+    Args:
+        paths: files and folders; a file named twice is read once.
+        render: turns a conversation into text.
+        report: counts what is read, while it is read.
+        column: key or column of the text.
+        glob: which files of a folder, by name (`*.py`) or relative path (`src/**/*.py`). Folders below that
+            are hidden, hold installed packages or caches, or are symbolic links are left out. A data file
+            (`.jsonl`, `.parquet`, ...) in a folder is read where a pattern names its suffix, and reported as
+            passed over where none does.
+        strict: end at the first bad record.
+
+    Raises:
+        CorpusError: at once where a path is missing or of an unknown kind, or a folder holds no file that
+            matches; while reading where a Parquet file lacks the column, or `strict` met a bad record.
+        MissingExtraError: while reading, where `pyarrow` or `zstandard` is needed and absent.
+    """
+    files, passed_over = _find_files(paths, glob)
+    report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
+    return _read_files(files, column, render, report, strict)
+
+
+def corpus_fingerprint(
+    paths: Sequence[Path], *, glob: str | Sequence[str] = SOURCE_PATTERNS, **options: str | int | bool
+) -> str:
+    """Return a cheap identity of a corpus: SHA-256 over its files' paths, sizes and times, and `options`.
+
+    It tells whether a half-finished build may go on; the texts themselves are not read.
+
+    Raises:
+        CorpusError: as `read_corpus`.
+    """
+    stats = [(str(file.path.resolve()), file.name, file.path.stat()) for file in list_files(paths, glob)]
+    files = [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
+    return hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()
+
+
+def list_files(paths: Sequence[Path], glob: str | Sequence[str] = SOURCE_PATTERNS) -> list[CorpusFile]:
+    """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name.
+
+    Raises:
+        CorpusError: as `read_corpus`.
+    """
+    return _find_files(paths, glob)[0]
+
+
+def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[CorpusFile], list[Path]]:
+    """Return the files to read, and the data files in folders that are passed over.
+
+    Raises:
+        CorpusError: as `read_corpus`.
+    """
+    if not paths:
+        raise CorpusError(f"no corpus is named: give {ACCEPTED}")
+    patterns = (glob,) if isinstance(glob, str) else tuple(glob)
+    absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 (resolve() would follow links)
+    root = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in absolute]))
+    files: dict[Path, CorpusFile] = {}
+    passed_over: dict[Path, None] = {}
+    for path in absolute:
+        for found, kind in _folder_files(path, patterns) if path.is_dir() else [(path, kind_of_file(path))]:
+            if kind is None:
+                passed_over[found] = None
+            else:
+                files.setdefault(found, CorpusFile(found, found.relative_to(root).as_posix(), kind))
+    return list(files.values()), [path for path in passed_over if path not in files]
+
+
+def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
+    """Return path and kind of a folder's files that match, sorted by relative path.
+
+    A data file that is passed over comes with the kind None.
+
+    Raises:
+        CorpusError: none does.
+    """
+    found: list[tuple[Path, str | None]] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS]
+        for name in names:
+            path = Path(place, name)
+            relative = path.relative_to(folder).as_posix()
+            kind = _matched_kind(relative, patterns)
+            if (kind is not None or _is_passed_over(relative, patterns)) and path.is_file():
+                found.append((path, kind))
+    if all(kind is None for _, kind in found):
+        shown = ", ".join(patterns[:6]) + (", ..." if len(patterns) > 6 else "")
+        endings = Counter(ending_of_name(path.name) for path, _ in found)
+        advice = passed_over_text(endings) if found else "name others by a pattern, such as '*.jsonl.zst'"
+        raise CorpusError(f"{folder} holds no file that matches {shown}: {advice}")
+    return sorted(found, key=lambda item: item[0].relative_to(folder).as_posix())
+
+
+def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:
+    """Return how to read a folder's file under these patterns, or None where they leave it out."""
+    matching = [pattern for pattern in patterns if _matches(name, pattern)]
+    kind = kind_of_name(name)
+    if kind in ("lines", "parquet"):
+        return kind if any(kind_of_name(pattern) == kind for pattern in matching) else None
+    return "text" if matching else None
+
+
+def _is_passed_over(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a folder's file that no pattern takes could be read, and was not left out on purpose."""
+    asked = tuple(patterns) == SOURCE_PATTERNS or any(_matches(name, pattern) for pattern in patterns)
+    return asked and kind_of_name(name) is not None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Match a relative path with a pattern; `**/` stands for any folders, or none."""
+    target = name if "/" in pattern else name.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(target, form) for form in (pattern, pattern.replace("**/", "")))
+
+
+def _read_files(
+    files: Iterable[CorpusFile], column: str, render: Render, report: ReadReport, strict: bool
+) -> Iterator[Document]:
+    """Hand on the documents of files, and note those files of records that gave none."""
+    for file in files:
+        before = report.documents
+        yield from _counted(read_documents(file, column, render), report, strict)
+        if report.documents == before and file.kind != "text":
+            report.unread.append(str(file.path))
+
+
+def _counted(
+    items: Iterable[Document | RecordProblem], report: ReadReport, strict: bool
+) -> Iterator[Document]:
+    """Hand on the documents that hold text, and count everything."""
+    for item in items:
+        if isinstance(item, RecordProblem):
+            if strict:
+                raise CorpusError(f"{item.place}: {item.reason}")
+            report.add_problem(item)
+        elif not item.text or item.text.isspace():
+            report.empty_documents += 1
+        else:
+            report.documents += 1
+            yield item

@@ -1,0 +1,88 @@
+"""Token ids as a text that grows, in whole characters.
+
+    pieces = Pieces(tokenizer, prompt_ids)
+    for token in answer:
+        print(pieces.push(token), end="")
+    print(pieces.finish())
+
+A character may take several tokens (bytes of an emoji), and what a token adds may depend on the one before it (leading
+spaces of SentencePiece). So a few tokens are decoded together with those before them, and what is new is handed out
+once it ends in a whole character, as the text streamers of inference servers do.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW = 8
+"""Tokens of the prompt that the first token of an answer is decoded with."""
+LONGEST_WINDOW = 64
+"""Likewise, where the prompt ends in many characters of several tokens each."""
+FAR = 512
+"""Tokens from the end of a prompt, special ones included, among which these are looked for."""
+BROKEN = "\ufffd"
+"""What decoders give for bytes that are no character, or not yet."""
+
+
+class Decoder(Protocol):
+    """What is asked of a tokenizer; `draftstore.text.tokenizer.TextTokenizer` is one."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that are no text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids."""
+
+    def exact_text(self, token: int) -> str | None:
+        """Return the text of one id; None where it holds a part of a character."""
+
+
+class Pieces:
+    """The text that tokens add to a prompt; special tokens add none.
+
+    Where bytes are no UTF-8 the text has U+FFFD, as `decode` gives it, but never for a character that is not
+    finished yet; one that is not finished at the end is left out.
+    """
+
+    def __init__(self, tokenizer: Decoder, prompt: NDArray[np.int32]) -> None:
+        """Begin behind a prompt, int32 [n]."""
+        self._tokenizer = tokenizer
+        self._window = _last_tokens(tokenizer, prompt.tolist())
+        self._fresh = len(self._window)
+        text = tokenizer.decode(self._window)
+        broken = bool(self._window) and self._ends_inside(text, self._window[-1])
+        self._shown = len(text.rstrip(BROKEN)) if broken else len(text)
+
+    def push(self, token: int) -> str:
+        """Return what a token adds, as far as it is known yet."""
+        if token in self._tokenizer.special_ids:
+            return ""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        if len(text) <= self._shown or self._ends_inside(text, token):
+            return ""
+        piece = text[self._shown :]
+        # The tokens that gave this piece are what the next ones are decoded with.
+        self._window = self._window[self._fresh :]
+        self._fresh = len(self._window)
+        self._shown = len(self._tokenizer.decode(self._window))
+        return piece
+
+    def finish(self) -> str:
+        """Return what was held back, without an unfinished character."""
+        return self._tokenizer.decode(self._window)[self._shown :].rstrip(BROKEN)
+
+    def _ends_inside(self, text: str, last: int) -> bool:
+        """Tell whether a text ends inside a character; U+FFFD may also be a token of its own."""
+        return text.endswith(BROKEN) and self._tokenizer.exact_text(last) is None
+
+
+def _last_tokens(tokenizer: Decoder, prompt: list[int]) -> list[int]:
+    """Return the last tokens of a prompt that are text, from where a character begins."""
+    prompt = [token for token in prompt[-FAR:] if token not in tokenizer.special_ids]
+    start = max(0, len(prompt) - WINDOW)
+    while 0 < start > len(prompt) - LONGEST_WINDOW and tokenizer.exact_text(prompt[start]) is None:
+        start -= 1
+    return prompt[start:]

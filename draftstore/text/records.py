@@ -1,0 +1,275 @@
+"""One file of a corpus as a stream of documents: JSON Lines, Parquet, or a text; plain or packed.
+
+A broken record comes as a `RecordProblem` with its place, and never ends the reading.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias, TypeVar
+
+from draftstore.errors import CorpusError, TokenizerError, needs_extra, type_name
+from draftstore.storage.report import RecordProblem
+from draftstore.storage.streams import (
+    COMPRESSION_SUFFIXES,
+    MAX_RECORD_BYTES,
+    STREAM_ERRORS,
+    read_lines,
+    read_whole,
+)
+from draftstore.text.chat import Message, as_messages
+
+TEXT_SUFFIXES = (
+    *(".c", ".cc", ".cpp", ".cs", ".cu", ".cuh", ".cxx", ".f90", ".h", ".hh", ".hpp"),
+    *(".m", ".rs", ".swift", ".zig"),
+    *(".clj", ".dart", ".erl", ".ex", ".exs", ".go", ".hs", ".java", ".kt", ".ml", ".mli", ".scala"),
+    *(".css", ".html", ".js", ".jsx", ".mjs", ".scss", ".svelte", ".ts", ".tsx", ".vue"),
+    *(".bash", ".jl", ".lua", ".php", ".pl", ".pm", ".py", ".pyi", ".pyx", ".r", ".rb", ".sh", ".sql"),
+    *(".cmake", ".md", ".proto", ".rst", ".tex", ".toml", ".txt", ".yaml", ".yml"),
+)
+LINES_SUFFIXES = (".jsonl", ".ndjson", ".json")
+PARQUET_SUFFIX = ".parquet"
+ACCEPTED = (
+    "a folder of text or source files; a JSON Lines file (.jsonl, .ndjson, .json); a .parquet file; "
+    "a text or source file (.txt, .md, .py, ...); all but .parquet also packed (.gz, .zst)"
+)
+TOO_LARGE = f"larger than {MAX_RECORD_BYTES:,} bytes"
+PARQUET_ROWS = 256
+
+T = TypeVar("T")
+Render: TypeAlias = Callable[[Sequence[Message]], str]
+
+
+class _BadRecordError(Exception):
+    """A record holds no usable text; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """One text of a corpus.
+
+    Attributes:
+        id: the record's own `id`, else its place `file#line`, the file relative to what was asked for.
+        text: never empty.
+    """
+
+    id: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusFile:
+    """A file to read: its path, its name in document ids, and its `kind` (`lines`, `parquet` or `text`)."""
+
+    path: Path
+    name: str
+    kind: str
+
+
+def kind_of_name(name: str) -> str | None:
+    """Return the kind that a file name's end tells, or None."""
+    path = PurePosixPath(name.lower())
+    if path.suffix == PARQUET_SUFFIX:
+        return "parquet"
+    suffix = PurePosixPath(path.stem).suffix if path.suffix in COMPRESSION_SUFFIXES else path.suffix
+    if suffix in LINES_SUFFIXES:
+        return "lines"
+    return "text" if suffix in TEXT_SUFFIXES else None
+
+
+def ending_of_name(name: str) -> str:
+    """Return the end of a file name that tells its kind: `.parquet`, `.jsonl.gz`."""
+    path = PurePosixPath(name)
+    packed = path.suffix.lower() in COMPRESSION_SUFFIXES
+    return PurePosixPath(path.stem).suffix + path.suffix if packed else path.suffix
+
+
+def kind_of_file(path: Path) -> str:
+    """Return the kind of a file that the user named.
+
+    Raises:
+        CorpusError: not there, or of no known kind.
+    """
+    if not path.is_file():
+        raise CorpusError(f"no such file or folder: {path}")
+    kind = kind_of_name(path.name)
+    if kind is None:
+        raise CorpusError(f"{path} cannot be read: unknown file type: give {ACCEPTED}")
+    return kind
+
+
+def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
+    """Stream the documents of one file; its text may be under `column`, or `render`ed from `messages`.
+
+    Raises:
+        CorpusError: while reading, a Parquet file without the column.
+        MissingExtraError: while reading, `pyarrow` or `zstandard` is needed and absent.
+    """
+    if file.kind == "lines":
+        return _read_lines(file, column, render)
+    if file.kind == "parquet":
+        return _read_parquet(file, column, render)
+    return _read_text(file)
+
+
+def _whole_text(path: Path) -> str:
+    data = read_whole(path)
+    if data is None:
+        raise _BadRecordError(TOO_LARGE)
+    return data.decode("utf-8-sig")
+
+
+def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stream place (`file:line 7`) and object of each line of a JSON Lines file, plain or packed.
+
+    Raises:
+        CorpusError: no such file, one of another kind, or, while reading, the first bad line.
+    """
+    for place, record in read_objects(path):
+        if isinstance(record, RecordProblem):
+            raise CorpusError(f"{record.place}: {record.reason}")
+        yield place, record
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
+    """Stream place (`file:line 7`) and object of each line, or what is wrong with the line, as `read_json_records`.
+
+    Raises:
+        CorpusError: no such file, or one of another kind.
+    """
+    if kind_of_file(path) != "lines":
+        raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, plain or packed")
+    for number, record in _line_records(path):
+        yield f"{path}:line {number}", record
+
+
+def _read_text(file: CorpusFile) -> Iterator[Document | RecordProblem]:
+    """Yield a whole file as one document."""
+    yield _attempt(str(file.path), lambda: Document(file.name, _whole_text(file.path)))
+
+
+def _read_lines(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
+    """Yield one document for each line that is not blank."""
+    for number, record in _line_records(file.path):
+        if isinstance(record, RecordProblem):
+            yield record
+        else:
+            make = partial(_record_document, record, f"{file.name}#{number}", column, render)
+            yield _attempt(f"{file.path}:line {number}", make)
+
+
+def _line_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | RecordProblem]]:
+    """Yield number and object of each line that is not blank; a stream that breaks off is a last problem."""
+    number = 0
+    try:
+        for number, line in enumerate(read_lines(path), start=1):
+            if line is None or line.strip():
+                yield number, _attempt(f"{path}:line {number}", partial(_parse_line, line))
+    except STREAM_ERRORS as error:
+        number += 1
+        reason = f"cannot be read from here on: {_reason(error)}"
+        yield number, RecordProblem(f"{path}:line {number}", reason)
+
+
+def _parse_line(line: bytes | None) -> dict[str, Any]:
+    """Return the object on a line, of which None was too long to keep.
+
+    Raises:
+        _BadRecordError, ValueError, RecursionError: there is none.
+    """
+    if line is None:
+        raise _BadRecordError(TOO_LARGE)
+    text = line.decode("utf-8").removeprefix("\ufeff")
+    if text.lstrip().startswith("["):
+        raise _BadRecordError("a JSON array, expected one object a line: `jq -c '.[]'` writes such a file")
+    record = json.loads(text)
+    if not isinstance(record, dict):
+        raise _BadRecordError(f"a JSON {type(record).__name__}, expected an object")
+    return record
+
+
+def _read_parquet(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
+    """Yield one document for each row, a batch of rows in memory at a time."""
+    with needs_extra("pyarrow"):
+        import pyarrow as pa
+        from pyarrow import parquet
+    number = 0
+    try:
+        with parquet.ParquetFile(file.path) as reader:
+            columns = _parquet_columns(reader.schema_arrow.names, column, file.path)
+            batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, start=1):
+                make = partial(_record_document, row, f"{file.name}#{number}", column, render)
+                yield _attempt(f"{file.path}:row {number}", make)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        yield RecordProblem(f"{file.path}:row {number + 1}", f"cannot be read from here on: {_reason(error)}")
+
+
+def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
+    """Return the columns to read: the text's or else the conversation's, and the ids where there are any.
+
+    Raises:
+        CorpusError: neither is there.
+    """
+    text = next((name for name in (column, "messages") if name in names), None)
+    if text is None:
+        raise CorpusError(
+            f"{path} has no column {column!r}, only {', '.join(names)}: name the one with the text with --column"
+        )
+    return [text] + ["id"] * ("id" in names)
+
+
+def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
+    """Return what `make` makes of a record, or what is wrong with the record."""
+    try:
+        return make()
+    except json.JSONDecodeError as error:
+        return RecordProblem(place, f"not JSON: {error}")
+    except (
+        _BadRecordError,
+        UnicodeError,
+        ValueError,
+        RecursionError,
+        TokenizerError,
+        *STREAM_ERRORS,
+    ) as error:
+        return RecordProblem(place, _reason(error))
+
+
+def _record_document(record: Mapping[str, Any], place: str, column: str, render: Render) -> Document:
+    """Return a record's document; `place` is its id if the record has none.
+
+    Raises:
+        _BadRecordError: no text or conversation in it, or one of the wrong type.
+        TokenizerError: a message without role or content, or refused by the chat template.
+    """
+    key = column if column in record else "messages"
+    if key not in record:
+        raise _BadRecordError(f"has neither {column!r} nor 'messages' (name another key with --column)")
+    text = record[key]
+    if isinstance(text, list):
+        messages = as_messages(text, key)
+        text = render(messages) if any(message["content"].strip() for message in messages) else ""
+    if not isinstance(text, str):
+        raise _BadRecordError(f"{key!r} is {type_name(text)}, expected text or a list of messages")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise _BadRecordError(f"{key!r} is not valid Unicode: it holds half of a surrogate pair") from None
+    return Document(record_id(record) or place, text)
+
+
+def record_id(record: Mapping[str, Any]) -> str | None:
+    """Return what a record calls itself, or None."""
+    found = record.get("id")
+    named = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
+    return str(found) if named else None
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, or its kind where it says nothing; an OSError without the path again."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -1,0 +1,330 @@
+"""A model's tokenizer: text to token ids and back, its BOS, its chat template, its identity.
+
+The same files that Hugging Face models ship are read: `tokenizer.json`, and where present
+`tokenizer_config.json` and `chat_template.jinja`. The package `tokenizers` does the work and is imported only
+when a tokenizer is loaded: opening a store and drafting from it need none of this.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import TokenizerError, needs_extra, type_name
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.text.chat import Message, find_template, plain_chat, render_template
+from draftstore.text.pieces import exact_piece, visible_piece
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TextTokenizer:
+    """A Hugging Face tokenizer without truncation and padding, and with its chat template.
+
+    Text that spells a special token (`</s>`, `<|im_end|>`) becomes that token, as in Hugging Face: a chat
+    template could not work otherwise.
+
+    Attributes:
+        name: for people; a folder or hub name.
+    """
+
+    def __init__(self, backend: "Tokenizer", name: str, files: Mapping[str, bytes]) -> None:
+        """Wrap a loaded tokenizer.
+
+        Args:
+            backend: becomes this object's own; truncation, padding and BPE dropout are switched off in it.
+            name: for people.
+            files: the bytes it was read from, by file name (some of `FILES`).
+
+        Raises:
+            TokenizerError: the configuration is not a JSON object, or the template is not UTF-8 text.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None  # random merges would make two builds of one corpus differ
+        self.name = name
+        self._backend = backend
+        self._files = dict(files)
+        self._config = _parse_config(files.get(CONFIG_FILE, b"{}"), name)
+        self._template = _chat_template(self._config, files.get(TEMPLATE_FILE), name)
+        self._named_tokens = _named_tokens(self._config)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Largest token id + 1, added tokens included."""
+        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal digits over what decides which ids a text becomes.
+
+        In it: the model (type, vocabulary, merges, its options), the added tokens (text, id, how they match),
+        the normalizer and the pre-tokenizer. Not in it: truncation, padding, post-processor (BOS), decoder,
+        configuration, template, names, the layout of the JSON, and options that are off (null, false, empty),
+        which other versions of `tokenizers` leave out or write.
+        """
+        state = json.loads(self._backend.to_str())
+        model = state["model"]
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = sorted((i, token) for token, i in model["vocab"].items())
+        for token in state["added_tokens"]:
+            del token["special"]  # matters for decoding alone
+        state["added_tokens"].sort(key=lambda token: token["id"])
+        deciding = {key: state[key] for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
+        text = json.dumps(_without_unset(deciding), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def identity(self) -> TokenizerIdentity:
+        """Name and fingerprint, as manifests record them."""
+        return TokenizerIdentity(name=self.name, fingerprint=self.fingerprint)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the added tokens that are marked special."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(i for i, token in added.items() if token.special)
+
+    @cached_property
+    def bos_ids(self) -> tuple[int, ...]:
+        """What `encode(bos=True)` puts in front: usually one id or none.
+
+        `add_bos_token` of the configuration decides where it is set, as in transformers; else it is what the
+        post-processor puts before a text.
+        """
+        wanted = self._config.get("add_bos_token")
+        named = self._id_of("bos_token")
+        if isinstance(wanted, bool):
+            return (named,) if wanted and named is not None else ()
+        bare = self._backend.encode("a", add_special_tokens=False).ids
+        full = self._backend.encode("a", add_special_tokens=True).ids
+        starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)
+        return tuple(full[: next(starts, 0)])
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the configuration's `bos_token`, else of what the post-processor puts in front, else None.
+
+        A tokenizer may name a BOS and yet never prepend it: see `bos_ids`.
+        """
+        named = self._id_of("bos_token")
+        return named if named is not None else next(iter(self.bos_ids), None)
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the configuration's `eos_token`; None where it names none."""
+        return self._id_of("eos_token")
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` follows a template of the model, and not the plain role format."""
+        return self._template is not None
+
+    @property
+    def template_fingerprint(self) -> str:
+        """SHA-256 over what decides how a conversation reads as text: the template and the named tokens."""
+        return hashlib.sha256(
+            json.dumps([self._template, self._named_tokens], sort_keys=True).encode()
+        ).hexdigest()
+
+    def encode(self, text: str, bos: bool) -> NDArray[np.int32]:
+        """Return the token ids of one text, shape [n].
+
+        Args:
+            text: any text; empty gives no ids but BOS.
+            bos: prepend what the tokenizer itself puts before a text (`bos_ids`; never an EOS at the end).
+                A text that already begins with it, as rendered chats do, does not get it twice.
+
+        Raises:
+            TokenizerError: the text holds a lone surrogate.
+        """
+        ids = self._guarded(lambda: self._backend.encode(text, add_special_tokens=False).ids)
+        prefix = list(self.bos_ids) if bos else []
+        if ids[: len(prefix)] != prefix:
+            ids = prefix + ids
+        return np.array(ids, dtype=np.int32)
+
+    def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return the token ids of many texts, without BOS or EOS, one array of shape [n] each.
+
+        Works in parallel on all cores (in Rust, without the interpreter lock).
+
+        Raises:
+            TokenizerError: a text holds a lone surrogate.
+        """
+        encodings = self._guarded(lambda: self._backend.encode_batch_fast(texts, add_special_tokens=False))
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
+        """Return the text of token ids, special tokens spelled out; ids outside the vocabulary vanish."""
+        return self._backend.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=False)
+
+    def token_text(self, token: int) -> str:
+        """Return one token in visible form, for drawings of trees: never raises.
+
+        A space shows as `␣`; line breaks, control characters, backslashes and bytes that are no whole
+        character as in Python's `repr` (`\\n`, `\\xe2`); an id outside the vocabulary as `<id 7>`.
+        """
+        piece = self._entry(token)
+        if piece is None:
+            return f"<id {int(token)}>"
+        return piece if token in self.special_ids else visible_piece(piece, self._byte_level)
+
+    def exact_text(self, token: int) -> str | None:
+        """Return what one token adds inside a text, as it is: never raises.
+
+        None for an id outside the vocabulary, and for a token that holds a part of a character.
+        """
+        piece = self._entry(token)
+        if piece is None or token in self.special_ids:
+            return piece
+        return exact_piece(piece, self._byte_level)
+
+    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """Return a conversation as one text: the model's chat template, or without one the plain role format.
+
+        The plain format is `USER: hi ASSISTANT: hello`, joined by single spaces; with a generation prompt it
+        ends in `ASSISTANT:`. A template that asks for today's date gets it, as in transformers.
+
+        Raises:
+            TokenizerError: the template is broken or refuses these messages (roles out of turn, for one).
+        """
+        if self._template is None:
+            return plain_chat(messages, add_generation_prompt)
+        return render_template(
+            self._template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            named_tokens=self._named_tokens,
+            owner=self.name,
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write the tokenizer's files, byte for byte as read, into an existing directory.
+
+        `load_tokenizer(directory, name=...)` gives an equal tokenizer.
+        """
+        for name, data in self._files.items():
+            (directory / name).write_bytes(data)
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return "ByteLevel" in f"{self._backend.decoder!r} {self._backend.pre_tokenizer!r}"
+
+    def _entry(self, token: int) -> str | None:
+        """Return the vocabulary's entry of an id, or None."""
+        return self._backend.id_to_token(int(token)) if 0 <= token < 2**32 else None
+
+    def _id_of(self, named_token: str) -> int | None:
+        text = self._named_tokens.get(named_token)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _guarded(self, encode: Callable[[], Any]) -> Any:
+        try:
+            return encode()
+        except TypeError:
+            raise TokenizerError("a text is not valid Unicode: it holds half of a surrogate pair") from None
+
+
+def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
+    """Load a tokenizer from disk or from the Hugging Face hub.
+
+    Args:
+        spec: a folder that holds `tokenizer.json`, such a file itself, or a hub name `organisation/model`,
+            which is taken from the hub's local cache where there is no network.
+        name: what to call it; None takes the folder's name, the file's folder's name, or the hub name.
+
+    Raises:
+        TokenizerError: nothing there, not reachable, or a broken file.
+        MissingExtraError: `tokenizers` is not installed.
+    """
+    path = Path(spec)
+    if path.is_file():
+        folder, main = path.parent, path
+    else:
+        folder = path if path.is_dir() else _download(str(spec))
+        main = folder / TOKENIZER_FILE
+        name = name if path.is_dir() or name else str(spec)
+    if not main.is_file():
+        raise TokenizerError(
+            f"{folder} holds no {TOKENIZER_FILE}: pass a folder or a hub name with a fast tokenizer"
+        )
+    files = {file: (folder / file).read_bytes() for file in FILES[1:] if (folder / file).is_file()}
+    files = {TOKENIZER_FILE: main.read_bytes(), **files}
+    with needs_extra("tokenizers"):
+        from tokenizers import Tokenizer
+    try:
+        backend = Tokenizer.from_str(files[TOKENIZER_FILE].decode("utf-8"))
+    except Exception as error:  # noqa: BLE001 (the Rust side raises bare Exception)
+        raise TokenizerError(f"{main} is not a usable tokenizer: {error}") from None
+    return TextTokenizer(backend, name or folder.resolve().name, files)
+
+
+def _download(name: str) -> Path:
+    """Return the local folder of a hub model's tokenizer files, fetching what the cache lacks."""
+    accepted = f"a folder with {TOKENIZER_FILE}, such a file, or a hub name organisation/model"
+    if name.startswith((".", "/", "~")) or name.endswith((".json", "/")):
+        raise TokenizerError(f"no such file or folder: {name}: pass {accepted}")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise TokenizerError(f"no tokenizer at {name!r}: pass {accepted}")
+    with needs_extra("huggingface_hub"):
+        from huggingface_hub import snapshot_download
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TokenizerError(
+            f"no folder {name!r} here, and the hub did not give it ({reason}): pass {accepted}; "
+            "a gated model needs `hf auth login` first"
+        ) from None
+
+
+def _parse_config(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        config = json.loads(data)
+    except ValueError as error:
+        raise TokenizerError(f"{CONFIG_FILE} of {name!r} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{CONFIG_FILE} of {name!r} holds {type_name(config)}, expected an object")
+    return config
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the configuration's named tokens; they are stored as text or as an object."""
+    values = {key: config.get(key) for key in NAMED_TOKENS}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def _chat_template(config: Mapping[str, Any], file: bytes | None, name: str) -> str | None:
+    """Return the chat template: the file's, else the configuration's."""
+    if file is None:
+        return find_template(config)
+    try:
+        return file.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{TEMPLATE_FILE} of {name!r} is not UTF-8 text: {error}") from None
+
+
+def _without_unset(value: Any) -> Any:
+    """Drop null, false and empty options from nested objects; zero stays."""
+    if isinstance(value, dict):
+        kept = {key: _without_unset(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in kept.items() if not (inner is False or inner in (None, ""))}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_without_unset(inner) for inner in value]
+    return value

@@ -1,0 +1,1 @@
+"""A draft tree, and nothing else: nodes, their binary codec, and the frontier in which trees grow."""

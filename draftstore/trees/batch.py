@@ -1,0 +1,113 @@
+"""The drafts of a batch of contexts in arrays, from the kernels to the wire without an object a tree."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftTreeError
+from draftstore.jit import read_only
+from draftstore.trees import codec
+from draftstore.trees.codec import MAX_NODES
+from draftstore.trees.tree import DraftTree, explain
+
+
+class Draft(NamedTuple):
+    """A tree and where it comes from: the longest match in the store, in tokens, and its occurrences."""
+
+    tree: DraftTree
+    match_length: int
+    match_count: int
+
+
+class DraftBatch(NamedTuple):
+    """The drafts of a batch of contexts.
+
+    Attributes:
+        tokens: int32 [batch, width], the nodes of every tree from the left; what follows them means nothing.
+        parents: int16 [batch, width].
+        levels: uint8 [batch, width].
+        sizes: int32 [batch], nodes of each tree.
+        match_lengths: int32 [batch], tokens of the longest match in the store.
+        match_counts: int64 [batch], its occurrences.
+    """
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int16]
+    levels: NDArray[np.uint8]
+    sizes: NDArray[np.int32]
+    match_lengths: NDArray[np.int32]
+    match_counts: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, batch: int) -> "DraftBatch":
+        """Return the drafts of contexts that nothing is drafted for."""
+        none = np.zeros(batch, np.int32)
+        return cls(
+            np.empty((batch, 0), np.int32),
+            np.empty((batch, 0), np.int16),
+            np.empty((batch, 0), np.uint8),
+            none,
+            none,
+            none.astype(np.int64),
+        )
+
+    def drafts(self) -> list[Draft]:
+        """Return one draft for each context, as views of the arrays."""
+        rows = zip(self.sizes.tolist(), self.match_lengths.tolist(), self.match_counts.tolist(), strict=True)
+        return [
+            Draft(
+                DraftTree(self.tokens[i, :size], self.parents[i, :size], self.levels[i, :size]), length, count
+            )
+            for i, (size, length, count) in enumerate(rows)
+        ]
+
+    def encode_trees(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Return the bytes of each tree, int32 [batch], and all trees one behind the other, uint8 [bytes]."""
+        lengths, data = codec.encode_trees(self.tokens, self.parents, self.levels, self.sizes)
+        return lengths, data
+
+
+def decode_trees(
+    data: bytes, start: int, lengths: NDArray[np.uint32], vocab_size: int, budget: int = MAX_NODES
+) -> list[DraftTree]:
+    """Decode trees that stand one behind the other, and check every promise of `DraftTree`.
+
+    Args:
+        data: bytes, of which the trees take all from `start` on.
+        start: place of the first tree.
+        lengths: uint32 [batch], read-only, bytes of each tree.
+        vocab_size: token ids lie below it.
+        budget: most nodes of a tree.
+
+    Raises:
+        DraftTreeError: a tree is damaged, or breaks a promise.
+    """
+    problem, wrong, stops, tokens, parents, levels = codec.decode_trees(
+        np.frombuffer(data, np.uint8), start, lengths, vocab_size, budget
+    )
+    if problem:
+        if wrong == len(lengths):
+            raise DraftTreeError(f"{len(data):,} bytes, more than the {wrong} trees take")
+        begin = start + int(lengths[:wrong].sum())
+        tree = data[begin : begin + int(lengths[wrong])]
+        raise DraftTreeError(f"tree {wrong + 1} of {len(lengths)}: {explain(problem, tree)}")
+    trees, first = [], 0
+    for stop in stops.tolist():
+        trees.append(DraftTree(tokens[first:stop], parents[first:stop], levels[first:stop]))
+        first = stop
+    return trees
+
+
+def warm_up() -> None:
+    """Compile the kernels of the codec, or load them from numba's cache, before the first answer is waited for."""
+    tree = DraftBatch(
+        np.zeros((1, 1), np.int32),
+        np.full((1, 1), -1, np.int16),
+        np.zeros((1, 1), np.uint8),
+        np.ones(1, np.int32),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int64),
+    )
+    lengths, data = tree.encode_trees()
+    decode_trees(data.tobytes(), 0, read_only(lengths.view(np.uint32)), 1)

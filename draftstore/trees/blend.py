@@ -1,0 +1,284 @@
+"""One draft tree from several: each has a weight, equal paths add up.
+
+The chance of a path is the sum, over all trees that hold it, of the tree's weight times the path's chance there. With
+weights that sum to at most one, a child never becomes likelier than its parent, so the best nodes again form a tree.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.trees.codec import get_number, read_tree, tree_size
+from draftstore.trees.frontier import (
+    depth_of,
+    enter,
+    may_have_children,
+    new_frontier,
+    parent_of,
+    token_of,
+    unpack_nodes,
+)
+from draftstore.trees.tree import LEVEL_PROBS
+
+ENTRY_HEAD = 8
+"""Bytes of an entry before its tree, see `draftstore.stores.crest.envelope`."""
+
+
+class Trie(NamedTuple):
+    """All paths of all trees; place 0 is the context, its children hang in lists.
+
+    Attributes:
+        tokens: int64 [places].
+        probs: float64 [places].
+        child: int32 [places], first child; 0 is none.
+        sibling: int32 [places], next child of the same parent; 0 is none.
+    """
+
+    tokens: NDArray[np.int64]
+    probs: NDArray[np.float64]
+    child: NDArray[np.int32]
+    sibling: NDArray[np.int32]
+
+
+@kernel
+def blend(
+    tokens: Any,
+    parents: Any,
+    levels: Any,
+    stops: Any,
+    weights: Any,
+    budget: Any,
+    max_depth: Any,
+    max_level: Any,
+) -> Any:
+    """Blend draft trees that stand one behind the other.
+
+    Args:
+        tokens: int32 [all nodes].
+        parents: int16 [all nodes], counted inside each tree.
+        levels: uint8 [all nodes].
+        stops: int64 [trees], node after the last of each tree.
+        weights: float64 [trees], at least 0, together at most 1.
+        budget: most nodes of the blend.
+        max_depth: most tokens of a path.
+        max_level: highest level that a node may have.
+
+    Returns:
+        tokens int32 [n], parents int16 [n], levels uint8 [n].
+    """
+    nodes = new_frontier(budget)
+    count = _blend_trees(tokens, parents, levels, stops, weights, nodes, max_depth, max_level)
+    best_tokens, best_parents = np.empty(count, np.int32), np.empty(count, np.int16)
+    best_levels = np.empty(count, np.uint8)
+    unpack_nodes(nodes, count, best_tokens, best_parents, best_levels)
+    return best_tokens, best_parents, best_levels
+
+
+@kernel
+def blend_entries(
+    data: Any,
+    stops: Any,
+    lasts: Any,
+    alpha: Any,
+    beta: Any,
+    budget: Any,
+    max_depth: Any,
+    max_level: Any,
+) -> Any:
+    """Blend the entries of each context of a batch, longest n-gram first.
+
+    An n-gram that occurs c times, followed by d distinct tokens, gets c / (c + beta * d + alpha) of what is left; the
+    shortest one gets no more, so that what is seldom seen is not drafted as if it were certain. With alpha = beta = 0
+    the first takes all.
+
+    Args:
+        data: uint8 [bytes], read-only, entries one behind the other: occurrences u32, distinct tokens u32, tree.
+        stops: int64 [entries], byte behind each entry.
+        lasts: int64 [batch], entry behind the last one of each context.
+        alpha: of the share.
+        beta: of the share.
+        budget: most nodes of a blend.
+        max_depth: most tokens of a path.
+        max_level: highest level that a node may have.
+
+    Returns:
+        0 or a code of `draftstore.trees.codec`, tokens int32 [batch, budget], parents int16 [batch, budget], levels
+        uint8 [batch, budget], sizes int32 [batch], occurrences of the longest n-gram int64 [batch].
+    """
+    batch = len(lasts)
+    tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
+    levels = np.empty((batch, budget), np.uint8)
+    sizes, occurrences = np.zeros(batch, np.int32), np.zeros(batch, np.int64)
+    problem, total = _measure_entries(data, stops, lasts)
+    scratch = (np.empty(total, np.int32), np.empty(total, np.int16), np.empty(total, np.uint8))
+    nodes = new_frontier(budget)
+    first = np.int64(0)
+    for row in range(batch if problem == 0 else 0):
+        last = lasts[row]
+        if last > first:
+            problem, ends, weights, occurrences[row] = _read_entries(
+                data, stops, first, last, alpha, beta, scratch
+            )
+            if problem != 0:
+                break
+            if len(ends) == 1 and weights[0] == 1.0:
+                size = _copy_tree(scratch, ends[0], tokens[row], parents[row], levels[row], max_level)
+            else:
+                all_nodes = ends[-1]
+                size = _blend_trees(
+                    scratch[0][:all_nodes], scratch[1][:all_nodes], scratch[2][:all_nodes], ends, weights, nodes,
+                    max_depth, max_level,
+                )  # fmt: skip
+                unpack_nodes(nodes, size, tokens[row], parents[row], levels[row])
+            sizes[row] = size
+        first = last
+    return problem, tokens, parents, levels, sizes, occurrences
+
+
+@kernel
+def _measure_entries(data: Any, stops: Any, lasts: Any) -> Any:
+    """Return 0, or why an entry is none, and the most nodes that the entries of a context have together."""
+    most, entry, start = np.int64(0), 0, np.int64(0)
+    for row in range(len(lasts)):
+        total = np.int64(0)
+        while entry < lasts[row]:
+            size = tree_size(data, start + ENTRY_HEAD, stops[entry])
+            if size < 0:
+                return size, np.int64(0)
+            total += size
+            start = stops[entry]
+            entry += 1
+        most = max(most, total)
+    return np.int64(0), most
+
+
+@kernel
+def _read_entries(data: Any, stops: Any, first: Any, last: Any, alpha: Any, beta: Any, scratch: Any) -> Any:
+    """Read the trees of entries `first` to `last`, and share the probability out among them.
+
+    Returns:
+        0 or why an entry is none, the node behind the last of each tree, the weight of each, occurrences of the first.
+    """
+    tokens, parents, levels = scratch
+    ends, weights = np.empty(last - first, np.int64), np.empty(last - first, np.float64)
+    occurrences, left, place = np.int64(0), 1.0, np.int64(0)
+    for i in range(last - first):
+        start = stops[first + i - 1] if first + i > 0 else np.int64(0)
+        count, distinct = get_number(data, start, 4), get_number(data, start + 4, 4)
+        if i == 0:
+            occurrences = count
+        whole = count + beta * distinct + alpha
+        weights[i] = left * (count / whole) if whole > 0 else 0.0
+        left -= weights[i]
+        start += ENTRY_HEAD
+        size = tree_size(data, start, stops[first + i])
+        problem = read_tree(data, start, size, tokens, parents, levels, place)
+        if problem != 0:
+            return np.int64(problem), ends, weights, occurrences
+        place += size
+        ends[i] = place
+    return np.int64(0), ends, weights, occurrences
+
+
+@leaf_kernel
+def _copy_tree(scratch: Any, size: Any, tokens: Any, parents: Any, levels: Any, max_level: Any) -> Any:
+    """Copy as much of a tree as there is room for, down to a level; return the nodes copied."""
+    i = 0
+    while i < min(size, len(tokens)) and scratch[2][i] <= max_level:
+        tokens[i], parents[i], levels[i] = scratch[0][i], scratch[1][i], scratch[2][i]
+        i += 1
+    return i
+
+
+@kernel
+def _blend_trees(
+    tokens: Any,
+    parents: Any,
+    levels: Any,
+    stops: Any,
+    weights: Any,
+    nodes: Any,
+    max_depth: Any,
+    max_level: Any,
+) -> Any:
+    """Blend trees into a frontier, see `blend`; return the number of nodes."""
+    trie = new_trie(len(tokens) + 1)
+    places = np.empty(len(tokens), np.int64)
+    size, start = 1, 0
+    for tree in range(len(stops)):
+        size = place_nodes(trie, size, tokens, parents, start, stops[tree], places)
+        for node in range(start, stops[tree]):
+            trie.probs[places[node]] += weights[tree] * LEVEL_PROBS[levels[node]]
+        start = stops[tree]
+    return keep_best(trie, nodes, np.empty(len(nodes.keys) + 1, np.int64), max_depth, max_level)
+
+
+@kernel
+def new_trie(places: Any) -> Any:
+    """Return a trie of the context alone."""
+    return Trie(
+        np.empty(places, np.int64),
+        np.zeros(places, np.float64),
+        np.zeros(places, np.int32),
+        np.zeros(places, np.int32),
+    )
+
+
+@leaf_kernel
+def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, stop: Any, places: Any) -> Any:
+    """Find the places of a tree's nodes, from `start` to `stop`, in a trie of `size` places; return its new size."""
+    for node in range(start, stop):
+        parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
+        places[node] = _find_child(trie, parent, np.int64(tokens[node]))
+        if places[node] == 0:
+            places[node] = size
+            _add_child(trie, size, parent, np.int64(tokens[node]))
+            size += 1
+    return size
+
+
+@leaf_kernel
+def _find_child(trie: Any, parent: Any, token: Any) -> Any:
+    """Return the place of a parent's child with a token, 0 if it has none."""
+    place = np.int64(trie.child[parent])
+    while place > 0 and trie.tokens[place] != token:
+        place = np.int64(trie.sibling[place])
+    return place
+
+
+@leaf_kernel
+def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
+    """Hang a new child in at the end of the trie."""
+    trie.tokens[size] = token
+    trie.sibling[size] = trie.child[parent]
+    trie.child[parent] = size
+
+
+@leaf_kernel
+def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
+    """Fill `nodes` with the best of a trie; return their number. `places` int64 [budget + 1] is room for theirs."""
+    tail = _enter_children(trie, nodes, 0, 0, 1, 0, max_level)
+    places[0] = 0
+    head = 0
+    while head < tail:
+        depth = depth_of(nodes, head)
+        place = _find_child(trie, places[parent_of(nodes, head)], token_of(nodes, head))
+        places[head + 1] = place
+        if depth < max_depth and trie.child[place] > 0 and may_have_children(nodes, head, tail):
+            tail = _enter_children(trie, nodes, place, tail, depth + 1, head + 1, max_level)
+        head += 1
+    return tail
+
+
+@leaf_kernel
+def _enter_children(
+    trie: Any, nodes: Any, place: Any, tail: Any, depth: Any, parent: Any, max_level: Any
+) -> Any:
+    """Enter the children of a place; return the new tail."""
+    child = np.int64(trie.child[place])
+    while child > 0:
+        tail = enter(nodes, tail, trie.tokens[child], trie.probs[child], depth, parent, max_level)
+        child = np.int64(trie.sibling[child])
+    return tail

@@ -1,0 +1,265 @@
+"""Kernels of the binary codec of draft trees: the form that `trees.tree` describes, one tree or many at once.
+
+Trees arrive from disks and networks, so reading one checks everything that those who follow it rely on, and answers
+with one of the codes below instead of a tree.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from draftstore.jit import kernel, leaf_kernel
+
+CODEC_VERSION = 1
+HEADER_BYTES = 4
+WIDE_TOKENS = 1
+WIDE_PARENTS = 2
+MAX_NODES = 2**15 - 1
+
+CUT = -1
+"""Fewer bytes than the header of a tree."""
+OTHER_VERSION = -2
+UNKNOWN_FLAGS = -3
+WRONG_LENGTH = -4
+"""More or fewer bytes than the number of nodes asks for, or more nodes than a tree may have."""
+WRONG_PARENT = -5
+"""A node stands before its parent."""
+WRONG_TOKEN = -6
+"""A token outside the vocabulary."""
+WRONG_ORDER = -7
+"""Nodes are not in the order of level, depth, token, parent."""
+TWINS = -8
+"""Two children of one node carry the same token."""
+TOO_MANY = -9
+"""More nodes than were asked for."""
+
+
+@leaf_kernel
+def tree_flags(tokens: Any, size: Any) -> Any:
+    """Return the flags of the narrowest form that holds the first `size` nodes."""
+    widest = np.int64(0)
+    for i in range(size):
+        widest = max(widest, np.int64(tokens[i]))
+    return WIDE_TOKENS * (widest > 0xFFFF) | WIDE_PARENTS * (size > 0x100)
+
+
+@leaf_kernel
+def tree_bytes(flags: Any, size: Any) -> Any:
+    """Return how many bytes a tree takes."""
+    return HEADER_BYTES + size * ((4 if flags & WIDE_TOKENS else 2) + (2 if flags & WIDE_PARENTS else 1) + 1)
+
+
+@leaf_kernel
+def _put_number(out: Any, place: Any, value: Any, width: Any) -> Any:
+    """Write a number of `width` bytes, the least first; return the place behind it."""
+    for i in range(width):
+        out[place + i] = (value >> (8 * i)) & 0xFF
+    return place + width
+
+
+@leaf_kernel
+def get_number(data: Any, place: Any, width: Any) -> Any:
+    """Read a number of `width` bytes, the least first."""
+    value = np.int64(0)
+    for i in range(width):
+        value |= np.int64(data[place + i]) << (8 * i)
+    return value
+
+
+@leaf_kernel
+def write_tree(tokens: Any, parents: Any, levels: Any, size: Any, flags: Any, out: Any, place: Any) -> Any:
+    """Write a tree of `size` nodes at a place; return the place behind it."""
+    token_width = 4 if flags & WIDE_TOKENS else 2
+    parent_width = 2 if flags & WIDE_PARENTS else 1
+    out[place] = CODEC_VERSION
+    out[place + 1] = flags
+    place = _put_number(out, place + 2, size, 2)
+    for i in range(size):
+        place = _put_number(out, place, np.int64(tokens[i]), token_width)
+    for i in range(size):
+        place = _put_number(out, place, np.int64(parents[i]) + 1, parent_width)
+    for i in range(size):
+        out[place + i] = levels[i]
+    return place + size
+
+
+@kernel
+def encode_trees(tokens: Any, parents: Any, levels: Any, sizes: Any) -> Any:
+    """Encode a batch of trees one behind the other.
+
+    Args:
+        tokens: int32 [batch, width], the nodes of every tree from the left.
+        parents: int16 [batch, width].
+        levels: uint8 [batch, width].
+        sizes: int32 [batch], nodes of each tree.
+
+    Returns:
+        Bytes of each tree int32 [batch], and all of them uint8 [bytes].
+    """
+    batch = len(sizes)
+    lengths = np.empty(batch, np.int32)
+    flags = np.empty(batch, np.uint8)
+    total = np.int64(0)
+    for i in range(batch):
+        flags[i] = tree_flags(tokens[i], sizes[i])
+        lengths[i] = tree_bytes(flags[i], sizes[i])
+        total += lengths[i]
+    out = np.empty(total, np.uint8)
+    place = np.int64(0)
+    for i in range(batch):
+        place = write_tree(tokens[i], parents[i], levels[i], sizes[i], flags[i], out, place)
+    return lengths, out
+
+
+@leaf_kernel
+def tree_size(data: Any, start: Any, stop: Any) -> Any:
+    """Return the nodes of the tree that takes the bytes from `start` to `stop`, or why it is none."""
+    if stop - start < HEADER_BYTES:
+        return np.int64(CUT)
+    if data[start] != CODEC_VERSION:
+        return np.int64(OTHER_VERSION)
+    flags = data[start + 1]
+    if flags & ~np.uint8(WIDE_TOKENS | WIDE_PARENTS):
+        return np.int64(UNKNOWN_FLAGS)
+    size = get_number(data, start + 2, 2)
+    if size > MAX_NODES or tree_bytes(flags, size) != stop - start:
+        return np.int64(WRONG_LENGTH)
+    return size
+
+
+@leaf_kernel
+def read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, levels: Any, place: Any) -> Any:
+    """Read a tree that `tree_size` has measured into arrays at a place; return 0, or why it is none."""
+    flags = data[start + 1]
+    token_width = 4 if flags & WIDE_TOKENS else 2
+    parent_width = 2 if flags & WIDE_PARENTS else 1
+    start += HEADER_BYTES
+    for i in range(size):
+        at = start + i * token_width
+        token = np.int64(data[at]) | np.int64(data[at + 1]) << 8
+        if token_width == 4:
+            token |= np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24
+            if token > 0x7FFFFFFF:
+                return WRONG_TOKEN
+        tokens[place + i] = token
+    start += size * token_width
+    for i in range(size):
+        at = start + i * parent_width
+        parent = np.int64(data[at]) - 1
+        if parent_width == 2:
+            parent += np.int64(data[at + 1]) << 8
+        if parent >= i:
+            return WRONG_PARENT
+        parents[place + i] = parent
+    start += size * parent_width
+    for i in range(size):
+        levels[place + i] = data[start + i]
+    return 0
+
+
+@leaf_kernel
+def _check_tree(
+    tokens: Any,
+    parents: Any,
+    levels: Any,
+    start: Any,
+    size: Any,
+    vocab_size: Any,
+    depths: Any,
+    marks: Any,
+    mark: Any,
+) -> Any:
+    """Check what `DraftTree` promises beyond the order of parents; return 0, or what is broken.
+
+    `depths` int32 [size + 1] is scratch. `marks` int64 [power of two] holds in the place of a hash of parent and token
+    which tree was there last, so that nodes are compared one by one only where two of this tree meet.
+    """
+    depths[0] = 0
+    for i in range(size):
+        token, parent = np.int64(tokens[start + i]), np.int64(parents[start + i])
+        if token >= vocab_size:
+            return WRONG_TOKEN
+        depths[i + 1] = depths[parent + 1] + 1
+        place = (token * 40_503 + parent * 9_973) & (len(marks) - 1)
+        if marks[place] == mark:
+            for other in range(start, start + i):
+                if tokens[other] == token and parents[other] == parent:
+                    return TWINS
+        marks[place] = mark
+        if i > 0 and not _in_order(tokens, parents, levels, depths, start, i):
+            return WRONG_ORDER
+    return 0
+
+
+@leaf_kernel
+def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, start: Any, i: Any) -> Any:
+    """Tell whether node i comes behind the one before it by level, depth, token and parent."""
+    here, before = start + i, start + i - 1
+    if levels[here] != levels[before]:
+        return levels[here] > levels[before]
+    if depths[i + 1] != depths[i]:
+        return depths[i + 1] > depths[i]
+    if tokens[here] != tokens[before]:
+        return tokens[here] > tokens[before]
+    return parents[here] > parents[before]
+
+
+@leaf_kernel
+def _marks_for(size: Any) -> Any:
+    """Return a power of two, at least sixteen times `size`."""
+    places = 16
+    while places < 16 * size:
+        places *= 2
+    return places
+
+
+@kernel
+def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: Any) -> Any:
+    """Decode trees that stand one behind the other.
+
+    Args:
+        data: uint8 [bytes], read-only.
+        start: place of the first tree; the last one ends with the data.
+        lengths: uint32 [batch], read-only, bytes of each tree.
+        vocab_size: check also that tokens lie below it and every other promise of `DraftTree`; 0 to trust the
+            writer in this, with the parents checked alone.
+        budget: most nodes of a tree.
+
+    Returns:
+        0 or why they are none, the first tree of which that is true, node behind the last of each tree int64 [batch],
+        tokens int32 [nodes], parents int16 [nodes], levels uint8 [nodes].
+    """
+    batch = len(lengths)
+    stops = np.empty(batch, np.int64)
+    total, most, place = np.int64(0), np.int64(0), np.int64(start)
+    problem, wrong = np.int64(0), np.int64(batch)
+    for i in range(batch):
+        stop = place + np.int64(lengths[i])
+        size = tree_size(data, place, stop) if stop <= len(data) else np.int64(WRONG_LENGTH)
+        if size > budget:
+            size = np.int64(TOO_MANY)
+        if size < 0:
+            problem, wrong, total = size, np.int64(i), np.int64(0)
+            break
+        total += size
+        most = max(most, size)
+        stops[i] = total
+        place = stop
+    if problem == 0 and place != len(data):
+        problem, total = np.int64(WRONG_LENGTH), np.int64(0)
+    tokens, parents, levels = np.empty(total, np.int32), np.empty(total, np.int16), np.empty(total, np.uint8)
+    depths, marks = np.empty(most + 1, np.int32), np.zeros(_marks_for(most), np.int64)
+    place, first = np.int64(start), np.int64(0)
+    for i in range(batch if problem == 0 else 0):
+        size = stops[i] - first
+        problem = np.int64(read_tree(data, place, size, tokens, parents, levels, first))
+        if problem == 0 and vocab_size > 0:
+            problem = np.int64(
+                _check_tree(tokens, parents, levels, first, size, vocab_size, depths, marks, i + 1)
+            )
+        if problem != 0:
+            wrong = np.int64(i)
+            break
+        place += np.int64(lengths[i])
+        first = stops[i]
+    return problem, wrong, stops, tokens, parents, levels

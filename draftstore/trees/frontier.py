@@ -1,0 +1,134 @@
+"""The best nodes of a draft tree that grows: one sorted array, shared by everything that makes trees.
+
+The array is at most `budget` long. The part before `head` is final, the part after it waits. A child never sorts
+before its parent, so the node at `head` is always the best one left; when the array is full, a new node must beat the
+last. A key holds the whole node:
+
+    bits 62-54    53-48    47-17    16-0
+    level         depth    token    slot of the parent (0 = the context, i + 1 = node i)
+
+so that the order of keys is the order that draft trees have by contract: descending probability, then parents
+first, then token id.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.trees.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
+
+MAX_BUDGET = 4096
+"""Most nodes of one tree."""
+MAX_DEPTH = 63
+"""Most tokens of one path."""
+
+_PARENT_BITS = 17
+_TOKEN_BITS = 31
+_DEPTH_BITS = 6
+_TOKEN_SHIFT = _PARENT_BITS
+_DEPTH_SHIFT = _TOKEN_SHIFT + _TOKEN_BITS
+_LEVEL_SHIFT = _DEPTH_SHIFT + _DEPTH_BITS
+_PARENT_MASK = (1 << _PARENT_BITS) - 1
+_TOKEN_MASK = (1 << _TOKEN_BITS) - 1
+_DEPTH_MASK = (1 << _DEPTH_BITS) - 1
+_LEVELS = len(LEVEL_BOUNDS)
+
+
+class Frontier(NamedTuple):
+    """The best nodes so far, ascending by key.
+
+    Attributes:
+        keys: int64 [budget].
+        probs: float64 [budget], their probabilities before rounding.
+    """
+
+    keys: NDArray[np.int64]
+    probs: NDArray[np.float64]
+
+
+@kernel
+def new_frontier(budget: Any) -> Any:
+    """Return an array for at most `budget` nodes."""
+    return Frontier(np.empty(budget, np.int64), np.empty(budget, np.float64))
+
+
+@leaf_kernel
+def token_of(nodes: Any, node: Any) -> Any:
+    """Return the token of a node."""
+    return (nodes.keys[node] >> _TOKEN_SHIFT) & _TOKEN_MASK
+
+
+@leaf_kernel
+def parent_of(nodes: Any, node: Any) -> Any:
+    """Return the slot of a node's parent."""
+    return nodes.keys[node] & _PARENT_MASK
+
+
+@leaf_kernel
+def depth_of(nodes: Any, node: Any) -> Any:
+    """Return the tokens from the context to a node."""
+    return (nodes.keys[node] >> _DEPTH_SHIFT) & _DEPTH_MASK
+
+
+@leaf_kernel
+def may_have_children(nodes: Any, node: Any, tail: Any) -> Any:
+    """Tell whether the best child that a node could have would find a place among the first `tail`."""
+    if tail < len(nodes.keys):
+        return True
+    level = nodes.keys[node] >> _LEVEL_SHIFT
+    least_child = ((level << _DEPTH_BITS) | (depth_of(nodes, node) + 1)) << _DEPTH_SHIFT
+    return least_child < nodes.keys[tail - 1]
+
+
+@leaf_kernel
+def unpack_nodes(nodes: Any, size: Any, tokens: Any, parents: Any, levels: Any) -> Any:
+    """Take the keys of the first `size` nodes apart."""
+    keys = nodes.keys
+    for i in range(size):
+        tokens[i] = (keys[i] >> _TOKEN_SHIFT) & _TOKEN_MASK
+        parents[i] = (keys[i] & _PARENT_MASK) - 1
+        levels[i] = keys[i] >> _LEVEL_SHIFT
+
+
+@leaf_kernel
+def enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any, max_level: Any) -> Any:
+    """Put a node in its place among the keys, dropping the last of a full array; return the new tail."""
+    keys, probs = nodes.keys, nodes.probs
+    full = tail == len(keys)
+    if full and prob < LEVEL_BOUNDS[keys[tail - 1] >> _LEVEL_SHIFT]:
+        return tail
+    level = _level(prob)
+    if level > max_level:
+        return tail
+    key = (((((np.int64(level) << _DEPTH_BITS) | depth) << _TOKEN_BITS) | token) << _PARENT_BITS) | parent
+    if full:
+        if key > keys[tail - 1]:
+            return tail
+        tail -= 1
+    place = tail
+    while place > 0 and keys[place - 1] > key:
+        keys[place] = keys[place - 1]
+        probs[place] = probs[place - 1]
+        place -= 1
+    keys[place] = key
+    probs[place] = prob
+    return tail + 1
+
+
+@leaf_kernel
+def _level(prob: Any) -> Any:
+    """Return the level of a probability: the first whose bound it reaches, 256 if none.
+
+    The logarithm only guesses: what decides is the comparison with the bounds, the same on every machine.
+    """
+    if prob < LEVEL_BOUNDS[_LEVELS - 1]:
+        return _LEVELS
+    level = max(0, int(0.5 - LEVELS_PER_OCTAVE * math.log2(prob)))
+    while level > 0 and prob >= LEVEL_BOUNDS[level - 1]:
+        level -= 1
+    while prob < LEVEL_BOUNDS[level]:
+        level += 1
+    return level

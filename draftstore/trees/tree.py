@@ -1,0 +1,242 @@
+"""Draft trees: the one form in which every drafter proposes tokens, and its binary codec.
+
+    context ... the | cat  0.6 -- sat  0.3          node     0    1    2    3
+                    |          \\- ran  0.2          tokens   cat  sat  ran  dog
+                    | dog  0.1                      parents  -1   0    0    -1
+
+Probabilities lie on a logarithmic grid of 256 levels, 16 to an octave (level q stands for 2 ** (-q / 16)), to
+which every drafter rounds before it returns. So a tree is the same bytes locally, in a store and on the wire.
+
+Binary form, version 1, little-endian, `n` nodes:
+
+    offset  type           what
+    0       u8             version, 1
+    1       u8             flags: bit 0 = tokens are u32, else u16; bit 1 = parents are u16, else u8
+    2       u16            n
+    4       u16|u32 [n]    tokens
+    ..      u8|u16 [n]     parents plus one: 0 is the context, i + 1 is node i
+    ..      u8 [n]         levels
+
+Both widths are the narrowest that hold the tree, so that equal trees are equal bytes.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftTreeError
+from draftstore.jit import read_only
+from draftstore.trees import codec
+from draftstore.trees.codec import MAX_NODES
+
+LEVELS_PER_OCTAVE = 16
+_HALF_LEVELS: NDArray[np.float64] = np.array(
+    [*accumulate([Decimal(1), *[Decimal(2) ** (Decimal(-1) / (2 * LEVELS_PER_OCTAVE))] * 511], mul)],
+    np.float64,
+)
+"""The grid and what lies between: the bits of decimals are the same on every machine, those of exp2 are not."""
+LEVEL_PROBS: NDArray[np.float32] = _HALF_LEVELS[::2].astype(np.float32)
+"""Probability of every level."""
+LOWEST_LEVEL = len(LEVEL_PROBS) - 1
+LEVEL_BOUNDS: NDArray[np.float64] = _HALF_LEVELS[1::2].copy()
+"""Least probability that rounds to each level; what is below the last is not worth a node."""
+
+
+def level_of(prob: float) -> int:
+    """Return the level that a probability rounds to; 256 if it is below the grid."""
+    return int(np.searchsorted(-LEVEL_BOUNDS, -prob))
+
+
+def highest_level(min_prob: float) -> int:
+    """Return the highest level of at least a probability; -1 above 1."""
+    return int(np.count_nonzero(LEVEL_PROBS.astype(np.float64) >= min_prob)) - 1
+
+
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: that would double the time to make one
+class DraftTree:
+    """Tokens with parents, in descending order of the chance that they are accepted.
+
+    Nodes are sorted by level, then depth, then token id, then parent: a parent stands before its children, and
+    any prefix of the arrays is a valid smaller tree. Siblings carry different tokens. No draft is n = 0.
+
+    Attributes:
+        tokens: int32 [n], token ids.
+        parents: int16 [n], index of the parent; -1 is the last token of the context.
+        levels: uint8 [n], the chance that the node is accepted, on the grid; never below the parent's level.
+    """
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int16]
+    levels: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DraftTree) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    @classmethod
+    def empty(cls) -> "DraftTree":
+        """Return the tree of a miss: no nodes."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.uint8))
+
+    @property
+    def probs(self) -> NDArray[np.float32]:
+        """float32 [n], the chance that each node is accepted."""
+        return LEVEL_PROBS[self.levels]
+
+    @property
+    def depths(self) -> NDArray[np.int16]:
+        """int16 [n], tokens from the context to each node: 1 for a child of the context."""
+        depths = np.zeros(len(self) + 1, np.int16)
+        for node, parent in enumerate(self.parents.tolist()):
+            depths[node + 1] = depths[parent + 1] + 1
+        return depths[1:]
+
+    def position_offsets(self) -> NDArray[np.int64]:
+        """int64 [n + 1], position of the context's last token (row 0) and of each node, relative to the former."""
+        return np.concatenate(([0], self.depths)).astype(np.int64)
+
+    def attention_mask(self) -> NDArray[np.bool_]:
+        """Bool [n + 1, n + 1], whether row may attend to column; row 0 is the context's last token."""
+        mask = np.eye(len(self) + 1, dtype=np.bool_)
+        for node, parent in enumerate(self.parents.tolist()):
+            mask[node + 1] |= mask[parent + 1]
+        return mask
+
+    def paths(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the node indices from the first token to every leaf, leaves in order."""
+        inner = set(self.parents.tolist())
+        for leaf in range(len(self)):
+            if leaf not in inner:
+                yield np.array(self.path(leaf), np.int64)
+
+    def path(self, node: int) -> list[int]:
+        """Return the node indices from the first token to a node, both included."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = int(self.parents[node])
+        return path[::-1]
+
+    def prefix(self, size: int) -> "DraftTree":
+        """Return the tree of the first `size` nodes."""
+        return DraftTree(self.tokens[:size], self.parents[:size], self.levels[:size])
+
+    def accepted(self, continuation: NDArray[np.int32]) -> list[int]:
+        """Return the nodes along which the tree agrees with a continuation, at most all of it.
+
+        Args:
+            continuation: int32 [any], what the model says next.
+        """
+        node, path = -1, []
+        for token in continuation[: len(self)].tolist():
+            children = np.flatnonzero((self.parents == node) & (self.tokens == token))
+            if len(children) == 0:
+                break
+            node = int(children[0])
+            path.append(node)
+        return path
+
+    def validate(self) -> None:
+        """Check everything that the contract of a draft tree promises.
+
+        Raises:
+            DraftTreeError: a broken promise, with the first node that breaks it.
+        """
+        n = len(self)
+        if not n == len(self.parents) == len(self.levels) or n > MAX_NODES:
+            raise DraftTreeError(
+                f"{n} tokens, {len(self.parents)} parents, {len(self.levels)} levels: expected equal lengths of "
+                f"at most {MAX_NODES}"
+            )
+        parents = self.parents.astype(np.int64)
+        bad = np.flatnonzero((parents < -1) | (parents >= np.arange(n)))
+        if len(bad):
+            raise DraftTreeError(
+                f"node {bad[0]} has parent {parents[bad[0]]}, expected -1 or an earlier node"
+            )
+        bad = np.flatnonzero(self.tokens < 0)
+        if len(bad):
+            raise DraftTreeError(
+                f"node {bad[0]} has token {self.tokens[bad[0]]}, expected an id of at least 0"
+            )
+        columns = [
+            self.levels.astype(np.int64),
+            self.depths.astype(np.int64),
+            self.tokens.astype(np.int64),
+            parents,
+        ]
+        order = np.lexsort(columns[::-1])
+        if not np.array_equal(order, np.arange(n)):
+            node = int(np.flatnonzero(order != np.arange(n))[0])
+            raise DraftTreeError(
+                f"node {node} is out of order: expected level, depth, token id and parent to ascend"
+            )
+        siblings = np.unique(np.stack([parents, columns[2]]), axis=1)
+        if siblings.shape[1] != n:
+            raise DraftTreeError("two children of one node carry the same token")
+
+    def to_bytes(self) -> bytes:
+        """Encode the tree; see the module's description of the binary form."""
+        _, data = codec.encode_trees(
+            _row(self.tokens, np.int32),
+            _row(self.parents, np.int16),
+            _row(self.levels, np.uint8),
+            read_only(np.array([len(self)], np.int32)),
+        )
+        return bytes(data)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> "DraftTree":
+        """Decode `to_bytes`. Parents stand before their children; `validate` checks the rest.
+
+        Raises:
+            DraftTreeError: unknown version or flags, a length that does not fit, or a parent behind its child.
+        """
+        length = read_only(np.array([len(data)], np.uint32))
+        problem, _, _, *arrays = codec.decode_trees(
+            read_only(np.frombuffer(data, np.uint8)), 0, length, 0, MAX_NODES
+        )
+        if problem:
+            raise DraftTreeError(explain(problem, data))
+        return cls(*arrays)
+
+
+def _row(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return an array as a matrix of one row, of the one type that the codec is compiled for."""
+    return read_only(np.ascontiguousarray(array, dtype).reshape(1, -1))
+
+
+def explain(problem: int, data: bytes | memoryview) -> str:
+    """Say in words why bytes are no tree; the problem is one of the codes of `draftstore.trees.codec`."""
+    if len(data) < codec.HEADER_BYTES:
+        problem = codec.CUT
+    if problem == codec.WRONG_LENGTH:
+        n = int.from_bytes(data[2:4], "little")
+        size = 4 + n * (
+            (4 if data[1] & codec.WIDE_TOKENS else 2) + (2 if data[1] & codec.WIDE_PARENTS else 1) + 1
+        )
+        if n > MAX_NODES:
+            return f"a draft tree of {n} nodes, expected at most {MAX_NODES}"
+        return f"a draft tree of {n} nodes has {size} bytes here, found {len(data)}"
+    if problem == codec.OTHER_VERSION:
+        return f"draft tree of version {data[0]}, this draftstore reads version {codec.CODEC_VERSION}"
+    return {
+        codec.CUT: f"a draft tree has at least {codec.HEADER_BYTES} bytes, found {len(data)}",
+        codec.UNKNOWN_FLAGS: f"draft tree with unknown flags 0x{bytes(data[1:2]).hex()}",
+        codec.WRONG_PARENT: "a node stands before its parent",
+        codec.WRONG_TOKEN: "a token id lies outside the vocabulary",
+        codec.WRONG_ORDER: "nodes are out of order: expected level, depth, token id and parent to ascend",
+        codec.TOO_MANY: f"{int.from_bytes(data[2:4], 'little')} nodes, more than were asked for",
+        codec.TWINS: "two children of one node carry the same token",
+    }[problem]

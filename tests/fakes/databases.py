@@ -1,0 +1,146 @@
+"""A real PostgreSQL for tests: one server for all, and databases that nobody else sees.
+
+`session` is for most tests: all that it does is undone. `database` is for what takes several connections or processes:
+a database of its own, which the commands use too.
+
+DRAFTSTORE_TEST_DATABASE_URL names a server whose user may create databases; without it the embedded one runs.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import alembic.command
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import Engine, NullPool, create_engine, make_url
+from sqlalchemy.orm import Session
+
+from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, save_manifest
+from schema.database import URL_VARIABLE, alembic_config
+from schema.embedded import acquire
+from tests.fakes.servers import reachable_folder
+
+SERVER_VARIABLE = "DRAFTSTORE_TEST_DATABASE_URL"
+
+
+@contextmanager
+def new_database(server: str, template: str | None = None) -> Iterator[str]:
+    """Make a database, yield its URL, and drop it.
+
+    Args:
+        server: URL of any database of the server.
+        template: URL of the database that it is a copy of; None: empty.
+    """
+    name = f"draftstore_test_{uuid.uuid4().hex[:12]}"
+    made = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    if template:
+        made += sql.SQL(" TEMPLATE {}").format(sql.Identifier(make_url(template).database or ""))
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(made)
+        try:
+            yield make_url(server).set(database=name).render_as_string(hide_password=False)
+        finally:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def write_store(
+    folder: Path,
+    *,
+    kind: str = "rest",
+    name: str = "small",
+    corpus: str | None = "corpus-1",
+    entries: int = 3,
+    **parameters: Any,
+) -> Path:
+    """Write a directory that is a whole store as far as manifests go: one file, and a manifest that fits it."""
+    folder.mkdir(parents=True)
+    (folder / "entries.bin").write_bytes(bytes(range(entries)))
+    known = {"fingerprint": corpus, "sources": ["texts.jsonl"], "characters": 40} if corpus else {}
+    manifest = Manifest(
+        kind=kind,
+        name=name,
+        created=f"2026-01-01T00:00:00+00:00 {folder}",  # another store, another digest
+        vocab_size=100,
+        token_dtype="uint16",
+        tokenizer=TokenizerIdentity("small-bpe", "tokenizer-1"),
+        parameters=parameters,
+        corpus=known,
+        counts={"documents": 2, "tokens": 10, "entries": entries},
+        files={"entries.bin": FileEntry.of(folder / "entries.bin")},
+    )
+    save_manifest(folder, manifest)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def database_server() -> Iterator[str]:
+    """Return the URL of a server where databases may be made."""
+    if named := os.environ.get(SERVER_VARIABLE):
+        yield named
+        return
+    with reachable_folder() as home, acquire(home) as lease:
+        with psycopg.connect(lease.url, autocommit=True) as connection:  # its data are not worth waiting for
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
+        yield lease.url
+
+
+@pytest.fixture
+def empty_database(database_server: str) -> Iterator[str]:
+    """Return the URL of a database without tables."""
+    with new_database(database_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def template_database(database_server: str) -> Iterator[str]:
+    """Return the URL of a database with our tables, to make copies of; nobody connects to it."""
+    with new_database(database_server) as url:
+        alembic.command.upgrade(alembic_config(url), "head")
+        yield url
+
+
+@pytest.fixture
+def database(database_server: str, template_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the URL of a new database with our tables, which is the one of all commands during the test."""
+    with new_database(database_server, template_database) as url:
+        monkeypatch.setenv(URL_VARIABLE, url)
+        yield url
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    """Return an engine on a database of the test's own."""
+    engine = create_engine(database, poolclass=NullPool)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def shared_database(database_server: str, template_database: str) -> Iterator[str]:
+    """Return the URL of a database with our tables in which nothing is ever committed."""
+    with new_database(database_server, template_database) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def shared_engine(shared_database: str) -> Iterator[Engine]:
+    """Return an engine on the database in which nothing is ever committed."""
+    engine = create_engine(shared_database)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def session(shared_engine: Engine) -> Iterator[Session]:
+    """Return a session whose changes are undone after the test, committed ones too."""
+    with shared_engine.connect() as connection:
+        transaction = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            yield session
+        transaction.rollback()

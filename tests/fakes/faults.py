@@ -1,0 +1,479 @@
+"""Lookup services that do right, and ones that misbehave in every way we could think of, in threads of the test."""
+
+import random
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from draftstore.remote import wire
+from draftstore.remote.counters import Outcome
+from draftstore.stores.registry import Store
+from draftstore.trees.batch import DraftBatch
+
+SECONDS = 60.0
+"""How long a test waits for what should come at once."""
+NAME = "chat"
+TOKENIZER = "00000000000000aa" * 4
+OTHER = "00000000000000bb" * 4
+
+
+class Peer:
+    """A service's end of one connection."""
+
+    def __init__(self, service: "Service", connection: socket.socket) -> None:
+        self.service = service
+        self.socket = connection
+        self._buffer = wire.FrameBuffer()
+        self._frames: list[wire.Frame] = []
+
+    def read(self) -> wire.Frame:
+        """Return the next request that is no greeting; greetings are answered."""
+        while True:
+            while not self._frames:
+                data = self.socket.recv(1 << 16)
+                if not data:
+                    raise ConnectionError("the client has gone")
+                self._frames += self._buffer.feed(data)
+            frame = self._frames.pop(0)
+            if frame.header.operation != wire.Operation.HELLO:
+                self.service.requests += 1
+                return frame
+            self.service.greetings.append(frame.payload)
+            self.send(self.service.answer(frame))
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def wait(self, seconds: float = SECONDS) -> None:
+        """Wait, but no longer than the service runs."""
+        if self.service.stopping.wait(seconds):
+            raise ConnectionError("the service stops")
+
+
+Behaviour = Callable[[Peer], None]
+
+
+def right(peer: Peer) -> None:
+    """Answer everything as it should be."""
+    while True:
+        peer.send(peer.service.answer(peer.read()))
+
+
+class Service:
+    """Serves one store under `NAME`, or pretends to: each connection is given to a `Behaviour`.
+
+    Attributes:
+        address: where it listens.
+        requests: seen so far.
+        connections: taken so far.
+        greetings: tokens that were presented.
+    """
+
+    def __init__(self, store: Store, behave: Behaviour = right, *, tcp: bool = False) -> None:
+        self.store = store
+        self.behave = behave
+        self.tokenizer = TOKENIZER
+        self.requests = self.connections = 0
+        self.greetings: list[bytes] = []
+        self.stopping = threading.Event()
+        self._folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
+        self._tcp = tcp
+        self._place: tuple[str, int] | str = ("127.0.0.1", 0) if tcp else str(self._folder / "s")
+        self._threads: list[threading.Thread] = []
+        self._open: list[socket.socket] = []
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return self._place if isinstance(self._place, str) else f"tcp://{self._place[0]}:{self._place[1]}"
+
+    def start(self) -> None:
+        """Listen where it listened before."""
+        self.stopping = threading.Event()
+        self._listening = socket.socket(socket.AF_INET if self._tcp else socket.AF_UNIX)
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listening.bind(self._place)
+        self._place = self._listening.getsockname()
+        self._listening.listen(64)
+        self._spawn(self._accept, self._listening)
+
+    def stop(self) -> None:
+        """End it as a crash would: nobody listens, every connection is reset."""
+        self.stopping.set()
+        for each in [self._listening, *self._open]:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join(SECONDS)
+        self._open, self._threads = [], []
+        if isinstance(self._place, str):
+            Path(self._place).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self._folder)
+
+    def answer(
+        self, frame: wire.Frame, flags: int = 0, *, tokenizer: str = "", budget: int | None = None
+    ) -> bytes:
+        """Return the right answer to a request, but for what is given."""
+        number, operation = frame.header.request_id, frame.header.operation
+        if operation == wire.Operation.HELLO:
+            return wire.encode_json(operation, number, {"version": 1}, flags)
+        if operation == wire.Operation.RELEASES:
+            described = {"name": NAME, "vocab_size": self.store.manifest.vocab_size}
+            return wire.encode_json(operation, number, {"releases": [{"name": "other"}, described]}, flags)
+        request = wire.decode_request(frame.payload)
+        drafter = self.store.drafter(request.strategy) if request.strategy else self.store.drafter()
+        most = request.budget if budget is None else budget
+        drafts = drafter.draft_batch(request.contexts, most, request.min_prob)
+        return self.encode(frame, drafts, flags, tokenizer)
+
+    def encode(self, frame: wire.Frame, drafts: DraftBatch, flags: int = 0, tokenizer: str = "") -> bytes:
+        """Return an answer that holds these drafts."""
+        of = wire.short_hash(tokenizer or self.tokenizer)
+        return wire.encode_answer(frame.header.request_id, 11, of, 5, drafts, flags)
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            connection, _ = listening.accept()
+            self._open.append(connection)
+            self.connections += 1
+            self._spawn(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            self.behave(Peer(self, connection))
+
+    def _spawn(self, function: Callable[[socket.socket], None], argument: socket.socket) -> None:
+        def run() -> None:
+            with suppress(OSError):  # also ConnectionError: the other side has gone
+                function(argument)
+
+        thread = threading.Thread(target=run)
+        self._threads.append(thread)
+        thread.start()
+
+
+def hangs(peer: Peer) -> None:
+    """Take requests, and never answer."""
+    while True:
+        peer.read()
+
+
+def reads_nothing(peer: Peer) -> None:
+    """Take a connection, and leave it at that."""
+    peer.wait()
+
+
+def closes(peer: Peer) -> None:
+    """Take a connection and close it."""
+
+
+def closes_on_request(peer: Peer) -> None:
+    """Close the connection instead of an answer."""
+    peer.read()
+
+
+def closes_mid_answer(peer: Peer) -> None:
+    """Close the connection in the middle of an answer."""
+    data = peer.service.answer(peer.read())
+    peer.send(data[: len(data) // 2])
+
+
+def resets_mid_header(peer: Peer) -> None:
+    """Reset the connection in the middle of a header."""
+    data = peer.service.answer(peer.read())
+    peer.send(data[:7])
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def answers_garbage(peer: Peer) -> None:
+    """Answer with random bytes."""
+    while True:
+        peer.read()
+        peer.send(b"\xff" * 5 + random.Random(0).randbytes(300))
+
+
+def speaks_http(peer: Peer) -> None:
+    """Be a web server."""
+    peer.read()
+    peer.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def claims_much(peer: Peer) -> None:
+    """Announce a frame of 4 GiB."""
+    peer.read()
+    peer.send(struct.pack("<IBBBBQ", 0xFFFFFFFF, 1, 0x82, 0, 0, 1) + bytes(1000))
+    peer.wait()
+
+
+def never_ends(peer: Peer) -> None:
+    """Announce a frame of a megabyte and send it without haste."""
+    number = peer.read().header.request_id
+    peer.send(struct.pack("<IBBBBQ", 1 << 20, wire.VERSION, wire.Operation.DRAFT | wire.ANSWER, 0, 0, number))
+    for _ in range(1000):
+        peer.send(bytes(1024))
+        peer.wait(0.005)
+
+
+def claims_16_megabytes(peer: Peer) -> None:
+    """Announce a frame that is longer than any answer to what was asked."""
+    number = peer.read().header.request_id
+    operation = wire.Operation.DRAFT | wire.ANSWER
+    peer.send(struct.pack("<IBBBBQ", wire.MAX_PAYLOAD, wire.VERSION, operation, 0, 0, number))
+    while True:
+        peer.send(bytes(1 << 16))
+
+
+def greets_without_end(peer: Peer) -> None:
+    """Send answers to greetings as fast as it goes, and none to requests."""
+    peer.read()
+    data = wire.encode_json(wire.Operation.HELLO, 0, {}) * 100
+    while True:
+        peer.send(data)
+
+
+def answers_others(peer: Peer) -> None:
+    """Answer with ids that nobody used."""
+    while True:
+        frame = peer.read()
+        header = frame.header._replace(request_id=frame.header.request_id + 1000)
+        peer.send(peer.service.answer(wire.Frame(header, frame.payload)))
+
+
+def answers_another_operation(peer: Peer) -> None:
+    """Answer with a list of releases."""
+    while True:
+        peer.send(wire.encode_json(wire.Operation.RELEASES, peer.read().header.request_id, {"releases": []}))
+
+
+def answers_unknown_status(peer: Peer) -> None:
+    """Fail for a reason that nobody knows."""
+    while True:
+        number = peer.read().header.request_id
+        peer.send(wire.frame(wire.Operation.DRAFT | wire.ANSWER, number, bytes(4), status=99))
+
+
+def answers_cut_failure(peer: Peer) -> None:
+    """Fail without the payload of a failure."""
+    while True:
+        number = peer.read().header.request_id
+        peer.send(wire.frame(wire.Operation.DRAFT | wire.ANSWER, number, b"", wire.Status.BUSY))
+
+
+def answers_empty(peer: Peer) -> None:
+    """Answer that all is well, and nothing else."""
+    while True:
+        peer.send(wire.frame(wire.Operation.DRAFT | wire.ANSWER, peer.read().header.request_id))
+
+
+def answers_another_tokenizer(peer: Peer) -> None:
+    """Answer with the drafts of another tokenizer."""
+    while True:
+        peer.send(peer.service.answer(peer.read(), tokenizer=OTHER))
+
+
+def breaks_trees(peer: Peer) -> None:
+    """Answer with trees whose nodes stand before their parents."""
+    while True:
+        frame = peer.read()
+        batch = len(wire.decode_request(frame.payload).contexts)
+        drafts = DraftBatch(
+            np.full((batch, 2), 3, np.int32), np.tile(np.array([1, -1], np.int16), (batch, 1)),
+            np.zeros((batch, 2), np.uint8), np.full(batch, 2, np.int32), np.ones(batch, np.int32),
+            np.ones(batch, np.int64),
+        )  # fmt: skip
+        peer.send(peer.service.encode(frame, drafts))
+
+
+def drafts_foreign_ids(peer: Peer) -> None:
+    """Answer with ids outside the vocabulary."""
+    while True:
+        frame = peer.read()
+        batch = len(wire.decode_request(frame.payload).contexts)
+        drafts = DraftBatch(
+            np.full((batch, 1), 2_000_000_000, np.int32), np.full((batch, 1), -1, np.int16),
+            np.zeros((batch, 1), np.uint8), np.ones(batch, np.int32), np.ones(batch, np.int32),
+            np.ones(batch, np.int64),
+        )  # fmt: skip
+        peer.send(peer.service.encode(frame, drafts))
+
+
+def exceeds_the_budget(peer: Peer) -> None:
+    """Answer with larger trees than were asked for."""
+    while True:
+        frame = peer.read()
+        batch = len(wire.decode_request(frame.payload).contexts)
+        tokens = np.tile(np.arange(100, dtype=np.int32), (batch, 1))
+        nothing = np.zeros(batch, np.int64)
+        drafts = DraftBatch(
+            tokens, np.full((batch, 100), -1, np.int16), np.zeros((batch, 100), np.uint8),
+            np.full(batch, 100, np.int32), nothing.astype(np.int32), nothing,
+        )  # fmt: skip
+        peer.send(peer.service.encode(frame, drafts))
+
+
+def drafts_too_many(peer: Peer) -> None:
+    """Answer with a draft more than was asked for."""
+    while True:
+        frame = peer.read()
+        batch = len(wire.decode_request(frame.payload).contexts)
+        peer.send(peer.service.encode(frame, DraftBatch.empty(batch + 1)))
+
+
+def drafts_too_few(peer: Peer) -> None:
+    """Answer with no drafts at all."""
+    while True:
+        peer.send(peer.service.encode(peer.read(), DraftBatch.empty(0)))
+
+
+def drips(peer: Peer) -> None:
+    """Answer a byte at a time, one each five milliseconds."""
+    while True:
+        for byte in peer.service.answer(peer.read()):
+            peer.send(bytes([byte]))
+            peer.wait(0.005)
+
+
+def fails_with(status: wire.Status, retry_after: float = 0.0, number: int | None = None) -> Behaviour:
+    """Refuse everything."""
+
+    def behave(peer: Peer) -> None:
+        while True:
+            header = peer.read().header
+            failure = wire.Failure(status, retry_after, "because\nof \x1b[31mthis")
+            found = header.request_id if number is None else number
+            peer.send(wire.encode_failure(wire.Operation.DRAFT, found, failure))
+
+    return behave
+
+
+def mutates(seed: int) -> Behaviour:
+    """Answer right but for some bytes, somewhere."""
+    chance = random.Random(seed)
+
+    def behave(peer: Peer) -> None:
+        while True:
+            data = bytearray(peer.service.answer(peer.read()))
+            for _ in range(chance.choice([1, 1, 2, 20])):
+                data[chance.randrange(len(data))] = chance.choice(
+                    [0, 1, 127, 128, 255, chance.randrange(256)]
+                )
+            if chance.random() < 0.2:
+                del data[chance.randrange(len(data)) :]
+            peer.send(bytes(data))
+
+    return behave
+
+
+def is_late(seconds: float) -> Behaviour:
+    """Answer right, but late."""
+
+    def behave(peer: Peer) -> None:
+        while True:
+            frame = peer.read()
+            peer.wait(seconds)
+            peer.send(peer.service.answer(frame))
+
+    return behave
+
+
+def restarts_after(answers: int) -> Behaviour:
+    """Close each connection after some answers."""
+
+    def behave(peer: Peer) -> None:
+        for _ in range(answers):
+            peer.send(peer.service.answer(peer.read()))
+
+    return behave
+
+
+def says_goodbye(peer: Peer) -> None:
+    """Mark every answer as the last one of its connection."""
+    while True:
+        peer.send(peer.service.answer(peer.read(), wire.CLOSING))
+
+
+FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
+    "hangs": (hangs, Outcome.TIMEOUT),
+    "reads nothing": (reads_nothing, Outcome.TIMEOUT),
+    "drips": (drips, Outcome.TIMEOUT),
+    "never ends": (never_ends, Outcome.TIMEOUT),
+    "greets without end": (greets_without_end, Outcome.GARBAGE),
+    "is late": (is_late(0.2), Outcome.TIMEOUT),
+    "closes": (closes, Outcome.CLOSED),
+    "closes on request": (closes_on_request, Outcome.CLOSED),
+    "closes mid-answer": (closes_mid_answer, Outcome.CLOSED),
+    "resets mid-header": (resets_mid_header, Outcome.CLOSED),
+    "garbage": (answers_garbage, Outcome.GARBAGE),
+    "http": (speaks_http, Outcome.GARBAGE),
+    "claims much": (claims_much, Outcome.GARBAGE),
+    "claims 16 megabytes": (claims_16_megabytes, Outcome.GARBAGE),
+    "other ids": (answers_others, Outcome.GARBAGE),
+    "another operation": (answers_another_operation, Outcome.GARBAGE),
+    "unknown status": (answers_unknown_status, Outcome.GARBAGE),
+    "cut failure": (answers_cut_failure, Outcome.GARBAGE),
+    "empty answer": (answers_empty, Outcome.INVALID),
+    "broken trees": (breaks_trees, Outcome.INVALID),
+    "foreign ids": (drafts_foreign_ids, Outcome.INVALID),
+    "beyond the budget": (exceeds_the_budget, Outcome.INVALID),
+    "too many drafts": (drafts_too_many, Outcome.INVALID),
+    "too few drafts": (drafts_too_few, Outcome.INVALID),
+    "another tokenizer": (answers_another_tokenizer, Outcome.OTHER_TOKENIZER),
+    "whole connection": (fails_with(wire.Status.BUSY, 0.001, number=0), Outcome.BUSY),
+    **{
+        status.name.lower().replace("_", " "): (fails_with(status, 0.001), Outcome[status.name])
+        for status in wire.Status
+        if status is not wire.Status.OK
+    },
+}
+"""What may go wrong by name: a service that does it, and what the client counts."""
+
+
+@contextmanager
+def deaf_socket() -> Iterator[str]:
+    """Yield the path of a socket whose queue of connections is full, and nobody takes any."""
+    folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
+    place = str(folder / "s")
+    waiting = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place)
+        listening.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                waiting.append(client)
+                client.connect(place)
+        yield place
+    for client in waiting:
+        client.close()
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def deaf_port() -> Iterator[int]:
+    """Yield a port of 127.0.0.1 whose queue of connections is full: who connects waits."""
+    waiting = []
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        port = int(listening.getsockname()[1])
+        for _ in range(4):
+            client = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            waiting.append(client)
+            with suppress(BlockingIOError):
+                client.connect(("127.0.0.1", port))
+        yield port
+    for client in waiting:
+        client.close()

@@ -1,0 +1,216 @@
+"""The real command `draftstore serve` in a process of its own, with all the processes that it starts.
+
+with served("--store", small_store) as service, service.caller() as caller:
+    answer = caller.draft("small", contexts)
+    assert service.get("/readyz")["status"] == "ready"
+"""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import ROOT
+from tests.fakes.lookups import SECONDS, Caller, until
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Service:
+    """A running command."""
+
+    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+        self.started: dict[str, Any] = {}
+
+    @property
+    def socket(self) -> Path:
+        return Path(self.started["socket"])
+
+    @property
+    def workers(self) -> list[int]:
+        """Return the process ids of the workers as they were at the start."""
+        return list(self.started["workers"])
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the process ids of all children as they were at the start."""
+        return [pid for pid in (*self.workers, self.started["web"]) if pid]
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def caller(self) -> Caller:
+        return Caller(self.socket)
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Send an HTTP request; return status and body."""
+        host = self.started["url"].removeprefix("http://").rstrip("/")
+        connection = http.client.HTTPConnection(host, timeout=SECONDS)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """Return the JSON document of a page that should be there."""
+        status, body = self.request("GET", path)
+        assert status == 200, body
+        return json.loads(body)
+
+    def samples(self) -> Samples:
+        """Return all metrics by name and labels."""
+        status, body = self.request("GET", "/metrics")
+        assert status == 200, body
+        return read_samples(body)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.samples()[name, tuple(sorted(labels.items()))]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """End it as an operator would; return the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.process.wait(SECONDS)
+
+
+def read_samples(text: bytes) -> Samples:
+    """Return the samples of a text for Prometheus by name and labels."""
+    families = text_string_to_metric_families(text.decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def launch(*arguments: object, folder: Path, **environment: str) -> "subprocess.Popen[str]":
+    """Start the command with a socket in a folder, a free port and JSON on standard output."""
+    command = [
+        sys.executable,
+        "-m",
+        "draftstore",
+        "serve",
+        "--json",
+        "--socket",
+        folder / "s",
+        "--http",
+        "127.0.0.1:0",
+    ]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [str(word) for word in (*command, *arguments)],
+            stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+            env=os.environ | environment,
+        )  # fmt: skip
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Make a folder whose path is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def served(*arguments: object, folder: Path | None = None, **environment: str) -> Iterator[Service]:
+    """Run the service, and wait until it serves; at the end nothing of it is left.
+
+    Args:
+        arguments: of `draftstore serve`; later options win over those of `launch`.
+        folder: of its socket and log; a new one if not given.
+        environment: variables of the command.
+    """
+    with short_folder() as own:
+        where = folder or own
+        process = launch(*arguments, folder=where, **environment)
+        service = Service(process, where)
+        try:
+            with started(service):
+                yield service
+        finally:
+            if service.started:
+                end_all(service.pids)
+
+
+@contextmanager
+def started(service: Service) -> Iterator[None]:
+    """Wait until a process tells that it is ready, and see to it that it ends."""
+    process = service.process
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, f"exit status {process.wait(SECONDS)}: {service.log}"
+        service.started = json.loads(line)
+        yield
+    except BaseException:
+        sys.stderr.write(service.log)  # pytest shows it with the failure
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
+
+
+def end_all(pids: list[int]) -> None:
+    """See to it that processes end, which they should do by themselves."""
+    end = time.monotonic() + SECONDS
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    for pid in filter(is_alive, pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def refusal(*arguments: object, folder: Path) -> str:
+    """Run the command where it should not start, and return the one sentence that it says."""
+    before = (folder / "log").stat().st_size if (folder / "log").exists() else 0
+    process = launch(*arguments, folder=folder)
+    out, _ = process.communicate(timeout=SECONDS)
+    said = (folder / "log").read_text()[before:]
+    assert process.returncode == 1, said
+    assert out == ""
+    [line] = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in said
+    return line
+
+
+def wait_for_worker(service: Service, number: int = 0) -> None:
+    """Wait until a worker answers again."""
+    until(
+        lambda: service.metric("draftstore_worker_up", worker=str(number)) == 1,
+        "the worker does not come back",
+    )

@@ -1,0 +1,304 @@
+"""Running decoding workers for tests: a model that says what it is told to, the HTTP side around it, a plain client.
+
+with running_worker(FakeEngine(tokenizer, " one two")) as worker:
+    status, reply = worker.ask("completions", prompt="zero", max_tokens=8)
+"""
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from starlette.datastructures import Headers
+
+from draftstore.cli.common import print_json
+from draftstore.decoding.loop import Step
+from draftstore.errors import DraftstoreError
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.tree import DraftTree
+from services.lookup.permissions import Grant, Permissions
+from services.lookup.settings import Endpoint
+from services.lookup.web.server import HttpServer
+from services.worker import running
+from services.worker.app import Site, make_app
+from services.worker.decoder import Decoder
+from services.worker.figures import Figures
+from services.worker.response_log import ResponseLog
+from services.worker.settings import Settings
+from services.worker.work import Facts, Work
+from tests import ROOT
+from tests.fakes.lookups import SECONDS, until
+from tests.fakes.served import Samples, Service, read_samples, started
+from tests.fakes.sites import Loop
+
+MODEL = "small"
+
+
+def chain(tokens: Sequence[int]) -> DraftTree:
+    """Return a draft of one path."""
+    size = len(tokens)
+    return DraftTree(
+        np.array(tokens, np.int32), np.arange(-1, size - 1, dtype=np.int16), np.zeros(size, np.uint8)
+    )
+
+
+class FakeEngine:
+    """A model that says what it is told to, several tokens a pass.
+
+    Attributes:
+        works: what it was asked for.
+        gate: where set, each forward pass waits for it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        answer: str | Callable[[Work], Sequence[int]] = " one two three",
+        *,
+        chunk: int = 1,
+        positions: int = 512,
+    ) -> None:
+        assert tokenizer.eos_id is not None
+        self.tokenizer = tokenizer
+        self.facts = Facts(
+            MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",)
+        )
+        self.works: list[Work] = []
+        self.gate: threading.Semaphore | None = None
+        self.closed = False
+        self._chunk = chunk
+        self._answer = answer
+
+    def tokens_of(self, work: Work) -> list[int]:
+        """Return what it says, cut where transformers would cut it."""
+        if callable(self._answer):
+            tokens = list(self._answer(work))
+        else:
+            ids = self.tokenizer.encode(self._answer, bos=False).tolist()
+            tokens = [*ids, *self.facts.ends]
+        return tokens[: work.max_tokens]
+
+    def generate(self, work: Work, on_step: Callable[[Step], None]) -> None:
+        self.works.append(work)
+        tokens = self.tokens_of(work)
+        for start in [0, *range(1, len(tokens), self._chunk)]:
+            if self.gate:
+                assert self.gate.acquire(timeout=SECONDS)
+            come = tokens[start : start + self._chunk] if start else tokens[:1]
+            tree = chain(come[:-1])
+            on_step(Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Worker:
+    """A worker with its HTTP side, in threads of this process."""
+
+    def __init__(self, decoder: Decoder, address: tuple[str, int], site: Site) -> None:
+        self.decoder = decoder
+        self.address = address
+        self.site = site
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(*self.address, timeout=SECONDS)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Headers, bytes]:
+        """Send a request; return status, headers and body."""
+        connection = self.connect()
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
+            answer = connection.getresponse()
+            return answer.status, Headers(dict(answer.getheaders())), answer.read()
+        finally:
+            connection.close()
+
+    def ask(self, what: str, headers: Mapping[str, str] | None = None, **asked: Any) -> tuple[int, Any]:
+        """Ask for a completion or a chat; return status and document."""
+        path = "/v1/chat/completions" if what == "chat" else "/v1/completions"
+        status, _, body = self.request("POST", path, json.dumps(asked).encode(), headers)
+        return status, json.loads(body)
+
+    def begin(self, what: str = "completions", **asked: Any) -> http.client.HTTPConnection:
+        """Send a request, and read nothing yet."""
+        connection = self.connect()
+        path = "/v1/chat/completions" if what == "chat" else "/v1/completions"
+        connection.request("POST", path, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+        return connection
+
+    def stream(self, what: str, **asked: Any) -> list[dict[str, Any]]:
+        """Return the events of a stream, which ends as it should."""
+        connection = self.begin(what, stream=True, **asked)
+        try:
+            return read_stream(connection.getresponse())
+        finally:
+            connection.close()
+
+    def samples(self) -> Samples:
+        """Return all metrics by name and labels."""
+        status, _, body = self.request("GET", "/metrics")
+        assert status == 200, body
+        return read_samples(body)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.samples()[f"draftstore_decoding_{name}", tuple(sorted(labels.items()))]
+
+
+def read_stream(answer: http.client.HTTPResponse) -> list[dict[str, Any]]:
+    """Return the documents of a stream of events."""
+    assert answer.status == 200, answer.read()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = answer.read().decode().split("\n\n")
+    assert events[-1] == ""
+    data = [event.removeprefix("data: ") for event in events[:-1] if event.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(document) for document in data[:-1]]
+
+
+def text_of(events: Sequence[dict[str, Any]]) -> str:
+    """Return the text of a stream's pieces."""
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
+    )
+
+
+@contextmanager
+def running_worker(
+    engine: Any, *grants: Grant, log: Path | None = None, log_bytes: int = 10**6, **settings: Any
+) -> Iterator[Worker]:
+    """Run a worker; with grants it asks for tokens."""
+    chosen = Settings(Endpoint("127.0.0.1", 0), response_log=log, **settings)
+    figures = Figures()
+    responses = ResponseLog(log, log_bytes, figures.logged) if log else None
+    decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
+    site = Site(decoder, figures, Permissions(grants or None), chosen)
+    loop = Loop()
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(make_app(site, hosts=()))
+    done = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listening]), loop.loop)
+    decoder.start()
+    try:
+        until(lambda: decoder.ready)
+        yield Worker(decoder, listening.getsockname()[:2], site)
+    finally:
+        decoder.drain()
+        decoder.hurry()
+        if getattr(engine, "gate", None):
+            engine.gate.release(10_000)
+        assert decoder.join(SECONDS)
+        loop.loop.call_soon_threadsafe(server.stop)
+        done.result(SECONDS)
+        loop.close()
+        if responses:
+            responses.close()
+
+
+@contextmanager
+def served_worker(*arguments: object, folder: Path, module: str = "draftstore") -> Iterator[Service]:
+    """Run `draftstore worker` in a process of its own, and wait until it is ready.
+
+    Args:
+        arguments: of the command.
+        folder: for its log.
+        module: that is run instead, with the same output: `tests.fakes.workers` has no model.
+    """
+    service = Service(launch_worker(*arguments, folder=folder, module=module), folder)
+    with started(service):
+        yield service
+
+
+def launch_worker(*arguments: object, folder: Path, module: str = "draftstore") -> "subprocess.Popen[str]":
+    """Start a worker on a free port, with JSON on standard output."""
+    command = [
+        sys.executable,
+        "-m",
+        module,
+        "worker",
+        "--json",
+        "--port",
+        "0",
+        "--log-format",
+        "json",
+        *arguments,
+    ]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(
+            [str(word) for word in command],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+
+@click.group()
+def commands() -> None:
+    """Stand in for `draftstore`, without torch."""
+
+
+@commands.command()
+@click.option("--tokenizer", type=click.Path(path_type=Path), required=True)
+@click.option("--load-seconds", type=float, default=0.0)
+@click.option("--fail", is_flag=True)
+@click.option("--pass-seconds", type=float, default=0.0)
+@click.option("--tokens", type=click.Path(path_type=Path))
+@click.option("--grace-seconds", type=float, default=30.0)
+@click.option("--cut-seconds", type=float, default=5.0)
+@click.option("--json", is_flag=True)
+@click.option("--port", type=int)
+@click.option("--log-format")
+def worker(
+    tokenizer: Path, load_seconds: float, fail: bool, pass_seconds: float, cut_seconds: float, port: int, json: bool,
+    **more: Any,
+) -> None:  # fmt: skip
+    """Run a worker whose model counts for ever, at its own pace."""
+
+    def load() -> FakeEngine:
+        time.sleep(load_seconds)
+        if fail:
+            raise DraftstoreError("there is no model")
+        loaded = load_tokenizer(tokenizer)
+        counting = loaded.encode(" " + " ".join(map(str, range(300))), bos=False).tolist()
+        return SlowEngine(loaded, lambda _work: counting, pass_seconds)
+
+    running.CUT_SECONDS = cut_seconds
+    try:
+        sys.exit(running.run(Settings(Endpoint("127.0.0.1", port), **more), load, print_json))
+    except DraftstoreError as error:
+        sys.exit(f"error: {error}")
+
+
+class SlowEngine(FakeEngine):
+    """A model that takes its time."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, answer: Callable[[Work], Sequence[int]], pass_seconds: float
+    ) -> None:
+        super().__init__(tokenizer, answer, positions=2000)
+        self._seconds = pass_seconds
+
+    def generate(self, work: Work, on_step: Callable[[Step], None]) -> None:
+        def slow(step: Step) -> None:
+            on_step(step)
+            time.sleep(self._seconds)
+
+        super().generate(work, slow)
+
+
+if __name__ == "__main__":
+    commands()

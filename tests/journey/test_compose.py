@@ -1,0 +1,363 @@
+"""docker-compose.yml and the Dockerfile without a Docker engine.
+
+The files are checked for what goes wrong in such files, and every service runs here by its own command, environment and
+health check, in the order of its dependencies. Addresses, ports and folders are the only things that change; the
+PostgreSQL of the wheel stands in for the image's.
+"""
+
+import graphlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import load_tokenizer
+from schema.postgres.placement import find_binaries
+from tests import ROOT
+from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
+
+KEYS = {
+    "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "ports", "profiles",
+    "restart", "shm_size", "stop_grace_period", "volumes",
+}  # fmt: skip
+CONDITIONS = {"service_healthy", "service_completed_successfully"}
+SECONDS = 90.0
+
+Services = dict[str, dict[str, Any]]
+
+
+def interpolated(text: str) -> str:
+    """Fill in `${NAME:-default}` as compose does where nothing is set."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(interpolated(text))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> Services:
+    found: Services = compose["services"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> list[list[str]]:
+    """Return the instructions of the Dockerfile as words."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def one_shot(service: dict[str, Any]) -> bool:
+    return service.get("restart") == "no"
+
+
+def test_only_keys_that_are_known_are_used(compose: dict[str, Any], services: Services) -> None:
+    assert {key for key in compose if not key.startswith("x-")} == {"name", "services", "volumes"}
+    for name, service in services.items():
+        assert service.keys() <= KEYS, name
+
+
+def test_images_are_pinned(services: Services, dockerfile: list[list[str]]) -> None:
+    for image in [service["image"] for service in services.values()] + [dockerfile[0][1]]:
+        assert re.search(r":\d+\.\d+", image), image
+        assert "latest" not in image
+
+
+def test_the_images_of_the_project_have_its_version(services: Services) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    built = {service["image"]: str(service["build"]) for service in services.values() if "build" in service}
+    assert built.keys() == {f"draftstore:{version}", f"draftstore-worker:{version}"}
+    assert len(set(built.values())) == len(built)  # each image is built in one way
+
+
+def test_the_decoding_worker_gets_a_gpu_and_joins_only_where_there_is_one(services: Services) -> None:
+    assert {name for name, service in services.items() if "profiles" in service} == {"worker"}
+    worker = services["worker"]
+    assert worker["profiles"] == ["gpu"]
+    [device] = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert not any("worker" in service.get("depends_on", {}) for service in services.values())
+
+
+def test_every_service_has_a_health_check_or_ends(services: Services) -> None:
+    for name, service in services.items():
+        assert ("healthcheck" in service) != one_shot(service), name
+
+
+def test_dependencies_exist_and_can_be_met(services: Services) -> None:
+    for name, service in services.items():
+        for target, rule in service.get("depends_on", {}).items():
+            assert rule["condition"] in CONDITIONS
+            wanted = "service_completed_successfully" if one_shot(services[target]) else "service_healthy"
+            assert rule["condition"] == wanted, f"{name} on {target}"
+    order(services, "gpu")  # no circles
+
+
+def test_volumes_are_declared_and_used(compose: dict[str, Any], services: Services) -> None:
+    mounted = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
+    assert {name for name in mounted if not name.startswith((".", "/"))} == set(compose["volumes"])
+
+
+def test_ports_are_open_to_this_machine_alone(services: Services) -> None:
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_secrets_come_from_the_environment() -> None:
+    lines = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if "PASSWORD" in line and not line.startswith("#"):
+            assert "${POSTGRES_PASSWORD:-draftstore}" in line
+
+
+def test_what_the_dockerfile_copies_exists_and_is_not_ignored(dockerfile: list[list[str]]) -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in ignored
+    for words in dockerfile:
+        for source in words[1:-1] if words[0] == "COPY" else []:
+            assert (ROOT / source).exists(), source
+            assert f"!{source.split('/')[0]}" in ignored, source
+
+
+def test_the_images_have_extras_that_exist_under_the_constraints(
+    dockerfile: list[list[str]], services: Services
+) -> None:
+    (install,) = [words for words in dockerfile if words[:3] == ["RUN", "pip", "install"]]
+    assert install[install.index("--constraint") + 1] == "constraints.txt"
+    assert install[-1] == ".[${EXTRAS}]"
+    (usual,) = [words[1] for words in dockerfile if words[0] == "ARG"]
+    builds = [service["build"] for service in services.values() if isinstance(service.get("build"), dict)]
+    assert [build["context"] for build in builds] == ["."]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in builds)]:
+        assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_image_runs_as_an_unprivileged_user(dockerfile: list[list[str]]) -> None:
+    users = [words[1] for words in dockerfile if words[0] == "USER"]
+    assert users == ["draftstore"]
+    assert dockerfile[-1][0] == "CMD"
+
+
+def order(services: Services, *profiles: str) -> list[str]:
+    """Return the services so that each comes after those it depends on; those of profiles only where asked for."""
+    services = {
+        name: service
+        for name, service in services.items()
+        if not service.get("profiles") or set(service["profiles"]) & set(profiles)
+    }
+    graph = {name: set(service.get("depends_on", {})) for name, service in services.items()}
+    return list(graphlib.TopologicalSorter(graph).static_order())
+
+
+class Machine:
+    """Runs the services of the file as processes of this machine."""
+
+    def __init__(self, services: Services, image: dict[str, str], folder: Path, stack: ExitStack) -> None:
+        self._services, self._image, self._folder, self._stack = services, image, folder, stack
+        self.server_port, health_port = free_port(), free_port()
+        self.lookup_port = free_port()
+        self.worker_port = free_port()
+        self._changes = {
+            "0.0.0.0": "127.0.0.1",
+            "prefect-server:4200": f"127.0.0.1:{self.server_port}",
+            "4200": str(self.server_port),
+            "8080": str(health_port),
+            "7780": str(self.lookup_port),
+            "7781": str(free_port()),
+            "8000": str(self.worker_port),
+            "/var/lib/": f"{folder}/",
+            "/var/cache/": f"{folder}/",
+            "/run/": f"{folder}/",
+        }
+        self._programs = [str(Path(sys.executable).parent)]
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        """Start a service and wait until it is healthy, or has done its work."""
+        service = self._services[name]
+        if name == "postgres":
+            self._start_postgres(service)
+        else:
+            log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
+            self._running[name] = process = subprocess.Popen(
+                self._here(service["command"]),
+                cwd=ROOT,
+                env=self.environment(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            if one_shot(service):
+                assert process.wait(SECONDS) == 0, self.log(name)
+                return
+            self._stack.callback(self._stop, process)
+        self._wait_healthy(name, service["healthcheck"]["test"])
+
+    def _start_postgres(self, service: dict[str, Any]) -> None:
+        environment = service["environment"]
+        server: PostgresServer = self._stack.enter_context(
+            postgres_server(password=environment["POSTGRES_PASSWORD"], arguments=service["command"])
+        )
+        self._changes |= {"postgres:5432": f"127.0.0.1:{server.port}", "5432": str(server.port)}
+        # Where the server runs from a copy for its account, the client programs are in the wheel alone.
+        self._programs += [str(server.binaries / "bin"), str(find_binaries() / "bin")]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the environment of a service: the image's, then its own."""
+        own = {key: str(value) for key, value in self._services[name].get("environment", {}).items()}
+        base = {"PATH": os.pathsep.join([*self._programs, os.defpath]), "HOME": str(self._folder)}
+        merged = {**self._image, **own}
+        return base | dict(zip(merged, self._here(list(merged.values())), strict=True))
+
+    def place(self, name: str, here: object) -> None:
+        """Have something of this machine stand for a name."""
+        self._changes = {name: str(here)} | self._changes
+
+    def _here(self, texts: list[str]) -> list[str]:
+        for old, new in self._changes.items():
+            texts = [text.replace(old, new) for text in texts]
+        return texts
+
+    def _wait_healthy(self, name: str, test: list[str]) -> None:
+        assert test[0] == "CMD"
+        end = time.monotonic() + SECONDS
+        while True:
+            ran = subprocess.run(
+                self._here(test[1:]), env=self.environment(name), capture_output=True, check=False
+            )
+            if ran.returncode == 0:
+                return
+            process = self._running.get(name)
+            assert process is None or process.poll() is None, self.log(name)
+            assert time.monotonic() < end, f"{name} is not healthy: {ran.stderr.decode()} {self.log(name)}"
+            time.sleep(0.2)
+
+    def log(self, name: str) -> str:
+        path = self._folder / f"{name}.log"
+        return path.read_text(errors="replace")[-3_000:] if path.exists() else ""
+
+    @staticmethod
+    def _stop(process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def machine(services: Services, dockerfile: list[list[str]]) -> Iterator[Machine]:
+    image = dict(pair.split("=", 1) for words in dockerfile if words[0] == "ENV" for pair in words[1:])
+    with ExitStack() as stack:
+        yield Machine(services, image, stack.enter_context(reachable_folder()), stack)
+
+
+@pytest.mark.slow
+def test_every_service_starts_by_its_own_command_and_is_healthy(machine: Machine, services: Services) -> None:
+    for name in order(services):
+        machine.start(name)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{machine.server_port}/api/deployments/filter",
+        data=b"{}",
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        deployments = json.load(answer)
+    assert len(deployments) == 6
+    assert {deployment["work_pool_name"] for deployment in deployments} == {"draftstore"}
+    ran = subprocess.run(
+        ["draftstore", "releases", "list", "--json"],
+        cwd=ROOT,
+        env=machine.environment("prefect-worker"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == []
+
+
+@pytest.mark.slow
+def test_the_lookup_service_serves_what_is_published(
+    machine: Machine, services: Services, small_crest: Path
+) -> None:
+    for name in ("postgres", "migrate", "lookup"):
+        machine.start(name)
+    subprocess.run(
+        ["draftstore", "releases", "publish", "chat", str(small_crest)],
+        cwd=ROOT,
+        env=machine.environment("lookup"),
+        check=True,
+    )
+    url = f"http://127.0.0.1:{machine.lookup_port}/v1"
+    body = json.dumps({"release": "chat", "text": "the"}).encode()
+    request = urllib.request.Request(f"{url}/draft", body, {"Content-Type": "application/json"})
+    end = time.monotonic() + SECONDS
+    while "chat" not in urllib.request.urlopen(f"{url}/releases", timeout=10).read().decode():
+        assert time.monotonic() < end, machine.log("lookup")
+        time.sleep(0.1)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert json.load(answer)["drafts"][0]["nodes"]
+
+
+@pytest.mark.slow
+def test_the_decoding_worker_drafts_from_a_release(
+    machine: Machine, services: Services, data: Path, tmp_path: Path
+) -> None:
+    """On the processor, and with a model that is at hand."""
+    pytest.importorskip("transformers")
+    model = data / "models" / "stories260K"
+    machine.place("HuggingFaceTB/SmolLM2-135M-Instruct", model)
+    machine.place("/var/cache/draftstore", "")  # kernels that were compiled here are good enough
+    for name in ("postgres", "migrate", "lookup"):
+        machine.start(name)
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    (tmp_path / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
+    build_rest(
+        RestOptions((tmp_path / "tales.jsonl",), "tales"),
+        load_tokenizer(model),
+        tmp_path / "tales",
+        workers=1,
+    )
+    subprocess.run(
+        ["draftstore", "releases", "publish", "chat", str(tmp_path / "tales")],
+        cwd=ROOT,
+        env=machine.environment("lookup"),
+        check=True,
+    )
+    end = time.monotonic() + SECONDS
+    releases = f"http://127.0.0.1:{machine.lookup_port}/v1/releases"
+    while "chat" not in urllib.request.urlopen(releases, timeout=10).read().decode():
+        assert time.monotonic() < end, machine.log("lookup")
+        time.sleep(0.1)
+    machine.start("worker")
+    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}).encode()
+    url = f"http://127.0.0.1:{machine.worker_port}/v1/completions"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        reply = json.load(answer)
+    assert reply["choices"][0]["text"].startswith(", there was a little girl")
+    assert "lookup:chat" in reply["usage"]["draftstore"]["drafters"]
+    assert reply["usage"]["draftstore"]["accepted"] > 0

@@ -1,0 +1,234 @@
+"""A real Prefect server, pool and worker, as `make prefect` starts them, and the deployments of prefect.yaml."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from click.testing import CliRunner
+
+from draftstore.storage.manifest import load_manifest, verify_files
+from draftstore.stores.crest.store import CrestStore
+from draftstore.text.tokenizer import load_tokenizer
+from pipelines import QUIET
+from pipelines.local import main, prefect_command, prefect_environment
+from schema.database import connect
+from schema.home import HOME_VARIABLE
+from tests import ROOT
+from tests.conftest import small_tokenizer_folder, write_texts
+from tests.fakes.servers import free_port
+from tests.unit.hf.test_loading import model_folder
+
+__all__ = ["model_folder"]  # a fixture
+
+SECONDS = 120.0
+ON_DEMAND: dict[str, dict[str, Any]] = {
+    "build-dresd": {"model": "/models/chat"},
+    "generate-responses": {"model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]}},
+}
+"""Flows without a schedule, and what their runs must name."""
+
+
+class Local:
+    """`python -m pipelines.local up` in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/api"
+        self.state = folder / "prefect"
+        self.log = folder / "up.log"
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "pipelines.local", "up",
+                    "--port", str(self.port), "--state", str(self.state),
+                ],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_until_up(self) -> None:
+        """Wait until it says what to do next."""
+        end = time.monotonic() + SECONDS
+        while "Ctrl-C stops everything" not in self.output():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < end, self.output()
+            time.sleep(0.2)
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def prefect(self, *arguments: str) -> str:
+        """Run `prefect` against the server; return what it printed."""
+        ran = subprocess.run(
+            prefect_command(*arguments),
+            cwd=ROOT,
+            env=prefect_environment(self.state, self.url),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}{self.output()}"
+        return ran.stdout
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """Ask the server's API."""
+        request = urllib.request.Request(
+            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Press Ctrl-C; return the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+    def left_behind(self) -> list[str]:
+        """Return the command lines of processes that still work for this server."""
+        mark = f"PREFECT_API_URL={self.url}".encode()
+        found = []
+        for process in Path("/proc").iterdir():
+            if process.name.isdecimal():
+                try:
+                    if mark in (process / "environ").read_bytes().split(b"\0"):
+                        found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Iterator[Local]:
+    """Start everything, with a data folder and a database of the test's own."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    found = Local(tmp_path)
+    try:
+        found.wait_until_up()
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.stop(signal.SIGTERM)
+
+
+def crest_parameters(folder: Path) -> dict[str, Any]:
+    """Return parameters that make build-crest quick."""
+    return {
+        "corpus": {"paths": [str(write_texts(folder / "texts.jsonl", 60))]},
+        "tokenizer": str(small_tokenizer_folder(folder / "tokenizer")),
+        "ngrams": 300,
+    }
+
+
+def released(name: str) -> Path:
+    """Return the store that a release points at."""
+    query = "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = %s"
+    with connect() as connection:
+        ((path,),) = connection.execute(query, [name]).fetchall()
+    return Path(path)
+
+
+@pytest.mark.slow
+def test_deployments_build_publish_and_stop_without_a_trace(
+    local: Local, tmp_path: Path, model_folder: Path
+) -> None:
+    deployments = local.ask("deployments/filter")
+    assert len(deployments) == 6
+    for deployment in deployments:
+        assert deployment["name"] == "default"
+        on_demand = "model" in deployment["parameter_openapi_schema"].get("required", [])
+        assert [schedule["active"] for schedule in deployment["schedules"]] == [True] * (not on_demand)
+        assert deployment["description"]
+        assert "properties" in deployment["parameter_openapi_schema"]
+
+    parameters = json.dumps(crest_parameters(tmp_path))
+    local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
+    path = released("default")
+    manifest = load_manifest(path, "crest")
+    assert verify_files(path, manifest) == []
+    store = CrestStore.open(path)
+    (context,) = load_tokenizer(tmp_path / "tokenizer").encode_documents(["for item in items:"])
+    assert len(store.drafter().session(context).propose(16)) > 0
+    store.close()
+    assert len(local.ask("artifacts/filter")) == 2
+    logs = local.ask("logs/filter", limit=200)
+    assert any("finished" in line["message"] for line in logs)
+
+    # What has no schedule is run with what it needs: a model, and its own answers to build from.
+    needed: dict[str, Any] = {
+        "model": str(model_folder),
+        "questions": {"prompts": [str(tmp_path / "texts.jsonl")], "limit": 8},
+    }
+    needed["questions"]["max_new_tokens"] = 12
+    local.prefect(
+        "deployment", "run", "generate-responses/default", "--params", json.dumps(needed), "--watch"
+    )
+    answers = {"paths": [str(tmp_path / "home" / "corpora" / "default" / "answers.jsonl.zst")]}
+    parameters = json.dumps({"model": str(model_folder), "corpus": answers, "dims": 8})
+    local.prefect("deployment", "run", "build-dresd/default", "--params", parameters, "--watch")
+    assert load_manifest(released("default-dresd"), "dresd").target_model == "small-model"
+
+    # A run at work when Ctrl-C comes: it ends too, and the catalogue knows.
+    slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
+    slow["tokenizer"] = str(tmp_path / "tokenizer")
+    local.prefect("deployment", "run", "build-rest/default", "--params", json.dumps(slow))
+    end = time.monotonic() + SECONDS
+    while "stores/slow/rest" not in local.output():
+        assert time.monotonic() < end, local.output()
+        time.sleep(0.05)
+    assert local.stop() == 0, local.output()
+    assert local.left_behind() == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", local.port)) != 0
+    with connect() as connection:
+        states = connection.execute(
+            "SELECT state FROM builds WHERE name = 'slow' AND kind = 'rest'"
+        ).fetchall()
+    assert states in ([("failed",)], [("finished",)])
+
+
+def test_deployments_name_flows_and_parameters_that_exist() -> None:
+    from prefect.flows import load_flow_from_entrypoint
+
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    flows = {}
+    for deployment in deployments:
+        flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
+        given = {} if "schedules" in deployment else ON_DEMAND.get(flow.name, {})
+        flow.validate_parameters({**deployment["parameters"], **given})
+        flows[flow.name] = deployment
+    assert flows.keys() == {"tokenize-corpus", "count-ngrams", "build-rest", "build-crest", *ON_DEMAND}
+    assert flows["build-crest"]["parameters"]["release"] == "default"
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(main, ["up", "--port", str(port), "--state", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.output
+    assert "--port" in result.output
+
+
+def test_programs_of_prefect_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
+    environment = prefect_environment(tmp_path, "http://127.0.0.1:1/api")
+    assert environment.items() >= QUIET.items()
+    code = "import pipelines, prefect.settings as s; print(s.PREFECT_SERVER_ANALYTICS_ENABLED.value())"
+    bare = {key: value for key, value in os.environ.items() if key not in QUIET}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=bare, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "False"

@@ -1,0 +1,721 @@
+"""The flows: what they build, register, publish and report; and what they leave when they are killed."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import ValidationError
+
+from draftstore.answers import responses
+from draftstore.answers.journal import Journal
+from draftstore.errors import BuildError, CorpusError, TokenizerError
+from draftstore.storage.manifest import load_manifest, verify_files
+from draftstore.stores.crest.build import build_crest
+from draftstore.stores.dresd.build import build_dresd
+from draftstore.stores.registry import open_store
+from draftstore.stores.rest.build import build_rest
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokens import open_shards
+from pipelines import steps
+from pipelines.corpora import resolve_corpus, resolve_tokenizer
+from pipelines.ledger import Ledger
+from pipelines.parameters import Corpus
+from pipelines.places import store_path
+from pipelines.progress import StepLog, StepLogs
+from pipelines.retries import passes_by_itself
+from schema.database import URL_VARIABLE, connect, migrate
+from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
+from schema.home import HOME_VARIABLE
+from tests import ROOT
+from tests.conftest import small_tokenizer_folder, write_texts
+from tests.fakes.servers import PostgresServer, postgres_server
+from tests.unit.hf.test_loading import model_folder
+
+__all__ = ["model_folder"]  # a fixture
+
+NGRAMS = 300
+
+
+class Site:
+    """A data folder with a tokenizer, and what one asks the flows for there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.corpus = folder / "texts.jsonl"
+        self.tokenizer = small_tokenizer_folder(folder / "tokenizer")
+        self.write(seed=0)
+
+    def write(self, seed: int, documents: int = 60) -> None:
+        """Have another corpus in the same file."""
+        write_texts(self.corpus, documents, seed)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """Parameters of every flow."""
+        return {"name": "small", "corpus": Corpus(paths=[self.corpus]), "tokenizer": str(self.tokenizer)}
+
+    @property
+    def crest(self) -> dict[str, Any]:
+        """Parameters of build-crest."""
+        return {**self.request, "ngrams": NGRAMS, "max_n": 3, "release": "live"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Site:
+    """Return a data folder, and use it together with a database of the test's own."""
+    found = Site(tmp_path)
+    monkeypatch.setenv(HOME_VARIABLE, str(found.home))
+    return found
+
+
+@pytest.fixture(scope="session")
+def orchestrator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a Prefect server that the flows of this process report to; return the URL of its API."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        from prefect.settings import PREFECT_API_URL
+        from prefect.testing.utilities import prefect_test_harness
+
+        with prefect_test_harness(server_startup_timeout=120):
+            yield str(PREFECT_API_URL.value())
+
+
+@pytest.fixture
+def flows(orchestrator: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the flows, whose tasks wait but a moment between attempts."""
+    from pipelines import flows, tasks
+
+    made = (tasks.make_tokens, tasks.make_rest, tasks.make_counts, tasks.make_crest, tasks.make_dresd)
+    for task in (*made, tasks.make_answers, tasks.publish):
+        monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
+    return flows
+
+
+def rows(query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Ask the catalogue."""
+    with connect() as connection:
+        return connection.execute(query.encode(), parameters).fetchall()
+
+
+def states() -> list[tuple[Any, ...]]:
+    """Return kind and state of all builds, oldest first."""
+    return rows("SELECT kind, state FROM builds ORDER BY id")
+
+
+def live() -> Path | None:
+    """Return the store that the release points at."""
+    found = rows("SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = 'live'")
+    return Path(found[0][0]) if found else None
+
+
+def require_whole(store: Path | None) -> None:
+    """Check every byte of a store, and draft from it."""
+    assert store is not None
+    assert verify_files(store, load_manifest(store)) == []
+    opened = open_store(store)
+    opened.drafter().session([40, 41, 42]).propose(8)
+    opened.close()
+
+
+class TestTokenizeCorpus:
+    def test_writes_shards_that_open(self, flows: Any, site: Site) -> None:
+        made = flows.tokenize_corpus(**site.request)
+        shards = open_shards(Path(made["path"]))
+        assert (shards.document_count, made["kind"], made["reused"]) == (60, "tokens", False)
+        assert verify_files(Path(made["path"]), load_manifest(Path(made["path"]), "tokens")) == []
+        assert states() == [("tokens", "finished")]
+
+    def test_finds_them_again(self, flows: Any, site: Site) -> None:
+        made = flows.tokenize_corpus(**site.request)
+        again = flows.tokenize_corpus(**site.request)
+        assert (again["build"], again["reused"]) == (made["build"], True)
+
+    def test_has_the_corpus_of_the_rest_store(self, flows: Any, site: Site) -> None:
+        flows.tokenize_corpus(**site.request)
+        flows.build_rest(**site.request)
+        assert rows("SELECT count(DISTINCT corpus_id), count(*) FROM builds") == [(1, 2)]
+
+
+class TestBuildRest:
+    def test_builds_a_store(self, flows: Any, site: Site) -> None:
+        made = flows.build_rest(**site.request, release="live")
+        assert RestStore.open(made["path"]).manifest.name == "small"
+        assert live() == Path(made["path"])
+        assert made["path"].startswith(str(site.home / "stores" / "small"))
+        assert states() == [("tokens", "finished"), ("rest", "finished")]
+
+    def test_another_corpus_gets_another_directory(self, flows: Any, site: Site) -> None:
+        first = flows.build_rest(**site.request, release="live")
+        before = load_manifest(Path(first["path"]))
+        site.write(seed=1)
+        second = flows.build_rest(**site.request, release="live")
+        assert second["path"] != first["path"]
+        assert verify_files(Path(first["path"]), before) == []
+        assert live() == Path(second["path"])
+        moves = rows("SELECT from_build, to_build FROM release_moves ORDER BY id")
+        assert moves == [(None, first["build"]), (first["build"], second["build"])]
+
+    def test_bad_input_fails_at_once_and_says_why(self, flows: Any, site: Site) -> None:
+        site.corpus.write_text('{"text": "fine"}\n{"text": 7}\n', encoding="utf-8")
+        strict = site.request["corpus"].model_copy(update={"strict": True})
+        begin = time.monotonic()
+        with pytest.raises(CorpusError, match="line 2"):
+            flows.build_rest(**{**site.request, "corpus": strict})
+        assert time.monotonic() - begin < 30
+        ((state, error),) = rows("SELECT state, error FROM builds")
+        assert state == "failed"
+        assert "line 2" in error
+
+    def test_reading_that_fails_once_is_tried_again(
+        self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        attempts: list[int] = []
+
+        def flaky(*arguments: Any, **options: Any) -> Any:
+            attempts.append(1)
+            if len(attempts) == 1:
+                raise OSError(errno.EIO, "Input/output error")
+            return build_rest(*arguments, **options)
+
+        monkeypatch.setattr(steps, "build_rest", flaky)
+        flows.build_rest(**site.request)
+        assert len(attempts) == 2
+        assert states() == [("tokens", "finished"), ("rest", "finished")]
+
+
+class TestCountNgrams:
+    def test_counts_into_files_and_database(self, flows: Any, site: Site) -> None:
+        rest = flows.build_rest(**site.request)
+        made = flows.count_ngrams(name="counts", rest=rest["path"], max_n=2, head=50)
+        manifest = load_manifest(Path(made["path"]), "ngrams")
+        spectrum = rows("SELECT n, sum(ngrams)::bigint FROM ngram_spectrum GROUP BY n ORDER BY n")
+        assert spectrum == [(n, manifest.counts[f"n{n}"]) for n in (1, 2)]
+        assert rows("SELECT n, count(*) FROM ngrams GROUP BY n ORDER BY n") == [(1, 50), (2, 50)]
+        assert rows("SELECT source_id FROM builds WHERE id = %s", made["build"]) == [(rest["build"],)]
+
+    def test_builds_the_rest_store_of_a_corpus(self, flows: Any, site: Site) -> None:
+        flows.count_ngrams(**site.request, max_n=2)
+        assert states() == [("tokens", "finished"), ("rest", "finished"), ("ngrams", "finished")]
+
+
+class TestBuildCrest:
+    def test_builds_registers_and_publishes(self, flows: Any, site: Site) -> None:
+        made = flows.build_crest(**site.crest)
+        require_whole(live())
+        assert live() == Path(made["path"])
+        assert states() == [(kind, "finished") for kind in ("tokens", "rest", "ngrams", "crest")]
+        assert rows("SELECT count(*) FROM kept_ngrams WHERE build_id = %s", made["build"]) == [
+            (made["entries"],)
+        ]
+        ((timings, backends),) = rows("SELECT timings, backends FROM builds WHERE id = %s", made["build"])
+        assert "packing" in timings
+        assert backends == ["lmdb"]
+
+    def test_does_nothing_twice(self, flows: Any, site: Site) -> None:
+        first = flows.build_crest(**site.crest)
+        second = flows.build_crest(**site.crest)
+        assert (second["build"], second["reused"], len(states())) == (first["build"], True, 4)
+        assert rows("SELECT count(*) FROM release_moves") == [(1,)]
+
+    @pytest.mark.parametrize("backends", [["postgres"], ["lmdb", "postgres"]])
+    def test_other_backends(self, flows: Any, site: Site, backends: list[str]) -> None:
+        made = flows.build_crest(**site.crest, backends=backends)
+        require_whole(live())
+        assert rows("SELECT count(*) FROM trees WHERE build_id = %s", made["build"]) == [(made["entries"],)]
+
+    def test_from_a_finished_rest_store(self, flows: Any, site: Site, small_store: Path) -> None:
+        made = flows.build_crest(name="other", rest=small_store, ngrams=NGRAMS)
+        assert load_manifest(Path(made["path"])).parameters["source"] == str(small_store)
+        assert [kind for kind, _ in states()] == ["rest", "ngrams", "crest"]
+
+    def test_goes_on_after_its_store_was_published_but_not_registered(self, flows: Any, site: Site) -> None:
+        made = flows.build_crest(**site.crest, backends=["postgres"])
+        with connect() as connection:  # what a kill between the two leaves
+            connection.execute("DELETE FROM release_moves")
+            connection.execute("DELETE FROM releases")
+            connection.execute(f"DROP TABLE trees_{made['build']:d}".encode())
+            connection.execute("DELETE FROM builds WHERE kind = 'crest'")
+        again = flows.build_crest(**site.crest, backends=["postgres"])
+        assert again["path"] == made["path"]
+        require_whole(live())
+
+    def test_a_choice_that_cannot_be_built_is_refused_before_any_work(self, flows: Any, site: Site) -> None:
+        with pytest.raises(BuildError, match="choose one"):
+            flows.build_crest(**site.crest, max_bytes=100_000)
+        assert states() == []
+
+    def test_page_shows_the_figures(self, flows: Any, site: Site) -> None:
+        from prefect.client.orchestration import get_client
+
+        made = flows.build_crest(**{**site.crest, "name": "Chat_7B.v1"})
+        with get_client(sync_client=True) as client:
+            page, table = (
+                client.request("GET", "/artifacts/{key}/latest", path_params={"key": key}).json()
+                for key in ("crest-chat-7b-v1", "crest-chat-7b-v1-stores")
+            )
+        assert f"Build {made['build']}" in page["data"]
+        assert "The release `live` points at it." in page["data"]
+        assert [row["kind"] for row in json.loads(table["data"])] == ["tokens", "rest", "ngrams", "crest"]
+
+
+def page(key: str) -> str:
+    """Return the latest text that a run showed under this key."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found = client.request("GET", "/artifacts/{key}/latest", path_params={"key": key}).json()
+    return str(found["data"])
+
+
+@pytest.fixture
+def questions(site: Site) -> dict[str, Any]:
+    """Return what a model is asked."""
+    prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
+    return {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
+
+
+class TestGenerateResponses:
+    def test_writes_a_corpus_that_other_flows_build_from(
+        self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
+    ) -> None:
+        made = flows.generate_responses(str(model_folder), questions, name="own")
+        (path,) = made["paths"]
+        assert path == str(site.home / "corpora" / "own" / "answers.jsonl.zst")
+        assert (made["reused"], made["answers"] > 5) == (False, True)
+        assert flows.generate_responses(str(model_folder), questions, name="own") == {**made, "reused": True}
+        assert f"`{path}`, found finished." in page("answers-own")
+        request = {"name": "own", "corpus": Corpus(paths=[Path(path)]), "tokenizer": str(site.tokenizer)}
+        built = flows.build_rest(**request)
+        assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
+
+    def test_other_questions_replace_the_answers(
+        self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
+    ) -> None:
+        first = flows.generate_responses(str(model_folder), questions)
+        second = flows.generate_responses(str(model_folder), {**questions, "limit": 4})
+        assert (second["paths"], second["reused"]) == (first["paths"], False)
+        assert second["answers"] <= 4
+
+    def test_a_log_that_grows_is_no_reason_to_decode_again(
+        self,
+        flows: Any,
+        site: Site,
+        model_folder: Path,
+        questions: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        log = site.corpus.with_name("log.jsonl")
+        line = json.dumps({"id": "x", "model": "chat", "text": "question and answer"}) + "\n"
+        log.write_text(line)
+        asked = {**questions, "logs": [log], "logged_as": "chat"}
+        first = flows.generate_responses(str(model_folder), asked)
+        log.write_text(line * 3)
+        monkeypatch.setattr(responses, "load_model", None)
+        second = flows.generate_responses(str(model_folder), asked)
+        assert second["answers"] == first["answers"] + 2
+        assert [Path(path).name for path in second["paths"]] == ["answers.jsonl.zst", "logged.jsonl.zst"]
+        assert "| logged | 3 |" in page("answers-default")
+
+    def test_disk_errors_pass_and_it_goes_on(
+        self,
+        flows: Any,
+        site: Site,
+        model_folder: Path,
+        questions: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        kept: list[int] = []
+        add = Journal.add
+
+        def flaky(journal: Journal, answers: Any) -> None:
+            if len(kept) == 2:
+                kept.append(0)
+                raise OSError(errno.EIO, "Input/output error")
+            kept.append(len(answers))
+            add(journal, answers)
+
+        monkeypatch.setattr(Journal, "add", flaky)
+        flows.generate_responses(str(model_folder), questions, batch=2)
+        assert kept == [2, 2, 0, 2, 2, 2]
+
+    def test_nothing_to_answer(self, flows: Any, site: Site, model_folder: Path) -> None:
+        with pytest.raises(BuildError, match="name prompts, or a response log"):
+            flows.generate_responses(str(model_folder), {})
+
+
+class TestBuildDresd:
+    @pytest.fixture
+    def request_(self, site: Site, model_folder: Path) -> dict[str, Any]:
+        """Return parameters of build-dresd."""
+        return {"model": str(model_folder), "name": "small", "corpus": site.request["corpus"], "dims": 8}
+
+    def test_builds_registers_and_publishes(self, flows: Any, site: Site, request_: dict[str, Any]) -> None:
+        made = flows.build_dresd(**request_, release="live")
+        assert live() == Path(made["path"])
+        assert verify_files(Path(made["path"]), load_manifest(Path(made["path"]), "dresd")) == []
+        assert states() == [("tokens", "finished"), ("dresd", "finished")]
+        manifest = load_manifest(Path(made["path"]))
+        assert (manifest.target_model, manifest.parameters["dims"]) == ("small-model", 8)
+        ((timings, source),) = rows("SELECT timings, source_id FROM builds WHERE id = %s", made["build"])
+        assert timings.keys() >= {"embedding", "grouping", "hashing"}
+        assert rows("SELECT kind FROM builds WHERE id = %s", source) == [("tokens",)]
+        shown = page("dresd-small")
+        assert "| target model | `small-model` |" in shown
+        assert "| dims | 8 |" in shown
+        assert "| explained variance | 0." in shown
+        again = flows.build_dresd(**request_, release="live")
+        assert (again["build"], again["reused"]) == (made["build"], True)
+
+    def test_other_options_get_another_directory(
+        self, flows: Any, site: Site, request_: dict[str, Any]
+    ) -> None:
+        first = flows.build_dresd(**request_)
+        second = flows.build_dresd(**{**request_, "dtype": "int8", "max_length": 16})
+        assert second["path"] != first["path"]
+        assert load_manifest(Path(second["path"])).parameters["dtype"] == "int8"
+
+    def test_from_the_models_own_answers(
+        self, flows: Any, site: Site, request_: dict[str, Any], questions: dict[str, Any]
+    ) -> None:
+        made = flows.build_dresd(**{**request_, "corpus": Corpus(), "questions": questions})
+        (source,) = load_manifest(Path(made["path"])).corpus["sources"]
+        assert source == str(site.home / "corpora" / "small" / "answers.jsonl.zst")
+
+    def test_goes_on_where_it_was_cut_off(
+        self, flows: Any, site: Site, request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        attempts: list[Path] = []
+
+        def flaky(*arguments: Any, **options: Any) -> Any:
+            attempts.append(arguments[3])
+            if len(attempts) == 1:
+                raise OSError(errno.EIO, "Input/output error")
+            return build_dresd(*arguments, **options)
+
+        monkeypatch.setattr(steps, "build_dresd", flaky)
+        made = flows.build_dresd(**request_)
+        assert attempts == [Path(made["path"])] * 2
+        assert states() == [("tokens", "finished"), ("dresd", "finished")]
+
+    def test_what_cannot_be_built_is_refused(
+        self, flows: Any, site: Site, request_: dict[str, Any], tmp_path: Path
+    ) -> None:
+        with pytest.raises(BuildError, match="expected at most"):
+            flows.build_dresd(**{**request_, "dims": 4096})
+        with pytest.raises(TokenizerError):
+            flows.build_dresd(**{**request_, "model": str(tmp_path / "none")})
+        assert [state for _, state in states()] == ["finished", "failed"]
+
+
+def test_flows_are_imported_without_torch() -> None:
+    code = "import sys, pipelines.flows; print(*({'torch', 'transformers'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
+
+
+class TestParameters:
+    def test_page_shows_descriptions_bounds_and_examples(self, orchestrator: str) -> None:
+        from prefect.utilities.callables import parameter_schema
+
+        from pipelines import flows
+
+        required = {"build-dresd": ["model"], "generate-responses": ["model", "questions"]}
+        made = (flows.tokenize_corpus, flows.build_rest, flows.count_ngrams, flows.build_dresd)
+        for flow in (*made, flows.generate_responses, flows.build_crest):
+            shown = parameter_schema(flow).model_dump()
+            assert shown["required"] == required.get(flow.name, [])
+            for name, field in shown["properties"].items():
+                assert field["description"], f"{flow.name} {name}"
+            for definition in shown["definitions"].values():
+                for field in definition["properties"].values():
+                    assert field["description"]
+        assert shown["properties"]["max_n"]["maximum"] == 8
+        assert shown["properties"]["selection"]["enum"] == ["gain", "global", "combined", "single"]
+
+    @pytest.mark.parametrize(
+        "wrong", [{"max_n": 9}, {"name": "../x"}, {"name": ""}, {"backends": []}, {"corpus": {"path": "x"}}]
+    )
+    def test_others_are_refused(self, orchestrator: str, wrong: dict[str, Any]) -> None:
+        from prefect.exceptions import ParameterTypeError
+
+        from pipelines import flows
+
+        with pytest.raises(ParameterTypeError):
+            flows.build_crest.validate_parameters({**wrong})
+
+    def test_a_misspelt_key_of_the_corpus_is_refused(self) -> None:
+        with pytest.raises(ValidationError):
+            Corpus.model_validate({"globs": ["*.py"]})
+
+
+class TestDefaults:
+    def test_corpus_is_the_standard_library_without_its_tests(self, tmp_path: Path) -> None:
+        corpus = resolve_corpus(Corpus(), tmp_path)
+        (path,) = corpus.paths
+        before = path.stat().st_mtime_ns
+        names = [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()]
+        assert any(name.endswith("/argparse.py") for name in names)
+        assert not any("/test/" in name for name in names)
+        assert resolve_corpus(Corpus(), tmp_path) == corpus
+        assert path.stat().st_mtime_ns == before
+
+    def test_corpus_that_is_named_stays(self, tmp_path: Path) -> None:
+        corpus = Corpus(paths=[tmp_path])
+        assert resolve_corpus(corpus, tmp_path) is corpus
+
+    def test_tokenizer_is_the_one_of_the_quickstart(self, tmp_path: Path) -> None:
+        assert resolve_tokenizer(None, tmp_path).vocab_size > 10_000
+
+
+class TestPlaces:
+    def test_one_for_each_content(self, tmp_path: Path) -> None:
+        places = {store_path(tmp_path, "rest", "a", x=1), store_path(tmp_path, "rest", "a", x=2)}
+        places |= {store_path(tmp_path, "rest", "b", x=1), store_path(tmp_path, "crest", "a", x=1)}
+        assert len(places) == 4
+        assert store_path(tmp_path, "rest", "a", x=1) in places
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError(errno.EIO, "Input/output error"),
+            ConnectionResetError(errno.ECONNRESET, "reset"),
+            DatabaseAwayError("away"),
+            DatabaseTimeoutError("slow"),
+            psycopg.OperationalError("connection to server failed"),
+        ],
+    )
+    def test_what_passes_by_itself(self, error: Exception) -> None:
+        assert passes_by_itself(error)
+        wrapped = BuildError("the build failed")
+        wrapped.__cause__ = error
+        assert passes_by_itself(wrapped)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError(errno.ENOSPC, "No space left on device"),
+            FileNotFoundError(errno.ENOENT, "No such file"),
+            PermissionError(errno.EACCES, "Permission denied"),
+            DatabaseAccessError("wrong password"),
+            CorpusError("no text"),
+            ValueError("a bug"),
+        ],
+    )
+    def test_what_stays(self, error: Exception) -> None:
+        assert not passes_by_itself(error)
+
+    def test_a_cause_that_was_cut_off_does_not_count(self) -> None:
+        def refuse() -> None:
+            try:
+                raise BlockingIOError(errno.EAGAIN, "locked")
+            except BlockingIOError:
+                raise BuildError("another build is at work") from None
+
+        with pytest.raises(BuildError) as caught:
+            refuse()
+        assert not passes_by_itself(caught.value)
+
+
+class Recorder:
+    """A logger that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, text: str, *values: Any) -> None:
+        self.lines.append(text % values)
+
+
+class TestProgress:
+    def test_one_line_in_a_while_and_one_at_the_end(self) -> None:
+        logger, now = Recorder(), 0.0
+        step = StepLog(logger, "sorting", "tokens", clock=lambda: now)  # type: ignore[arg-type]
+        for done in range(0, 101, 10):
+            step.amount(done, 100)
+            now += 1.0
+        assert logger.lines == [
+            "sorting: 50 of 100 tokens (50%), 10 tokens/s",
+            "sorting: 100 of 100 tokens (100%), 10 tokens/s",
+        ]
+
+    def test_steps_know_how_long_they_took(self) -> None:
+        logs = StepLogs(Recorder())  # type: ignore[arg-type]
+        with logs.working():
+            logs.rest().tokenized(0, 0, 0)
+            time.sleep(0.05)
+            logs.rest().tokenized(1, 5, 20)
+        timings = logs.timings()
+        assert timings.keys() == {"tokenizing", "other"}
+        assert 0.05 <= timings["tokenizing"] < 5
+
+
+class TestLedger:
+    def test_a_failure_is_told_to_the_catalogue(self, site: Site) -> None:
+        site.corpus.write_text("", encoding="utf-8")
+        with pytest.raises(CorpusError), Ledger() as ledger:
+            steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
+        ((state, error, finished),) = rows("SELECT state, error, finished_at FROM builds")
+        assert state == "failed"
+        assert "no text" in error
+        assert finished is not None
+
+    def test_two_runs_at_one_place_do_not_mix(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        def second_run(*arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(steps, "build_rest", build_rest)
+            result = build_rest(*arguments, **options)
+            with Ledger() as other:
+                build(other)
+            return result
+
+        def build(ledger: Ledger) -> None:
+            texts = (site.request["corpus"], str(site.tokenizer))
+            tokens = steps.make_tokens(ledger, "small", *texts)
+            steps.make_rest(ledger, "small", *texts, tokens, 1 << 20, 1)
+
+        monkeypatch.setattr(steps, "build_rest", second_run)
+        with Ledger() as ledger:
+            build(ledger)
+        ((failed, error), (finished, _)) = rows(
+            "SELECT state, error FROM builds WHERE kind = 'rest' ORDER BY id"
+        )
+        assert (failed, finished) == ("failed", "finished")
+        assert "another run registered" in error
+
+
+RUN = """
+import json, sys
+from pipelines import flows
+print("begin", flush=True)
+flows.build_crest(**json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+class TestKill:
+    def start(self, site: Site, url: str) -> "subprocess.Popen[bytes]":
+        """Start a flow run in a process of its own, and return once it is at work."""
+        request = {**site.crest, "corpus": {"paths": [str(site.corpus)]}, "backends": ["lmdb", "postgres"]}
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, json.dumps(request)],
+            cwd=ROOT,
+            env={**os.environ, "PREFECT_API_URL": url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdout is not None
+        with process.stdout as output:
+            assert output.readline() == b"begin\n"
+        return process
+
+    def test_leaves_the_live_release_and_the_next_run_goes_on(
+        self, flows: Any, site: Site, orchestrator: str
+    ) -> None:
+        begin = time.monotonic()
+        process = self.start(site, orchestrator)
+        started = time.monotonic() - begin
+        assert process.wait() == 0
+        whole = time.monotonic() - begin - started
+        moments = random.Random(3)
+        cut_off = 0
+        for round_ in range(1, 11):
+            before = live()
+            site.write(seed=round_)
+            process = self.start(site, orchestrator)
+            time.sleep(moments.uniform(0, whole))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            if live() != before:  # it had published
+                require_whole(live())
+            require_whole(before)
+            cut_off += rows("SELECT count(*) FROM builds WHERE state = 'running'")[0][0]
+            made = flows.build_crest(**site.crest, backends=["lmdb", "postgres"])
+            assert live() == Path(made["path"])
+            require_whole(live())
+            assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]
+        assert cut_off > 0
+        assert not list(site.home.rglob("*.partial"))
+
+
+class TestDatabaseAway:
+    @pytest.fixture
+    def server(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
+        with postgres_server() as server:
+            monkeypatch.setenv(URL_VARIABLE, server.url)
+            migrate()
+            yield server
+
+    def stop_during_the_build(
+        self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]
+    ) -> None:
+        """Have the server crash once, when the trees of the next CREST store are made."""
+
+        def build(*arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(steps, "build_crest", build_crest)
+            server.stop()
+            then()
+            return build_crest(*arguments, **options)
+
+        monkeypatch.setattr(steps, "build_crest", build)
+
+    @pytest.mark.parametrize("backends", [["lmdb"], ["lmdb", "postgres"]])
+    def test_for_a_while(
+        self,
+        flows: Any,
+        site: Site,
+        server: PostgresServer,
+        monkeypatch: pytest.MonkeyPatch,
+        backends: list[str],
+    ) -> None:
+        from pipelines import tasks
+
+        for task in (tasks.make_crest, tasks.publish):  # a busy machine takes its time to recover a database
+            monkeypatch.setattr(task, "retry_delay_seconds", [1.0, 3.0, 15.0, 45.0])
+        flows.build_crest(**site.crest, backends=backends)
+        before = live()
+        site.write(seed=1)
+        over = threading.Event()
+
+        def restart() -> None:
+            time.sleep(1.0)
+            server.start()
+            over.wait()  # the server ends with the thread that started it
+
+        thread = threading.Thread(target=restart)
+        self.stop_during_the_build(server, monkeypatch, thread.start)
+        try:
+            flows.build_crest(**site.crest, backends=backends)
+            assert live() != before
+            require_whole(live())
+            assert rows("SELECT count(*) FROM builds WHERE state = 'running'") == [(0,)]
+        finally:
+            over.set()
+            thread.join()
+
+    def test_for_good(
+        self, flows: Any, site: Site, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flows.build_crest(**site.crest)
+        before = live()
+        site.write(seed=1)
+        self.stop_during_the_build(server, monkeypatch, lambda: None)
+        with pytest.raises(DatabaseAwayError, match="does not answer"):
+            flows.build_crest(**site.crest)
+        server.start()
+        assert live() == before
+        require_whole(before)
+        made = flows.build_crest(**site.crest)
+        assert live() == Path(made["path"]) != before
+        assert ("crest", "running") not in states()

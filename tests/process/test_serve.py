@@ -1,0 +1,567 @@
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from draftstore.errors import LookupServiceError
+from draftstore.remote import wire
+from draftstore.remote.client import RemoteStore
+from draftstore.storage.manifest import manifest_digest
+from draftstore.stores.registry import open_store
+from draftstore.trees.batch import Draft
+from schema import catalogue
+from services.lookup.processes.sockets import UnixListener, open_tcp, port_of
+from services.lookup.settings import Endpoint, Settings
+from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
+from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
+from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
+from tests.fakes.servers import free_port
+
+
+def run_tokens(*arguments: object) -> str:
+    """Call `draftstore tokens`, and return what it prints."""
+    command = [sys.executable, "-m", "draftstore", "tokens", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def as_bytes(drafts: Sequence[Draft]) -> list[tuple[bytes, int, int]]:
+    return [(draft.tree.to_bytes(), draft.match_length, draft.match_count) for draft in drafts]
+
+
+def drafts_of(store: Path, contexts: NDArray[np.int32]) -> list[tuple[bytes, int, int]]:
+    """Return what a store drafts in this process."""
+    local = open_store(store)
+    try:
+        return as_bytes(local.drafter().draft(contexts))
+    finally:
+        local.close()
+
+
+def answers(service: Service, store: Path) -> None:
+    """Check that a service drafts as the store itself does."""
+    contexts = contexts_of(store, 9)
+    with service.caller() as caller:
+        assert as_bytes(caller.draft("small", contexts).drafts) == drafts_of(store, contexts)
+
+
+# --- settings and sockets ---
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("localhost", ("localhost", 7781)),
+        (":9", ("0.0.0.0", 9)),
+        ("[::1]:9", ("::1", 9)),
+        ("[::1]", ("::1", 7781)),
+        ("::1", ("::1", 7781)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+    ],
+)
+def test_places_to_listen_at(text: str, expected: tuple[str, int]) -> None:
+    assert Endpoint.parse(text, 7781) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "http://localhost:80", "a:-1"]
+)
+def test_what_is_no_place_to_listen_at(text: str) -> None:
+    with pytest.raises(LookupServiceError, match="expected HOST:PORT"):
+        Endpoint.parse(text, 7781)
+
+
+def test_places_are_shown_as_programs_name_them() -> None:
+    assert str(Endpoint("::1", 80)) == "[::1]:80"
+    assert str(Endpoint("0.0.0.0", 80).reached_as) == "127.0.0.1:80"
+    assert Endpoint("127.9.9.9", 1).is_loopback()
+    assert not Endpoint("0.0.0.0", 1).is_loopback()
+    with pytest.raises(LookupServiceError, match=r"no-such-host\.invalid:1 is unknown"):
+        Endpoint("no-such-host.invalid", 1).is_loopback()
+
+
+def test_strangers_need_tokens_or_a_word_that_they_do_not() -> None:
+    open_wide = Settings(Path("s"), listen=Endpoint("0.0.0.0", 0))
+    with pytest.raises(LookupServiceError, match=r"--listen 0\.0\.0\.0:0 can be reached from other machines"):
+        open_wide.check()
+    with pytest.raises(LookupServiceError, match=r"--http 0\.0\.0\.0:0 can be reached"):
+        Settings(Path("s"), http=Endpoint("0.0.0.0", 0)).check()
+    Settings(Path("s"), listen=Endpoint("0.0.0.0", 0), tokens=Path("t")).check()
+    Settings(Path("s"), listen=Endpoint("0.0.0.0", 0), anonymous=True).check()
+    Settings(Path("s"), listen=Endpoint("127.0.0.1", 0)).check()
+    with pytest.raises(LookupServiceError, match="contradict"):
+        Settings(Path("s"), tokens=Path("t"), anonymous=True).check()
+
+
+def test_a_socket_is_for_this_user_alone() -> None:
+    with short_folder() as folder:
+        listener = UnixListener(folder / "new" / "s")
+        assert (folder / "new").stat().st_mode & 0o777 == 0o700
+        assert listener.path.stat().st_mode & 0o777 == 0o600
+        listener.close()
+        assert list((folder / "new").iterdir()) == []
+        wider = UnixListener(folder / "s", 0o666)
+        assert wider.path.stat().st_mode & 0o777 == 0o666
+        wider.close()
+
+
+def test_a_stale_socket_gives_way_and_a_living_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.lookup.processes.sockets.PATIENCE", 0.1)
+    with short_folder() as folder:
+        path = folder / "s"
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+        listener = UnixListener(path)  # nobody answers there
+        with pytest.raises(LookupServiceError, match="another lookup service listens"):
+            UnixListener(path)
+        listener.close()
+        with socket.socket(socket.AF_UNIX) as foreign:
+            foreign.bind(str(path))
+            foreign.listen()
+            with pytest.raises(LookupServiceError, match="another lookup service listens"):
+                UnixListener(path)
+        path.unlink()
+        path.write_text("mine")
+        with pytest.raises(LookupServiceError, match="is no socket"):
+            UnixListener(path)
+        assert path.read_text() == "mine"
+
+
+def test_a_socket_that_was_taken_over_is_not_removed() -> None:
+    with short_folder() as folder:
+        listener = UnixListener(folder / "s")
+        listener.path.unlink()
+        listener.path.write_text("another")
+        listener.close()
+        assert (folder / "s").read_text() == "another"
+
+
+def test_sockets_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(LookupServiceError, match="too long"):
+        UnixListener(tmp_path / ("x" * 120))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LookupServiceError, match="folder of the socket"):
+        UnixListener(tmp_path / "file" / "s")
+
+
+def test_tcp_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.lookup.processes.sockets.PATIENCE", 0.1)
+    opened = open_tcp(Endpoint("localhost", 0), "--http")
+    taken = Endpoint("127.0.0.1", port_of(opened))
+    with pytest.raises(LookupServiceError, match=rf"port {taken.port} of 127\.0\.0\.1 is in use.*--http"):
+        open_tcp(taken, "--http")
+    for listening in opened:
+        listening.close()
+    with pytest.raises(LookupServiceError, match="address of this machine"):
+        open_tcp(Endpoint("192.0.2.1", 0), "--listen")
+
+
+# --- the command ---
+
+
+def test_it_serves_and_stops(small_store: Path, small_crest: Path) -> None:
+    stores = ("--store", f"small={small_store}", "--store", f"crest={small_crest}")
+    with served(*stores, "--listen", "127.0.0.1:0", "--workers", "2", "--log-format", "json") as service:
+        started = service.started
+        assert [release["name"] for release in started["releases"]] == ["crest", "small"]
+        assert started["releases"][1]["build"] == manifest_digest(small_store)[:16]
+        assert len(set(service.pids)) == 3
+        assert started["pid"] == service.process.pid
+        assert started["needs_token"] is False
+        answers(service, small_store)
+        host, _, port = started["listen"].rpartition(":")
+        contexts = contexts_of(small_store, 2)
+        with Caller((host, int(port))) as remote, service.caller() as local:
+            assert remote.draft("crest", contexts).build == local.draft("crest", contexts).build
+        assert service.request("GET", "/healthz")[0] == 200
+        assert service.get("/readyz")["releases"] == ["crest", "small"]
+        assert [release["name"] for release in service.get("/v1/releases")["releases"]] == ["crest", "small"]
+        status, body = service.request("POST", "/v1/draft", {"release": "small", "text": "The quick brown"})
+        assert (status, json.loads(body)["build"]) == (200, manifest_digest(small_store)[:16])
+        assert service.request("GET", "/")[0] == 200
+        assert service.stop() == 0
+        assert not any(map(is_alive, service.pids))
+        assert list(service.folder.glob("s*")) == []
+        lines = [json.loads(line) for line in service.log.splitlines()]
+        assert {"draining", "process ready", "process ended"} <= {line["event"] for line in lines}
+        assert {"time", "level", "event"} <= set(lines[0])
+        assert not [line for line in lines if line["level"] in ("error", "warning")]
+
+
+def test_it_prints_what_it_serves_and_where(small_store: Path) -> None:
+    with short_folder() as folder:
+        process = launch("--store", small_store, "--http", f"127.0.0.1:{free_port()}", folder=folder)
+        assert process.stdout is not None
+        json.loads(process.stdout.readline())
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+        process.stdout.close()
+        assert isinstance(process.args, list)
+        command = [str(word) for word in process.args if word != "--json"]
+        with (folder / "log").open("a") as log:
+            plain = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert plain.stdout is not None
+        said = [plain.stdout.readline() for _ in range(3)]
+        plain.send_signal(signal.SIGINT)
+        assert plain.wait(SECONDS) == 0
+        plain.stdout.close()
+        name = small_store.name
+        assert re.match(
+            rf"serving {name}: rest build [0-9a-f]{{16}} for small-bpe, [0-9,]+ entries\n", said[0]
+        )
+        assert said[1] == f"drafts  unix:{folder}/s\n"
+        assert re.match(r"page    http://127\.0\.0\.1:\d+/\n", said[2])
+
+
+def test_a_dense_store_that_another_one_replaces(tmp_path: Path) -> None:
+    documents = [np.random.default_rng(seed).integers(0, 9, 30).tolist() for seed in range(9)]
+    first, second = make_projection(), make_projection(seed=1)
+    for name, projection in (("chat", first), ("next", second)):
+        make_dense_store(tmp_path / name, documents, make_states(documents), projection=projection)
+    [state] = make_states(documents[:1])
+
+    def drafts(drafter: Any) -> bool:
+        """Begin a text; tell whether there is a draft."""
+        session = drafter.session(documents[0][:9], hidden=drafter.projection.apply(state[7]))
+        session.observe([documents[0][9]], hidden=session.projection.apply(state[8]))
+        return len(session.propose()) > 0
+
+    with (
+        served("--store", tmp_path / "chat", "--workers", 2, "--poll-seconds", 0.05) as service,
+        RemoteStore(service.socket, "chat", deadline=SECONDS, target_model=MODEL) as remote,
+    ):
+        [release] = service.started["releases"]
+        assert (release["kind"], release["target_model"]) == ("dresd", MODEL)
+        assert remote.check()["projection"]["digest"] == first.digest
+        drafter: Any = remote.drafter()
+        assert drafts(drafter)
+        status, body = service.request("POST", "/v1/draft", {"release": "chat", "text": "hi"})
+        assert (status, b"hidden states" in body) == (409, True)
+        (tmp_path / "chat").rename(tmp_path / "before")
+        (tmp_path / "next").rename(tmp_path / "chat")
+        until(lambda: drafts(drafter) and drafter.projection.digest == second.digest)
+        assert remote.counters["other_projection"] > 0
+        assert remote.counters["internal"] == remote.counters["opened"] == 0
+
+
+def test_without_http(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--http", "none") as service:
+        assert service.started["url"] is None
+        assert service.started["web"] is None
+        answers(service, small_store)
+        assert service.stop() == 0
+
+
+def test_a_drain_loses_no_answer(small_store: Path) -> None:
+    with served("--store", f"small={small_store}") as service, service.caller() as caller:
+        contexts = contexts_of(small_store, 4)
+        caller.draft("small", contexts)
+        service.signal(signal.SIGTERM)
+        flags = 0
+        while (
+            not flags & wire.CLOSING
+        ):  # a busy connection is told to go elsewhere, and answered until it does
+            frame = caller.draft_frame("small", contexts)
+            assert frame.header.status == wire.Status.OK
+            flags = frame.header.flags
+        caller.close()
+        assert service.process.wait(SECONDS) == 0
+
+
+def test_in_a_hurry_a_second_signal_ends_it_at_once(small_store: Path) -> None:
+    with served("--store", f"small={small_store}") as service, service.caller() as caller:
+        contexts = contexts_of(small_store, 1)
+        service.signal(signal.SIGINT)
+        while not caller.draft_frame("small", contexts).header.flags & wire.CLOSING:
+            pass
+        service.signal(signal.SIGINT)
+        assert service.process.wait(SECONDS) == 1
+        assert not any(map(is_alive, service.pids))
+
+
+def test_a_killed_worker_comes_back_with_its_totals(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--workers", "2") as service:
+        contexts = contexts_of(small_store, 3)
+        callers = [service.caller() for _ in range(8)]
+        for caller in callers:
+            caller.draft("small", contexts)
+        before = 8
+        until(
+            lambda: service.metric("draftstore_queries_total", release="small") == before
+        )  # after the answer
+        victim = service.workers[0]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: not is_alive(victim))
+        lost = 0
+        for caller in callers:
+            try:
+                caller.draft("small", contexts)
+            except (AssertionError, ConnectionError):
+                lost += 1  # it was connected to that one
+        answers(service, small_store)  # who connects anew is served, by the other one or by the new one
+        until(
+            lambda: service.metric("draftstore_worker_restarts_total", worker="0") == 1,
+            "it is not started again",
+        )
+        wait_for_worker(service)
+        expected = before + (len(callers) - lost) + 1
+        until(lambda: service.metric("draftstore_queries_total", release="small") == expected)
+        assert service.metric("draftstore_ready", release="small") == 1
+        for caller in callers:
+            caller.close()
+        assert "process died child=worker-0" in service.log
+        assert service.stop() == 0
+
+
+def test_workers_share_the_connections(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--workers", "2") as service:
+        contexts = contexts_of(small_store, 1)
+        callers = [service.caller() for _ in range(6)]
+
+        def shared() -> bool:
+            """Go on as clients do: who is told to go, or is cut off, connects anew."""
+            for place, caller in enumerate(callers):
+                try:
+                    flags = caller.draft_frame("small", contexts).header.flags
+                except (AssertionError, ConnectionError):
+                    flags = wire.CLOSING
+                if flags & wire.CLOSING:
+                    caller.close()
+                    callers[place] = service.caller()
+            return [service.metric("draftstore_connections", worker=worker) for worker in "01"] == [3, 3]
+
+        until(shared, "one worker has more than the other")
+        os.kill(service.workers[1], signal.SIGKILL)
+        until(lambda: service.metric("draftstore_worker_restarts_total", worker="1") == 1)
+        until(shared, "the new worker gets no connections")
+        for caller in callers:
+            caller.close()
+        assert service.stop() == 0
+
+
+def test_the_only_worker_comes_back(small_store: Path) -> None:
+    with served("--store", f"small={small_store}") as service:
+        for deaths in (1, 2):
+            [pid] = [int(pid) for pid in re.findall(r"child=worker-0 pid=(\d+) seconds", service.log)][-1:]
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: service.metric("draftstore_worker_restarts_total", worker="0") == deaths)  # noqa: B023
+            answers(service, small_store)  # who connects in between waits
+            # counts follow the answer: a worker that dies in between takes one with it
+            until(lambda: service.metric("draftstore_queries_total", release="small") == deaths)  # noqa: B023
+
+
+def test_a_killed_http_side_comes_back(small_store: Path) -> None:
+    with served("--store", f"small={small_store}") as service:
+        os.kill(service.started["web"], signal.SIGKILL)
+        until(lambda: "process died child=web" in service.log)
+        assert (
+            service.get("/readyz")["status"] == "ready"
+        )  # the supervisor keeps the port: it waits in the queue
+
+
+def test_a_hanging_worker_is_replaced(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--workers", "2", "--hang-seconds", "1") as service:
+        os.kill(service.workers[1], signal.SIGSTOP)
+        until(lambda: "process hangs" in service.log, "nobody notices")
+        until(lambda: service.metric("draftstore_worker_restarts_total", worker="1") == 1)
+        wait_for_worker(service, 1)
+        answers(service, small_store)
+
+
+def test_no_process_outlives_a_killed_supervisor(small_store: Path) -> None:
+    with short_folder() as folder:
+        with served("--store", f"small={small_store}", "--workers", "2", folder=folder) as service:
+            service.process.kill()
+            service.process.wait(SECONDS)
+            until(lambda: not any(map(is_alive, service.pids)), "processes are left")
+            assert (folder / "s").exists()  # nobody was left to remove it
+        with served("--store", f"small={small_store}", folder=folder) as service:
+            answers(service, small_store)
+            assert service.stop() == 0
+
+
+def test_a_second_service_is_refused(small_store: Path) -> None:
+    with short_folder() as folder, served("--store", f"small={small_store}", folder=folder) as service:
+        store = ("--store", small_store)
+        assert f"another lookup service listens at {folder}/s" in refusal(*store, folder=folder)
+        port = service.started["url"].rstrip("/").rpartition(":")[2]
+        other = ("--socket", folder / "t")
+        said = refusal(*store, *other, "--http", f"127.0.0.1:{port}", folder=folder)
+        assert f"port {port} of 127.0.0.1 is in use" in said
+        assert not (folder / "t").exists()
+        answers(service, small_store)
+
+
+def test_strangers_are_refused(small_store: Path) -> None:
+    with short_folder() as folder:
+        said = refusal("--store", small_store, "--listen", "0.0.0.0:0", folder=folder)
+        assert "--listen 0.0.0.0:0 can be reached from other machines" in said
+        with served(
+            "--store", f"small={small_store}", "--listen", "0.0.0.0:0", "--anonymous", folder=folder
+        ) as service:
+            answers(service, small_store)
+
+
+def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_store, tmp_path / "cut")
+    with (tmp_path / "cut" / "tokens.bin").open("r+b") as file:
+        file.truncate(100)
+    with short_folder() as folder:
+        said = refusal("--store", small_store, "--store", tmp_path / "cut", "--workers", "2", folder=folder)
+        assert "'cut' cannot be served: " in said
+        assert "tokens.bin" in said
+        assert "'gone' cannot be served" in refusal("--store", tmp_path / "gone", folder=folder)
+        for pair in (("--store", "a=/y"), ("--release", "a")):
+            assert "two stores or releases have the same name" in refusal(
+                "--store", "a=/x", *pair, folder=folder
+            )
+        assert "'7780' is no place to listen at" in refusal("--store", "/x", "--http", "7780", folder=folder)
+        assert "there is no file of tokens" in refusal(
+            "--store", small_store, "--tokens", "/nowhere", folder=folder
+        )
+        assert "expected HOST:PORT" in refusal("--store", small_store, "--http", "nonsense:x", folder=folder)
+        assert "--socket-mode 9 is none" in refusal(
+            "--store", small_store, "--socket-mode", "9", folder=folder
+        )
+        assert list(folder.glob("s*")) == []
+
+
+def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    first = run_tokens("new", "first", "--release", "small", "--file", tokens)
+    contexts = np.zeros((1, 4), np.int32)
+    with served("--store", f"small={small_store}", "--tokens", tokens, "--workers", "2") as service:
+        assert service.started["needs_token"] is True
+
+        def greeted(token: str) -> bool:
+            with service.caller() as caller:
+                return caller.hello(token).header.status == wire.Status.OK
+
+        def http(token: str) -> int:
+            bearer = {"Authorization": f"Bearer {token}"}
+            return service.request("POST", "/v1/draft", {"release": "small", "text": "x"}, bearer)[0]
+
+        with service.caller() as stranger:
+            assert failure(stranger.draft_frame("small", contexts)).status == wire.Status.UNAUTHORIZED
+        assert greeted(first)
+        assert http(first) == 200
+        assert http("wrong") == 401
+        second = run_tokens("new", "second", "--release", "small", "--file", tokens)
+        run_tokens("remove", "first", "--file", tokens)
+        assert not greeted(second)
+        service.signal(signal.SIGHUP)
+        for _ in range(8):  # of both workers
+            until(lambda: greeted(second))
+            until(lambda: not greeted(first))
+        until(lambda: http(second) == 200)
+        assert http(first) == 401
+        tokens.write_text("nonsense")
+        service.signal(signal.SIGHUP)
+        until(lambda: "the tokens from before stay" in service.log)
+        os.kill(service.workers[0], signal.SIGKILL)  # its successor knows the tokens all the same
+        until(lambda: service.log.count("child=worker-0") >= 3)
+        assert all(greeted(second) for _ in range(8))
+        assert http(second) == 200
+        assert service.stop() == 0
+
+
+def test_a_directory_that_is_built_anew_is_swapped(
+    small_store: Path, small_crest: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "store"
+    shutil.copytree(small_store, place)
+    with served("--store", f"small={place}", "--poll-seconds", "0.05") as service, service.caller() as caller:
+        contexts = contexts_of(small_store, 2)
+        before = caller.draft("small", contexts).build
+        shutil.copytree(small_crest, tmp_path / "new")
+        place.rename(tmp_path / "old")
+        (tmp_path / "new").rename(place)
+        until(lambda: caller.draft("small", contexts).build != before, "the new build is not served")
+        assert caller.draft("small", contexts).build == wire.short_hash(manifest_digest(small_crest))
+        until(lambda: service.metric("draftstore_swaps_total", release="small") == 1)
+        labels = [dict(labels) for name, labels in service.samples() if name == "draftstore_release_info"]
+        assert [(label["kind"], label["build"]) for label in labels] == [
+            ("crest", manifest_digest(small_crest)[:16])
+        ]
+
+
+def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        builds = [catalogue.add_build(session, path) for path in (small_store, small_crest)]
+        ids = [build.id for build in builds]
+        catalogue.publish(session, "small", ids[0])
+    contexts = contexts_of(small_store, 6)
+    expected = {
+        wire.short_hash(manifest_digest(path)): drafts_of(path, contexts)
+        for path in (small_store, small_crest)
+    }
+    rest, crest = expected
+    with served("--release", "small", "--workers", "2") as service:
+        seen: list[int] = []
+        stopping = threading.Event()
+        with ThreadPoolExecutor(4) as threads:
+
+            def ask() -> int:
+                """Ask until told to stop; every answer is whole, from one build."""
+                asked = 0
+                with service.caller() as caller:
+                    while not stopping.is_set():
+                        answer = caller.draft("small", contexts)
+                        assert as_bytes(answer.drafts) == expected[answer.build]
+                        seen.append(answer.build)
+                        asked += 1
+                return asked
+
+            asking = [threads.submit(ask) for _ in range(4)]
+            for move, build in (
+                (partial(catalogue.publish, build_id=ids[1]), crest),
+                (catalogue.rollback, rest),
+            ):
+                with Session(engine) as session, session.begin():
+                    move(session, "small")
+                until(lambda: set(seen[-50:]) == {build})  # noqa: B023
+            stopping.set()
+            asked = sum(future.result(SECONDS) for future in asking)
+        for worker in range(2):
+            until(lambda: service.metric("draftstore_worker_up", worker=str(worker)) == 1)  # noqa: B023
+        until(lambda: service.metric("draftstore_queries_total", release="small") == asked)
+        assert service.metric("draftstore_swaps_total", release="small") == 4
+        assert (
+            sum(v for (name, _), v in service.samples().items() if name == "draftstore_failures_total") == 0
+        )
+        status, body = service.request("POST", "/v1/draft", {"release": "small", "text": "The quick"})
+        assert (status, json.loads(body)["build"]) == (200, manifest_digest(small_store)[:16])
+        assert service.stop() == 0
+
+
+def test_it_waits_for_a_first_release(database: str) -> None:
+    with short_folder() as folder:
+        assert "there is nothing to serve" in refusal(folder=folder)
+        assert "the catalogue has no release 'chat'" in refusal("--release", "chat", folder=folder)
+        with served("--wait", folder=folder) as service:
+            assert service.started["releases"] == []
+            assert service.request("GET", "/readyz")[0] == 503
+            assert service.request("GET", "/healthz")[0] == 200
+            assert service.stop() == 0
+
+
+def test_a_database_that_is_away_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", f"postgresql://nobody:x@127.0.0.1:{free_port()}/none")
+    with short_folder() as folder:
+        assert "the catalogue cannot be read" in refusal(folder=folder)

@@ -1,0 +1,295 @@
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import polars as pl
+import pytest
+
+from draftstore.cli.crest import ByteSize
+from draftstore.storage.manifest import load_manifest
+from draftstore.stores.crest.entries import LMDB_FILE
+from draftstore.stores.crest.store import CrestStore
+from draftstore.text.tokenizer import TextTokenizer
+from tests.unit.cli.test_commands import COMMAND, Runner, replays, run, store, tokenizer
+from tests.unit.stores.rest.test_build import contents, names
+
+__all__ = ["replays", "run", "store", "tokenizer"]  # fixtures
+
+SMALL: dict[str, Any] = {"--max-n": 3, "--ngrams": 80}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "stores").mkdir()
+    return tmp_path / "stores" / "crest"
+
+
+@pytest.fixture
+def crest(small_crest: Path, tmp_path: Path) -> Path:
+    shutil.copytree(small_crest, tmp_path / "small-crest")
+    return tmp_path / "small-crest"
+
+
+def build(run: Runner, rest: Path, out: Path, *more: object, **options: object) -> Any:
+    arguments = [part for option in SMALL.items() for part in option] if not options.get("bare") else []
+    return run("build", "crest", "--rest", rest, "--out", out, *arguments, *more)
+
+
+# --- build crest ---
+
+
+def test_build_says_what_it_made(run: Runner, small_store: Path, out: Path) -> None:
+    ran = build(run, small_store, out, "--json")
+    found = ran.json()
+    manifest = load_manifest(out)
+    assert (found["path"], found["name"], found["reused"]) == (str(out), "crest", False)
+    assert found["counts"] == manifest.counts
+    assert (found["bytes"], found["counts"]["entries"]) == (manifest.size, len(list(entries_of(out))))
+    assert build(run, small_store, out, "--json").json()["reused"] is True
+    ran = build(run, small_store, out)
+    assert (ran.status, ran.out) == (0, f"{out}\n")
+    assert "already built" in ran.err
+    assert names(out.parent) == ["crest"]
+
+
+def entries_of(path: Path) -> Any:
+    return CrestStore.open(path).entries.items()
+
+
+def test_the_options_arrive(run: Runner, small_store: Path, out: Path) -> None:
+    arguments = ["--name", "n", "--select", "combined", "--nodes", "9", "--backend", "lmdb", "--workers", "2"]
+    build(run, small_store, out, *arguments, "--json").json()
+    manifest = load_manifest(out)
+    wanted = {
+        "selection": "combined", "nodes": 9, "backends": ["lmdb"], "max_n": 3, "ngrams": 80, "max_bytes": None,
+    }  # fmt: skip
+    assert {key: manifest.parameters[key] for key in wanted} == wanted
+    assert manifest.name == "n"
+    error = build(run, small_store, out).error()
+    assert "exists and is not this build: choose another --out, or pass --overwrite" in error
+    assert build(run, small_store, out, "--overwrite", "--json").json()["reused"] is False
+
+
+def test_a_limit_in_bytes(run: Runner, small_store: Path, out: Path) -> None:
+    build(run, small_store, out, "--max-bytes", "32KiB", "--json", bare=True).json()
+    assert load_manifest(out).parameters["max_bytes"] == 32_768
+    assert (out / LMDB_FILE).stat().st_size <= 32_768
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("65536", 65_536), ("100MB", 100_000_000), ("100mb", 100_000_000), ("1.5GiB", 3 << 29), ("10 kB", 10_000),
+        ("64KiB", 65_536), ("64ki", 65_536), ("2G", 2_000_000_000), (" 3 b ", 3), ("0", 0), ("0.5k", 500),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, size: int) -> None:
+    assert ByteSize().convert(text, None, None) == size
+    assert ByteSize().convert(size, None, None) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MB", "-1MB", "1TB", "1e6", "10 0", "1,000", "1.", "ten", "1MBB", "1Mi i"]
+)
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"{text!r} is no size in bytes: write such as 100MB"):
+        ByteSize().convert(text, None, None)
+
+
+def test_a_corpus_instead_of_a_store(run: Runner, small_corpus: Path, tokenizer: Path, out: Path) -> None:
+    """The REST store is built beside, and is there for the next build."""
+    arguments = ["build", "crest", "--corpus", small_corpus, "--tokenizer", tokenizer, "--out", out, "--json"]
+    found = run(*arguments, "--ngrams", "50", "--max-n", "2").json()
+    assert found["counts"]["entries"] <= 50
+    assert names(out.parent) == ["crest", "crest-rest"]
+    built = (out.parent / "crest-rest").stat().st_ino
+    run(*arguments, "--ngrams", "60", "--max-n", "2", "--overwrite").json()
+    assert (out.parent / "crest-rest").stat().st_ino == built
+    other = out.with_name("other")
+    build(run, out.parent / "crest-rest", other, "--json").json()
+    assert CrestStore.open(other).manifest.tokenizer == load_manifest(out).tokenizer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "Give either --rest, a store that is there, or --corpus with --tokenizer"),
+        (["--rest", "{rest}", "--corpus", "x"], "Give either --rest"),
+        (["--corpus", "{rest}"], "--corpus needs --tokenizer, the one of the model that will decode"),
+        (["--rest", "{rest}", "--max-n", "9"], "9 is not in the range 1<=x<=8"),
+        (["--rest", "{rest}", "--max-n", "0"], "0 is not in the range 1<=x<=8"),
+        (["--rest", "{rest}", "--ngrams", "0"], "0 is not in the range"),
+        (["--rest", "{rest}", "--max-bytes", "ten"], "'ten' is no size in bytes"),
+        (
+            ["--rest", "{rest}", "--select", "best"],
+            "'best' is not one of 'gain', 'single', 'combined', 'global'",
+        ),
+        (["--rest", "{rest}", "--backend", "stone"], "'stone' is not one of 'lmdb', 'postgres', 'both'"),
+        (["--rest", "{rest}", "--workers", "0"], "0 is not in the range"),
+    ],
+)
+def test_usage(run: Runner, small_store: Path, out: Path, arguments: list[str], reason: str) -> None:
+    ran = run("build", "crest", "--out", out, *[part.format(rest=small_store) for part in arguments])
+    assert (ran.status, ran.out) == (2, "")
+    assert reason in re.sub(r"\s+", " ", ran.err)
+    assert names(out.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ["--ngrams", "5", "--max-bytes", "1MB"],
+            "both a number of n-grams and a number of bytes: choose one",
+        ),
+        (["--max-bytes", "1kB"], "max_bytes = 1,000: expected 16,384 to"),
+        (["--nodes", "0"], "nodes = 0: expected 1 to 256"),
+        (["--nodes", "300"], "nodes = 300: expected 1 to 256"),
+    ],
+)
+def test_errors_are_one_sentence(
+    run: Runner, small_store: Path, out: Path, arguments: list[str], reason: str
+) -> None:
+    assert reason in build(run, small_store, out, *arguments, bare=True).error()
+    assert names(out.parent) == []
+
+
+def test_what_is_no_rest_store(run: Runner, crest: Path, out: Path, tmp_path: Path) -> None:
+    assert "is a store of kind 'crest', expected 'rest'" in build(run, crest, out).error()
+    assert "is not a store" in build(run, tmp_path, out).error()
+
+
+# --- count ---
+
+
+def test_count_writes_what_it_says(run: Runner, small_store: Path, out: Path) -> None:
+    found = run("count", small_store, "--out", out, "--max-n", "2", "--json").json()
+    tables = [pl.read_parquet(out / f"n{n}.parquet") for n in (1, 2)]
+    assert found["counts"]["entries"] == sum(table.height for table in tables)
+    assert tables[0]["count"].sum() == found["counts"]["tokens"]
+    again = run("count", small_store, "--out", out, "--max-n", "2")
+    assert (again.status, again.out) == (0, f"{out}\n")
+    assert "exists and is not this build" in run("count", small_store, "--out", out).error()
+    assert run("count", small_store, "--out", out, "--overwrite", "--json").json()["counts"]["n5"] > 0
+
+
+def test_count_of_what_is_no_store(run: Runner, crest: Path, out: Path) -> None:
+    assert "is a store of kind 'crest', expected 'rest'" in run("count", crest, "--out", out).error()
+    assert run("count", crest, "--out", out, "--max-n", "9").status == 2
+
+
+# --- what all stores are asked ---
+
+
+def test_info(run: Runner, crest: Path, small_store: Path, out: Path) -> None:
+    ran = run("info", crest)
+    assert ran.status == 0
+    for text in ("small-crest (crest, format version 1)", "trees.lmdb", "small-bpe", "entries", "n4"):
+        assert text in ran.out
+    found = run("info", crest, "--json").json()
+    manifest = load_manifest(crest)
+    assert (found["kind"], found["counts"], found["parameters"]) == (
+        "crest", manifest.counts, manifest.parameters,
+    )  # fmt: skip
+    assert run("count", small_store, "--out", out, "--max-n", "1").status == 0
+    assert "(ngrams, format version 1)" in run("info", out).out
+
+
+def test_verify(run: Runner, crest: Path) -> None:
+    ran = run("verify", crest)
+    assert (ran.status, ran.err) == (0, "")
+    assert "is whole: " in ran.out
+    data = bytearray((crest / LMDB_FILE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (crest / LMDB_FILE).write_bytes(data)
+    ran = run("verify", crest)
+    assert ran.status == 1
+    assert "trees.lmdb has SHA-256" in ran.err
+    ran = run("verify", crest, "--json")
+    assert ran.status == 1
+    assert json.loads(ran.out)["whole"] is False
+    (crest / LMDB_FILE).write_bytes(data[:-1])
+    assert "trees.lmdb has " in run("verify", crest).error()
+
+
+@pytest.mark.parametrize("strategy", ["longest", "backoff"])
+@pytest.mark.parametrize("backend", [[], ["--backend", "lmdb"]])
+def test_query(
+    run: Runner, crest: Path, small_tokenizer: TextTokenizer, strategy: str, backend: list[str]
+) -> None:
+    text = "the lazy dog; the dog does"
+    arguments = [crest, "--text", text, "--strategy", strategy, "--budget", "7", *backend]
+    found = run("query", *arguments, "--json").json()
+    context = small_tokenizer.encode(text, bos=False)
+    [draft] = CrestStore.open(crest).drafter(strategy).draft(context[None, -4:], 7)
+    assert found["match_length"] == draft.match_length > 0
+    assert found["match_count"] == draft.match_count
+    assert [node["token"] for node in found["nodes"]] == draft.tree.tokens.tolist()
+    drawn = run("query", *arguments)
+    assert drawn.status == 0
+    assert small_tokenizer.token_text(draft.tree.tokens[0]) in drawn.out
+
+
+def test_a_query_that_finds_nothing(run: Runner, crest: Path) -> None:
+    found = run("query", crest, "--text", "東", "--json").json()
+    assert found["nodes"] == [] or found["match_length"] > 0
+    ran = run("query", crest, "--text", "", "--json")
+    assert ran.json()["nodes"] == []
+
+
+def test_a_backend_that_the_store_is_not_in(run: Runner, crest: Path, store: Path, replays: Path) -> None:
+    for command in (["query", crest, "--text", "a"], ["replay", crest, "--replays", replays]):
+        error = run(*command, "--backend", "postgres").error()
+        assert "is not in postgres, only in lmdb: build it with --backend both" in error
+    assert "which has no backends: leave --backend out" in (
+        run("query", store, "--text", "a", "--backend", "lmdb").error()
+    )
+
+
+def test_replay(run: Runner, crest: Path, store: Path, replays: Path) -> None:
+    """Two kinds of stores beside each other; every tree of a small store helps, so none is worse than nothing."""
+    ran = run("replay", crest, store, "--replays", replays, "--strategy", "longest", "--json")
+    first, second = map(json.loads, ran.out.splitlines())
+    assert (first["store"], second["store"]) == (str(crest), str(store))
+    for found in (first, second):
+        assert (found["rows"], found["strategy"]) == (2, "longest")
+        assert found["accepted_length"] > 1.0
+        assert found["tokens"] == first["tokens"]
+    assert run("replay", crest, "--replays", replays).status == 0
+
+
+def test_the_command_itself(small_store: Path, out: Path) -> None:
+    """In a process of its own: no bar where nobody looks, one path on stdout, and the same bytes."""
+    arguments = ["build", "crest", "--rest", small_store, "--out", out, "--ngrams", "40", "--max-n", "2"]
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{out}\n"
+    assert "\x1b" not in done.stderr
+    again = out.with_name("again")
+    arguments[arguments.index(out)] = again
+    subprocess.run([sys.executable, "-m", "draftstore", *map(str, arguments), "--name", "crest"], check=True)
+    assert contents(again) == contents(out)
+
+
+FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+from draftstore.cli import main
+main()
+"""
+
+
+def test_a_disk_that_is_full_is_one_sentence(small_store: Path, out: Path) -> None:
+    arguments = ["build", "crest", "--rest", small_store, "--out", out, "--ngrams", "150"]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert not out.exists()

@@ -1,0 +1,126 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from draftstore.cli.build import _per_second
+from draftstore.cli.dresd import dresd
+from draftstore.storage.manifest import load_manifest
+from draftstore.stores.dresd.store import DresdStore
+from tests.unit.cli.test_commands import Ran, Runner, run
+from tests.unit.hf.test_loading import model_folder
+from tests.unit.stores.rest.test_build import names
+
+__all__ = ["model_folder", "run"]  # fixtures
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "stores").mkdir()
+    return tmp_path / "stores" / "dresd"
+
+
+def build(run: Runner, model: Path, corpus: Path, out: Path, *more: object) -> Ran:
+    return run("build", "dresd", "--model", model, "--corpus", corpus, "--out", out, "--dims", 8, *more)
+
+
+def test_build_says_what_it_made(run: Runner, model_folder: Path, small_corpus: Path, out: Path) -> None:
+    found = build(run, model_folder, small_corpus, out, "--json").json()
+    manifest = load_manifest(out)
+    assert (found["path"], found["name"], found["reused"]) == (str(out), "dresd", False)
+    assert (found["counts"], found["bytes"]) == (manifest.counts, manifest.size)
+    assert manifest.target_model == "small-model"
+    assert found["counts"]["entries"] == manifest.counts["tokens"] - 2 * 60 - manifest.counts["repeated"]
+    assert build(run, model_folder, small_corpus, out, "--json").json()["reused"] is True
+    ran = build(run, model_folder, small_corpus, out)
+    assert (ran.status, ran.out) == (0, f"{out}\n")
+    assert "already built" in ran.err
+    assert re.search(r"entries +[\d,]+", ran.err)
+    assert names(out.parent) == ["dresd"]
+    assert DresdStore.open(out, target_model="small-model").projection.dims == 8
+    assert run("verify", out).status == 0
+    assert "dresd" in run("info", out).out
+
+
+def test_the_options_arrive(run: Runner, model_folder: Path, small_corpus: Path, out: Path) -> None:
+    arguments = [
+        "--dtype", "int8", "--model-dtype", "float64", "--device", "cpu", "--batch-tokens", 100, "--max-length", 32,
+        "--sample", 500, "--name", "n",
+    ]  # fmt: skip
+    assert build(run, model_folder, small_corpus, out, *arguments, "--json").json()["name"] == "n"
+    parameters = load_manifest(out).parameters
+    wanted = {"dims": 8, "dtype": "int8", "max_length": 32, "sample": 500}
+    assert {key: parameters["plan"][key] for key in wanted} == wanted
+    assert parameters["plan"]["model"]["dtype"] == "float64"
+    error = build(run, model_folder, small_corpus, out).error()
+    assert "exists and is not this build: choose another --out, or pass --overwrite" in error
+    assert build(run, model_folder, small_corpus, out, "--overwrite", "--json").json()["reused"] is False
+
+
+def test_batches_may_differ_when_a_build_goes_on(
+    run: Runner, model_folder: Path, small_corpus: Path, out: Path
+) -> None:
+    """They decide bits too, but who ran out of memory must be able to go on."""
+    build(run, model_folder, small_corpus, out, "--json").json()
+    assert (
+        build(run, model_folder, small_corpus, out, "--batch-tokens", 64, "--json").json()["reused"] is True
+    )
+
+
+def test_a_folder_and_bad_records(
+    run: Runner, model_folder: Path, small_corpus: Path, out: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(small_corpus.read_text().replace('"text"', '"body"') + "bad\n")
+    arguments = ["--glob", "*.jsonl", "--column", "body"]
+    assert "line 61: not JSON" in build(run, model_folder, folder, out, *arguments, "--strict").error()
+    found = build(run, model_folder, folder, out, *arguments, "--json").json()
+    assert (found["bad_records"], found["counts"]["documents"]) == (1, 60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ["--dims", 33],
+            r"vectors of 33 dimensions from hidden states of 32: expected at most as many \(--dims\)",
+        ),
+        (["--model", "nowhere/at/all"], "no model at nowhere/at/all: pass a directory"),
+        (["--device", "cpu", "--max-length", 2, "--dims", 8, "--corpus", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_cannot_be_built(
+    run: Runner, model_folder: Path, small_corpus: Path, out: Path, arguments: list[object], reason: str
+) -> None:
+    assert re.search(reason, build(run, model_folder, small_corpus, out, *arguments).error())
+    assert names(out.parent) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--dims", 0], ["--dtype", "float8"], ["--sample", 1], ["--max-length", 1]]
+)
+def test_values_that_are_none(
+    run: Runner, model_folder: Path, small_corpus: Path, out: Path, arguments: list[object]
+) -> None:
+    ran = build(run, model_folder, small_corpus, out, *arguments)
+    assert ran.status == 2
+    assert f"Invalid value for '{arguments[0]}'" in ran.err
+
+
+def test_the_example_of_the_help(
+    run: Runner, model_folder: Path, small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [example] = re.findall(r"draftstore (build dresd .*)", dresd.help or "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(model_folder)
+    (tmp_path / "answers.jsonl").write_bytes(small_corpus.read_bytes())
+    ran = run(*example.split(), "--dims", 16, "--json")
+    assert ran.json()["path"] == str(tmp_path / "stores" / "chat-dresd")
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.4, "0/s"), (1_234.5, "1,234/s"), (99_999, "99,999/s"), (2_000_000, "2.00 M/s")]
+)
+def test_rates_of_slow_steps_tell_something(rate: float, text: str) -> None:
+    assert _per_second(rate) == text

@@ -1,0 +1,125 @@
+"""`draftstore replay`, `generate` and `query` with stores of hidden states: the model is named, and must be theirs."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftstore.hf import load_model
+from draftstore.hf.states import last_states
+from draftstore.stores.dresd.store import DEFAULT_STRATEGY, STRATEGIES
+from draftstore.text.tokenizer import TextTokenizer
+from tests.fakes.dense_stores import make_dense_store, make_projection
+from tests.unit.cli.test_commands import Runner, run
+from tests.unit.hf.test_loading import model_folder
+
+__all__ = ["model_folder", "run"]  # fixtures
+
+PROMPT = "def add(left,"
+OUTPUT = " right):\n    return left + right\n"
+
+
+@pytest.fixture(scope="module")
+def dense(
+    model_folder: Path, small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return a store of one text, with the states of the small model."""
+    ids = small_tokenizer.encode(PROMPT + OUTPUT, bos=True)
+    ((_, states),) = last_states(load_model(model_folder).model, [ids])
+    return make_dense_store(
+        tmp_path_factory.mktemp("stores") / "own",
+        [ids.tolist()],
+        [states],
+        projection=make_projection(states.shape[1], 16),
+        target_model="small-model",
+        tokenizer=small_tokenizer,
+    )
+
+
+@pytest.fixture
+def replays(tmp_path: Path) -> Path:
+    path = tmp_path / "replays.jsonl"
+    records = [{"id": "known", "prompt": PROMPT, "output": OUTPUT}, {"prompt": "x", "output": "y"}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_replay_asks_with_the_states_of_the_model(
+    run: Runner, dense: Path, replays: Path, model_folder: Path
+) -> None:
+    """The store holds the first output: each draft is what comes next, as deep as drafts go."""
+    arguments = ["replay", dense, "--replays", replays, "--target-model", model_folder, "--limit", 1]
+    for strategy, length in ((None, STRATEGIES[DEFAULT_STRATEGY].length), ("deep", 20)):
+        chosen = ["--strategy", strategy] if strategy else []
+        found = run(*arguments, "--json", *chosen).json()
+        assert (found["strategy"], found["rows"]) == (strategy or DEFAULT_STRATEGY, 1)
+        assert found["passes"] == -(-found["tokens"] // (length + 1))
+        assert found["acceptance_rate"] > 0.5
+    ran = run(*arguments)
+    assert re.search(rf"own +│ {DEFAULT_STRATEGY} +│ 64 ", ran.out)
+    assert ran.err == ""
+
+
+def test_a_replay_of_stores_of_several_kinds(
+    run: Runner, dense: Path, small_store: Path, replays: Path, model_folder: Path
+) -> None:
+    arguments = ["replay", small_store, dense, "--replays", replays, "--target-model", model_folder, "--json"]
+    ran = run(*arguments, "--strategy", "longest", "--request")
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    assert [line["strategy"] for line in lines] == ["longest", DEFAULT_STRATEGY]
+    assert len({line["tokens"] for line in lines}) == 1
+    assert lines[1]["accepted_length"] > 3
+
+
+def test_a_replay_without_the_model_says_which_to_name(run: Runner, dense: Path, replays: Path) -> None:
+    message = run("replay", dense, "--replays", replays).error()
+    assert (
+        f"{dense} is of kind 'dresd', which is asked with hidden states of the model 'small-model'" in message
+    )
+    assert "--target-model" in message
+
+
+def test_another_model_is_refused_with_both_names(
+    run: Runner, dense: Path, replays: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    for file in model_folder.iterdir():
+        (renamed / file.name).symlink_to(file)
+    for command in (
+        ["replay", dense, "--replays", replays, "--target-model", renamed],
+        ["generate", "--model", renamed, "--store", dense, "--prompt", "x"],
+    ):
+        assert "of the model 'small-model', found 'renamed'" in run(*command).error()
+
+
+def test_a_text_is_no_question_for_such_a_store(run: Runner, dense: Path) -> None:
+    message = run("query", dense, "--text", "x").error()
+    assert "of kind 'dresd', which is asked with hidden states and not with a text" in message
+
+
+def test_a_strategy_of_another_kind_is_refused(
+    run: Runner, dense: Path, small_store: Path, replays: Path, model_folder: Path
+) -> None:
+    named = ["--replays", replays, "--target-model", model_folder, "--strategy"]
+    expected = "no store here knows the strategy {!r}: expected one of {}"
+    known = ", ".join(sorted(STRATEGIES))
+    assert run("replay", dense, *named, "longest").error().endswith(expected.format("longest", known))
+    deep = expected.format("deep", "backoff, longest")
+    assert run("replay", small_store, *named, "deep").error().endswith(deep)
+    assert run("query", small_store, "--text", "x", "--strategy", "deep").error().endswith(deep)
+
+
+def test_generate_drafts_from_it(run: Runner, model_folder: Path, dense: Path, small_store: Path) -> None:
+    asked = ["generate", "--model", model_folder, "--prompt", PROMPT, "--max-new-tokens", 20, "--json"]
+    asked += ["--budget", 8, "--fixed-budget"]
+    alone = run(*asked, "--store", dense, "--no-request").json()
+    assert alone["drafters"] == [{"kind": "dresd", "name": "own"}]
+    assert alone["first_difference"] is None
+    mixed = run(*asked, "--store", dense, "--store", small_store, "--recycling", "--strategy", "deep").json()
+    kinds: list[Any] = [drafter["kind"] for drafter in mixed["drafters"]]
+    assert kinds == ["request", "dresd", "rest", "recycling"]
+    assert mixed["first_difference"] is None
+    assert mixed["text"] == alone["text"]

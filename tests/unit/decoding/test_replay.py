@@ -1,0 +1,414 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.decoding.replay import (
+    MAX_OUTPUT_TOKENS,
+    Recording,
+    ReplayResult,
+    read_recordings,
+    replay,
+)
+from draftstore.drafting.drafter import Session
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.projection import Projection
+from draftstore.errors import ReplayError
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.tree import DraftTree
+
+CHAT = [{"role": "user", "content": "hi"}]
+TEMPLATE = """{{ bos_token }}{% for m in messages %}
+{% if m.role == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}
+[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+
+
+class Fake:
+    """A drafter and its own session: `propose` gives what the test says, and all calls are kept."""
+
+    needs_candidates = False
+    needs_hidden = False
+
+    def __init__(self, *chains: Sequence[int]) -> None:
+        """Propose these chains, one after the other from the context on; or, without any, nothing."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        for chain in chains:
+            parents += [-1, *range(len(tokens), len(tokens) + len(chain) - 1)]
+            tokens += chain
+        self.tree = DraftTree(
+            np.array(tokens, np.int32), np.array(parents, np.int16), np.zeros(len(tokens), np.uint8)
+        )
+        self.prompts: list[list[int]] = []
+        self.asked: list[tuple[int, float]] = []
+        self.observed: list[list[int]] = []
+        self.text: list[int] = []
+
+    def session(self, prompt_ids: ArrayLike, **_: Any) -> Session:
+        self.text = np.asarray(prompt_ids).tolist()
+        self.prompts.append(self.text.copy())
+        return self
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        self.asked.append((budget, min_prob))
+        return self.tree
+
+    def observe(self, accepted_ids: ArrayLike, *, tree: DraftTree | None = None, **rest: Any) -> None:
+        assert tree is not None
+        assert rest == {"candidates": None, "hidden": None}
+        self.observed.append(np.asarray(accepted_ids).tolist())
+        self.text += self.observed[-1]
+
+
+class Oracle(Fake):
+    """Proposes what will be said, `depth` tokens of it."""
+
+    def __init__(self, output: Sequence[int], depth: int) -> None:
+        super().__init__()
+        self.output, self.depth = list(output), depth
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        said = len(self.text) - len(self.prompts[-1]) + 1
+        ahead = self.output[said : said + self.depth]
+        return Fake(ahead).tree if ahead else DraftTree.empty()
+
+
+def ids(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+# --- counting ---
+
+
+def test_counting_by_hand() -> None:
+    """Two branches are proposed after every token: 1 2 3 and 4.
+
+    output 7 | 1 2 3 5 | 1 2 9 | 4 4 | 8 | 1 2       the bars are where passes end; 7 is the prefill's
+    nodes      4         4       4     4   4         of the last pass, the output ends the path
+    """
+    drafter = Fake([1, 2, 3], [4])
+    output = ids(7, 1, 2, 3, 5, 1, 2, 9, 4, 4, 8, 1, 2)
+    result = replay(drafter, [Recording("a", ids(0, 6), output)], budget=9, min_prob=0.5)
+    assert drafter.prompts == [[0, 6, 7]]
+    assert drafter.observed == [[1, 2, 3, 5], [1, 2, 9], [4, 4], [8], [1, 2]]
+    assert drafter.asked == [(9, 0.5)] * 5
+    assert (result.rows, result.tokens, result.passes) == (1, 12, 5)
+    assert (result.nodes, result.misses, len(result.lookup_ns)) == (20, 0, 5)
+    assert result.accepted_length == 12 / 5
+
+
+def test_totals_over_outputs_are_not_means_of_means() -> None:
+    rows = [Recording("a", ids(0), ids(7, 1, 2, 3, 4)), Recording("b", ids(0), ids(7, 8, 8))]
+    result = replay(Fake([1, 2, 3]), rows)
+    assert (result.tokens, result.passes, result.rows) == (4 + 2, 1 + 2, 2)
+    assert result.accepted_length == 2.0
+
+
+def test_outputs_without_a_pass() -> None:
+    rows = [Recording("a", ids(0), ids()), Recording("b", ids(0), ids(7))]
+    result = replay(Fake([1]), rows)
+    assert (result.rows, result.passes, result.accepted_length) == (2, 0, 0.0)
+    assert result.summary()["lookup_us"] == {"p50": 0.0, "p99": 0.0, "mean": 0.0}
+
+
+OUTPUTS = st.lists(st.integers(0, 5), min_size=2, max_size=40)
+
+
+@given(output=OUTPUTS)
+def test_no_draft_gives_exactly_one(output: list[int]) -> None:
+    drafter = Fake()
+    result = replay(drafter, [Recording("a", ids(3), ids(*output))])
+    assert result.accepted_length == 1.0
+    assert result.misses == result.passes == len(output) - 1
+    assert drafter.observed == [[token] for token in output[1:]]
+
+
+@given(output=OUTPUTS, depth=st.integers(1, 6))
+def test_the_truth_gives_its_depth_and_one(output: list[int], depth: int) -> None:
+    result = replay(Oracle(output, depth), [Recording("a", ids(3), ids(*output))])
+    assert result.tokens == len(output) - 1
+    assert result.passes == -(-(len(output) - 1) // (depth + 1))
+
+
+@given(output=OUTPUTS, chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3))
+def test_what_is_observed_is_the_output(output: list[int], chains: list[list[int]]) -> None:
+    firsts = {chain[0]: chain for chain in chains}  # siblings carry different tokens
+    drafter = Fake(*firsts.values())
+    result = replay(drafter, [Recording("a", ids(3), ids(*output))])
+    assert drafter.text == [3, *output]
+    assert result.tokens == len(output) - 1
+    assert result.passes <= result.tokens
+    assert result.nodes == result.passes * len(drafter.tree)
+
+
+@given(
+    output=OUTPUTS,
+    chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3),
+    budget=st.integers(0, 9),
+)
+def test_passes_are_those_counted_by_hand(output: list[int], chains: list[list[int]], budget: int) -> None:
+    """Each pass takes the part of the draft that agrees and one token more; of the draft, no more than the budget."""
+    drafter = Fake(*{chain[0]: chain for chain in chains}.values())
+    tree = drafter.tree.prefix(budget)
+    said, passes = 1, 0
+    while said < len(output):
+        said += len(tree.accepted(ids(*output[said:]))) + 1
+        passes += 1
+    result = replay(drafter, [Recording("a", ids(3), ids(*output))], budget=budget)
+    assert (result.tokens, result.passes) == (len(output) - 1, passes)
+    assert result.nodes == passes * len(tree)
+    assert drafter.asked == [(budget, 0.0)] * passes * (budget > 0)
+
+
+def test_a_recorded_target_knows_no_candidates() -> None:
+    class Curious(Fake):
+        needs_candidates = True
+
+    drafter = Curious([1])
+    assert replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))]).passes == 1
+    assert drafter.observed == [[1, 2]]
+
+
+class Listening(Fake):
+    """Wants hidden states and keeps them, by the last token of the text that they were told with."""
+
+    needs_hidden = True
+
+    def __init__(self, *chains: Sequence[int], projection: Projection | None = None) -> None:
+        super().__init__(*chains)
+        self.projection = projection
+        self.heard: list[tuple[int, Any]] = []
+
+    def session(
+        self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_: Any
+    ) -> Session:
+        super().session(prompt_ids)
+        self.heard.append((self.text[-1], hidden))
+        return self
+
+    def observe(
+        self,
+        accepted_ids: ArrayLike,
+        *,
+        tree: DraftTree | None = None,
+        hidden: NDArray[np.float32] | None = None,
+        **rest: Any,
+    ) -> None:
+        super().observe(accepted_ids, tree=tree, hidden=None, **rest)
+        self.heard.append((self.text[-1], hidden))
+
+
+PROJECTION = Projection(np.array([[1, 0, 0], [0, 2, 0]], np.float32), np.array([0, 100], np.float32))
+
+
+@given(
+    output=OUTPUTS,
+    chains=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3),
+    projected=st.booleans(),
+)
+def test_the_state_is_the_one_that_predicted_the_last_token(
+    output: list[int], chains: list[list[int]], projected: bool
+) -> None:
+    """State j holds j and output[j]."""
+    hidden = np.array([[place, token, 9] for place, token in enumerate(output)], np.float32)
+    projection = PROJECTION if projected else None
+    drafter = Listening(*{chain[0]: chain for chain in chains}.values(), projection=projection)
+    replay(drafter, [Recording("a", ids(3), ids(*output), hidden)])
+    place = 0
+    for observed, (token, state) in zip([[output[0]], *drafter.observed], drafter.heard, strict=True):
+        place += len(observed)
+        assert token == observed[-1] == output[place - 1]
+        expected = [place - 1, 2 * token + 100] if projected else [place - 1, token, 9]
+        assert state.tolist() == expected
+    assert place == len(output)
+
+
+def test_states_that_were_not_recorded_are_asked_for() -> None:
+    for drafter in (Listening([1]), Mixture([Fake([1]), Listening([1], projection=PROJECTION)])):
+        with pytest.raises(ReplayError, match=r"recording a has no hidden states.* the model that made it"):
+            replay(drafter, [Recording("a", ids(3), ids(7, 1, 2))])
+
+
+def test_the_acceptance_rate_is_a_mean_over_outputs_with_drafts() -> None:
+    """Of the first 3 of 10 nodes are accepted, of the second none of 5; of the third nothing is drafted."""
+
+    class Moody(Fake):
+        def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+            return DraftTree.empty() if self.text[0] == 9 else super().propose(budget)
+
+    rows = [
+        Recording("a", ids(0), ids(7, 1, 2, 3, 4, 8)),
+        Recording("b", ids(0), ids(7, 8)),
+        Recording("c", ids(9), ids(7, 8, 8)),
+    ]
+    result = replay(Moody([1, 2, 3], [4, 5]), rows)
+    assert (result.nodes, result.accepted, result.passes) == (3 * 5, 3, 2 + 1 + 2)
+    assert result.rates == [3 / 10, 0.0]
+    assert result.acceptance_rate == 0.15
+    assert replay(Moody(), rows).acceptance_rate == 0.0
+
+
+def test_progress_and_summary() -> None:
+    rows = [Recording("a", ids(0), ids(7, 1, 9)), Recording("b", ids(0), ids(7, 1, 9))]
+    seen: list[int] = []
+
+    def keep(result: ReplayResult) -> None:
+        seen.append(result.rows)
+
+    result = replay(Fake([1, 5]), rows, on_progress=keep)
+    assert seen == [1, 2]
+    result.lookup_ns = [1_000, 2_000, 3_000, 10_000]
+    assert result.summary() == {
+        "accepted_length": 2.0,
+        "acceptance_rate": 0.5,
+        "tokens": 4,
+        "passes": 2,
+        "rows": 2,
+        "nodes_mean": 2.0,
+        "miss_rate": 0.0,
+        "lookup_us": {"p50": 2.5, "p99": 9.8, "mean": 4.0},
+    }
+
+
+# --- reading recordings ---
+
+
+@pytest.fixture
+def templated(small_tokenizer: TextTokenizer, tmp_path: Path) -> TextTokenizer:
+    """Return the small tokenizer with a chat template that begins with the BOS."""
+    small_tokenizer.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    return load_tokenizer(tmp_path)
+
+
+def recordings(tokenizer: TextTokenizer, folder: Path, *records: Any, **options: Any) -> list[Recording]:
+    path = folder / "replays.jsonl"
+    lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return list(read_recordings(path, tokenizer, **options))
+
+
+def test_a_text_as_prompt(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    record = {"id": "r1", "prompt": "for item in", "output": " items:\n    print(item)"}
+    [row] = recordings(small_tokenizer, tmp_path, record)
+    together = small_tokenizer.encode(record["prompt"] + record["output"], bos=True).tolist()
+    assert row.id == "r1"
+    assert row.prompt.tolist() + row.output.tolist() == together
+    assert together[0] == small_tokenizer.bos_id
+    assert row.prompt.dtype == row.output.dtype == np.int32
+    assert small_tokenizer.decode(row.output) == record["output"]
+
+
+def test_the_output_starts_at_the_first_id_that_differs(
+    small_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    """`for` alone ends in other ids than `for item` cut in the middle of a token."""
+    prompt, output = "for it", "em in items"
+    alone = small_tokenizer.encode(prompt, bos=True).tolist()
+    together = small_tokenizer.encode(prompt + output, bos=True).tolist()
+    assert alone != together[: len(alone)], "the cut should lie inside a token"
+    [row] = recordings(small_tokenizer, tmp_path, {"prompt": prompt, "output": output})
+    cut = len(row.prompt)
+    assert alone[:cut] == together[:cut] == row.prompt.tolist()
+    assert alone[cut] != together[cut] == row.output[0]
+
+
+@pytest.mark.parametrize("length", [MAX_OUTPUT_TOKENS - 1, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS + 1, 3000])
+def test_the_output_is_cut(small_tokenizer: TextTokenizer, tmp_path: Path, length: int) -> None:
+    newline = small_tokenizer.encode("\x01", bos=False)
+    assert len(newline) == 1
+    [row] = recordings(small_tokenizer, tmp_path, {"prompt": "x", "output": "\x01" * length})
+    assert row.output.tolist() == newline.tolist() * min(length, 1024)
+
+
+def test_an_empty_output(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    [row] = recordings(small_tokenizer, tmp_path, {"prompt": "hi", "output": ""})
+    assert len(row.output) == 0
+    assert replay(Fake([1]), [row]).passes == 0
+
+
+def test_a_conversation_in_the_plain_format(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    [row] = recordings(small_tokenizer, tmp_path, {"prompt": CHAT, "output": "hello"})
+    whole = small_tokenizer.encode("USER: hi ASSISTANT: hello", bos=True).tolist()
+    assert row.prompt.tolist() + row.output.tolist() == whole
+    assert small_tokenizer.decode(row.output) == " hello"
+
+
+def test_a_conversation_in_the_format_of_the_model(templated: TextTokenizer, tmp_path: Path) -> None:
+    [row] = recordings(templated, tmp_path, {"prompt": CHAT, "output": "hello"})
+    assert templated.decode(row.prompt).replace("\n", "") == "<s>[user]hi[assistant]"
+    assert templated.decode(row.output) == "hello"
+    assert row.prompt.tolist().count(0) == 1  # the BOS of the template is the only one
+
+
+def test_model_and_limit(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    records = [{"id": i, "model": "ab"[i % 2], "prompt": "p", "output": "out"} for i in range(6)]
+
+    def found(**options: Any) -> list[str]:
+        return [row.id for row in recordings(small_tokenizer, tmp_path, *records, **options)]
+
+    assert found() == ["0", "1", "2", "3", "4", "5"]
+    assert found(model="b") == ["1", "3", "5"]
+    assert found(model="b", limit=2) == ["1", "3"]
+    assert found(limit=1) == ["0"]
+    assert found(limit=100) == found()
+
+
+def test_a_limit_does_not_read_on(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    good = {"prompt": "p", "output": "out"}
+    assert len(recordings(small_tokenizer, tmp_path, good, good, "bad", limit=2)) == 2
+
+
+def test_without_an_id_the_place(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    [row] = recordings(small_tokenizer, tmp_path, {"prompt": "p", "output": "out"})
+    assert row.id == f"{tmp_path}/replays.jsonl:line 1"
+
+
+GOOD = {"prompt": "p", "output": "out"}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("not json", r"not JSON"),
+        ("[]", r"a JSON array"),
+        ({"prompt": "p"}, r"expected the key 'output' with a text"),
+        ({"prompt": "p", "output": ["x"]}, r"expected the key 'output' with a text"),
+        ({"output": "o"}, r"expected the key 'prompt' with a text or a list of messages"),
+        ({"prompt": 7, "output": "o"}, r"expected the key 'prompt'"),
+        ({"prompt": ["hi"], "output": "o"}, r"prompt\[0\] is a str, expected an object"),
+        ({"prompt": [{"role": "user"}], "output": "o"}, r"prompt\[0\] has no text under 'content'"),
+        ({"prompt": [{"role": 1, "content": "x"}], "output": "o"}, r"prompt\[0\] has no text under 'role'"),
+        ({"prompt": [{"role": "system", "content": "x"}], "output": "o"}, r"refuses .* no system prompts"),
+        ({"prompt": "p", "output": "\ud800"}, r"surrogate"),
+    ],
+)
+def test_bad_records_name_their_place(
+    templated: TextTokenizer, tmp_path: Path, record: Any, message: str
+) -> None:
+    with pytest.raises(ReplayError, match=rf"replays\.jsonl:line 2: .*{message}"):
+        recordings(templated, tmp_path, GOOD, record)
+
+
+def test_no_recording_is_left(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    rows = [GOOD | {"model": "vicuna"}, GOOD | {"model": "llama"}, GOOD]
+    with pytest.raises(ReplayError, match=r"holds no recording of model 'x', its models are llama, vicuna$"):
+        recordings(small_tokenizer, tmp_path, *rows, model="x")
+    with pytest.raises(ReplayError, match=r"holds no recording of model 'x', its models are not named$"):
+        recordings(small_tokenizer, tmp_path, GOOD, model="x")
+    with pytest.raises(ReplayError, match=r"replays\.jsonl holds no recording$"):
+        recordings(small_tokenizer, tmp_path)
+
+
+def test_files_that_cannot_be_read(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ReplayError, match="no such file"):
+        list(read_recordings(tmp_path / "absent.jsonl", small_tokenizer))
+    with pytest.raises(ReplayError, match="is not JSON Lines"):
+        list(read_recordings(tmp_path / "a.txt", small_tokenizer))

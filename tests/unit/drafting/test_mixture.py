@@ -1,0 +1,432 @@
+"""Several drafters as one: merged trees against a slow oracle, what is learned, and what is passed on."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.decoding.acceptance import accept_greedy
+from draftstore.decoding.loop import Fixed, decode
+from draftstore.decoding.replay import RecordedTarget
+from draftstore.drafting.drafter import ContextSession, Drafter, Session, projection_of
+from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
+from draftstore.drafting.projection import Projection
+from draftstore.drafting.recycling import RecyclingDrafter
+from draftstore.drafting.request import RequestDrafter, RequestSession
+from draftstore.errors import DraftstoreError, DraftTreeError, TokenRangeError
+from draftstore.stores.rest.store import STRATEGIES, RestDrafter
+from draftstore.trees.tree import LEVEL_PROBS, DraftTree, level_of
+from tests import reference
+from tests.fakes.adversaries import tree_of
+from tests.reference import Nodes, UnclearError, make_index, nodes_of
+from tests.unit.trees.test_blend import TOKENS, trees
+
+VOCAB = 9
+RNG = np.random.default_rng(4)
+DOCUMENTS = [((RNG.zipf(1.5, 60) - 1) % VOCAB).tolist() for _ in range(10)]
+INDEX = make_index([DOCUMENTS], VOCAB)
+
+
+class Told(NamedTuple):
+    """What a session was told of a pass."""
+
+    accepted: Any
+    tree: DraftTree | None
+    candidates: NDArray[np.int32] | None
+    hidden: NDArray[np.float32] | None
+
+
+class Scripted:
+    """A drafter and its session, which proposes given trees in turn and notes what it is asked and told."""
+
+    def __init__(self, *scripts: Nodes, candidates: bool = False, hidden: bool = False) -> None:
+        self.needs_candidates = candidates
+        self.needs_hidden = hidden
+        self.trees = [tree_from(nodes) for nodes in scripts]
+        self.asked: list[tuple[int, float]] = []
+        self.told: list[Told] = []
+        self.prefill: tuple[Any, ...] = ()
+
+    def session(
+        self,
+        prompt_ids: ArrayLike,
+        *,
+        hidden: NDArray[np.float32] | None = None,
+        candidates: NDArray[np.int32] | None = None,
+    ) -> "Scripted":
+        self.prefill = (prompt_ids, hidden, candidates)
+        return self
+
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        self.asked.append((budget, min_prob))
+        return self.trees[min(len(self.asked), len(self.trees)) - 1]
+
+    def observe(
+        self,
+        accepted_ids: ArrayLike,
+        *,
+        tree: DraftTree | None = None,
+        candidates: NDArray[np.int32] | None = None,
+        hidden: NDArray[np.float32] | None = None,
+    ) -> None:
+        self.told.append(Told(accepted_ids, tree, candidates, hidden))
+
+
+def tree_from(nodes: Nodes) -> DraftTree:
+    tokens, parents, levels = zip(*nodes, strict=True) if nodes else ((), (), ())
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int16), np.array(levels, np.uint8))
+
+
+def mixed(*scripts: Sequence[Nodes]) -> MixtureSession:
+    """Start a mixture of scripted drafters; there are two at least."""
+    session = Mixture([Scripted(*script) for script in scripts]).session([0])
+    assert isinstance(session, MixtureSession)
+    return session
+
+
+FORESTS = st.lists(trees() | st.just([]), min_size=2, max_size=4)
+IDS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=4)
+
+
+# -- merging -------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=300)
+@given(FORESTS, st.integers(1, 30), st.sampled_from([255, 60, 20]), st.data())
+def test_a_node_fails_only_if_all_trees_are_wrong(
+    forest: list[Nodes], budget: int, max_level: int, data: st.DataObject
+) -> None:
+    session = mixed(*([nodes] for nodes in forest))
+    counts = st.tuples(st.floats(0, 9), st.floats(0, 9))
+    session.seen[:] = data.draw(st.lists(counts, min_size=len(forest), max_size=len(forest)))
+    trusts = [min(1.0, (came + TRUST) / (expected + TRUST)) for expected, came in session.seen.tolist()]
+    try:
+        expected = reference.mixed_tree(forest, trusts, budget, max_level)
+    except UnclearError:
+        reject()
+    tree = session.propose(budget, float(LEVEL_PROBS[max_level]))
+    tree.validate()
+    assert nodes_of(tree) == expected
+
+
+def test_a_worked_example() -> None:
+    """Both say 5; one alone says 9, the other alone what follows 5."""
+    session = mixed([[(5, -1, 16), (9, -1, 32)]], [[(5, -1, 16), (7, 0, 32)]])
+    assert nodes_of(session.propose()) == [
+        (5, -1, level_of(1 - 0.5 * 0.5)),
+        (7, 0, level_of(0.75 * 0.5)),
+        (9, -1, level_of(0.25)),
+    ]
+
+
+def test_certainty_stays_certain_along_a_path() -> None:
+    chain: Nodes = [(i % 3, i - 1, 0) for i in range(63)]
+    assert nodes_of(mixed([chain], [[]]).propose()) == chain
+    assert nodes_of(mixed([chain], [chain[:5]]).propose(10)) == chain[:10]
+
+
+@settings(deadline=None, max_examples=100)
+@given(trees(), st.integers(1, 12))
+def test_what_only_one_drafts_stays_as_it_is(nodes: Nodes, budget: int) -> None:
+    assert nodes_of(mixed([nodes], [[]], [[]]).propose(budget)) == nodes[:budget]
+
+
+@settings(deadline=None, max_examples=50)
+@given(trees(), trees(), st.integers(0, 255))
+def test_a_bound_is_a_prefix(left: Nodes, right: Nodes, level: int) -> None:
+    session = mixed([left], [right])
+    whole = session.propose(4096)
+    min_prob = float(LEVEL_PROBS[level])
+    assert session.propose(4096, min_prob) == whole.prefix(int(np.count_nonzero(whole.probs >= min_prob)))
+    for budget in range(1, len(whole) + 1):
+        assert session.propose(budget) == whole.prefix(budget)
+
+
+def test_nothing_is_asked_for_nothing() -> None:
+    drafters = Scripted([(1, -1, 0)]), Scripted([(1, -1, 0)])
+    session = Mixture(drafters).session([0])
+    assert len(session.propose(0)) == len(session.propose(5, 1.1)) == 0
+    assert drafters[0].asked == drafters[1].asked == []
+    assert len(mixed([[]], [[]]).propose()) == 0
+    for budget in (-1, 4097):
+        with pytest.raises(DraftstoreError, match=f"a budget of {budget} nodes"):
+            session.propose(budget)
+
+
+def test_each_is_asked_for_the_whole_budget_whatever_the_probability() -> None:
+    drafters = Scripted([(1, -1, 64)]), Scripted([(1, -1, 64)])
+    session = Mixture(drafters).session([0])
+    assert len(session.propose(17, 0.1)) == 1, "two of 6 % make 12 %"
+    assert drafters[0].asked == drafters[1].asked == [(17, 0.0)]
+
+
+@pytest.mark.parametrize("node", [(1, 5, 9), (1, 1, 9), (1, -2, 9), (-1, -1, 9)])
+def test_what_is_no_tree_is_refused(node: tuple[int, int, int]) -> None:
+    session = mixed([[(7, -1, 3), (8, 0, 4)]], [[(7, -1, 3), node]])
+    token, parent, _ = node
+    said = f"drafter 2 of a mixture proposed node 1 with token {token} and parent {parent}"
+    with pytest.raises(DraftTreeError, match=said):
+        session.propose()
+
+
+def test_other_broken_promises_do_no_harm() -> None:
+    """Twins, children above their parents, more than the budget, and what is deeper than trees may be."""
+    wild: Nodes = [(1, -1, 90), (1, -1, 3), (2, 0, 5), *((3, i, 9) for i in range(2, 90))]
+    tree = mixed([wild], [[(1, -1, 90)]]).propose(70)
+    tree.validate()
+    assert 60 < len(tree) <= 70
+
+
+# -- what is learned -----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(FORESTS.filter(lambda forest: len(forest) == 2), IDS), min_size=1, max_size=4))
+def test_drafters_are_judged_by_the_text_that_came(steps: list[tuple[list[Nodes], list[int]]]) -> None:
+    session = mixed([forest[0] for forest, _ in steps], [forest[1] for forest, _ in steps])
+    expected = np.zeros((2, 2))
+    for forest, ids in steps:
+        session.propose()
+        session.observe(ids)
+        for drafter, tree in enumerate(forest):
+            for counts in reference.foretold(tree, ids):
+                expected[drafter] = MEMORY * expected[drafter] + counts
+    assert session.seen == pytest.approx(expected, rel=1e-6)
+
+
+def test_who_is_sure_and_wrong_is_not_listened_to_for_long() -> None:
+    session = mixed([[(1, -1, 0), (2, 0, 0)]], [[(3, -1, 16), (4, 0, 16)]])
+    assert session.propose(2).tokens.tolist() == [1, 2]
+    for _ in range(12):
+        session.propose()
+        session.observe([3, 4])
+    first, second = session.propose().probs[:2].tolist()
+    assert session.propose(2).tokens.tolist() == [3, 4]
+    assert (first, second) == (0.5, 0.5), "what came more often than expected is not raised"
+    for _ in range(40):
+        session.propose()
+        session.observe([1, 2])
+    assert session.propose(2).tokens.tolist() == [1, 2], "nor is it forgotten for ever"
+
+
+def test_a_draft_is_judged_once_and_only_the_last_one() -> None:
+    session = mixed([[(1, -1, 16)], [(2, -1, 16)]], [[]])
+    session.observe([1])
+    assert session.seen.tolist() == [[0, 0], [0, 0]], "nothing was proposed"
+    session.propose()
+    session.propose()
+    session.observe([2])
+    session.observe([2])
+    assert session.seen.tolist() == [[0.5, 1], [0, 0]]
+    session.propose()
+    session.observe([])
+    session.propose(0)
+    session.observe([2])
+    assert session.seen.tolist() == [[0.5, 1], [0, 0]]
+
+
+# -- what it passes on ---------------------------------------------------------------------------------------
+
+
+def test_everything_is_passed_on_as_it_came() -> None:
+    drafters = Scripted([(1, -1, 0)]), Scripted([(2, -1, 5)], candidates=True), Scripted([], hidden=True)
+    prompt, hidden = np.array([1, 2], np.int32), np.zeros(4, np.float32)
+    candidates = np.arange(24, dtype=np.int32).reshape(3, 8)
+    session = Mixture(drafters).session(prompt, hidden=hidden, candidates=candidates[:1])
+    assert session.needs_candidates
+    assert session.needs_hidden
+    tree = session.propose()
+    accepted = np.array([2, 7], np.int64)
+    session.observe(accepted, tree=tree, candidates=candidates, hidden=hidden)
+    for drafter in drafters:
+        assert drafter.prefill[0] is prompt
+        assert drafter.prefill[1] is hidden
+        assert np.array_equal(drafter.prefill[2], candidates[:1])
+        (told,) = drafter.told
+        assert all(
+            found is sent for found, sent in zip(told, (accepted, tree, candidates, hidden), strict=True)
+        )
+    assert not mixed([[]], [[]]).needs_candidates
+    assert not mixed([[]], [[]]).needs_hidden
+
+
+class Dense(Scripted):
+    """Wants projected states; keeps what it was told, the prefill's first."""
+
+    def __init__(self, projection: Projection | None, hidden: bool = True) -> None:
+        super().__init__([(1, -1, 5)], hidden=hidden)
+        self.projection = projection
+
+    @property
+    def states(self) -> list[Any]:
+        return [self.prefill[1], *(told.hidden for told in self.told)]
+
+
+SPACES = [
+    Projection(np.full((2, 3), 1 + seed, np.float32), np.array([0, seed], np.float32)) for seed in range(2)
+]
+TWIN = Projection(SPACES[0].weights.copy(), SPACES[0].bias.copy())
+STATE: NDArray[np.float32] = np.array([1, 2, 4], np.float32)
+
+
+def told_by_a_target(*drafters: Drafter) -> MixtureSession:
+    """Start and go on as a target does: with states as they are, or projected where the asker has a projection."""
+
+    def state_for(asker: object) -> NDArray[np.float32]:
+        projection = projection_of(asker)
+        return STATE if projection is None else projection.apply(STATE)
+
+    mixture = Mixture(drafters)
+    session = mixture.session([0], hidden=state_for(mixture))
+    assert isinstance(session, MixtureSession)
+    session.observe([1], hidden=state_for(session))
+    return session
+
+
+def is_state(found: Any, projection: Projection | None) -> bool:
+    return bool(np.array_equal(found, STATE if projection is None else projection.apply(STATE)))
+
+
+def test_one_space_is_asked_for_as_it_is() -> None:
+    parts = Dense(SPACES[0]), Scripted([(2, -1, 5)]), Dense(TWIN)
+    session = told_by_a_target(*parts)
+    shared = Mixture(parts).projection
+    assert shared is not None
+    assert session.projection is not None
+    assert shared.digest == session.projection.digest == SPACES[0].digest
+    assert session.needs_hidden
+    for part in (parts[0], parts[2]):
+        assert isinstance(part, Dense)
+        assert all(is_state(state, SPACES[0]) for state in part.states)
+    assert parts[1].prefill[1] is parts[1].told[0].hidden is None, "a projected state says nothing to others"
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_several_spaces_are_projected_to_on_the_host(raw: bool) -> None:
+    """One that wants states as they are has the same effect."""
+    parts = [Dense(SPACES[0]), Dense(TWIN), Dense(None) if raw else Dense(SPACES[1])]
+    session = told_by_a_target(*parts)
+    assert Mixture(parts).projection is session.projection is None
+    assert Mixture(parts).needs_hidden
+    assert session.needs_hidden
+    for part in parts:
+        assert all(is_state(state, part.projection) for state in part.states)
+
+
+def test_mixtures_of_spaces_inside_mixtures() -> None:
+    parts = [Dense(SPACES[0]), Dense(SPACES[1]), Dense(SPACES[1])]
+    session = told_by_a_target(Mixture(parts[:2]), parts[2])
+    assert session.projection is None
+    for part in parts:
+        assert all(is_state(state, part.projection) for state in part.states)
+    session = told_by_a_target(Mixture([parts[1], parts[2]]), parts[1])
+    assert session.projection is not None
+
+
+def test_no_state_is_no_state_for_all() -> None:
+    parts = [Dense(SPACES[0]), Dense(SPACES[1])]
+    Mixture(parts).session([0]).observe([1])
+    assert [part.states for part in parts] == [[None, None]] * 2
+    assert Mixture([Scripted([])]).projection is None
+    assert not Mixture([Scripted([])]).needs_hidden
+
+
+def test_a_space_that_moves_between_texts() -> None:
+    """A release of the lookup service may move to another build while a prompt is being read."""
+    parts = [Dense(SPACES[0]), Dense(TWIN)]
+    mixture = Mixture(parts)
+    asked = projection_of(mixture)
+    assert asked is not None
+    parts[1].projection = SPACES[1]
+    assert mixture.projection is None
+    session = mixture.session([0], hidden=asked.apply(STATE))
+    assert [part.states for part in parts] == [[None], [None]], "the state lies in neither space for sure"
+    session.observe([1], hidden=STATE)
+    assert all(is_state(part.states[1], part.projection) for part in parts)
+
+
+def test_a_mixture_of_one_is_that_one() -> None:
+    drafter = Scripted([(1, -1, 5)])
+    assert Mixture([drafter]).session([0]) is drafter
+    with pytest.raises(DraftstoreError, match="at least one drafter"):
+        Mixture([])
+
+
+def test_what_raises_in_a_drafter_raises() -> None:
+    class Broken(Scripted):
+        def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        Mixture([Scripted([]), Broken([])]).session([0]).propose()
+    session = Mixture([RequestDrafter(VOCAB), RequestDrafter(3)]).session([0])
+    with pytest.raises(TokenRangeError, match="token id 5"):
+        session.observe([5])
+    with pytest.raises(TokenRangeError, match="token id -5"):
+        session.observe([-5])
+
+
+# -- together ------------------------------------------------------------------------------------------------
+
+
+def everything() -> list[Drafter]:
+    rest = [RestDrafter(INDEX, STRATEGIES[name]) for name in ("backoff", "longest")]
+    return [RequestDrafter(VOCAB), *rest, RecyclingDrafter(VOCAB)]
+
+
+def decoded(output: list[int], drafters: Sequence[Drafter], budget: int = 12) -> list[DraftTree]:
+    """Decode a given output; return the trees that were verified."""
+    target = RecordedTarget(np.array(output, np.int32))
+    session = Mixture(drafters).session([1, 2, output[0]])
+    steps = list(decode(target, session, planner=Fixed(budget), ends=target.ends))
+    assert [token for step in steps for token in step.tokens] == output[1:]
+    return [step.tree for step in steps]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=40))
+def test_drafters_of_all_kinds_decode_together(output: list[int]) -> None:
+    found = decoded(output, everything())
+    for tree in found:
+        tree.validate()
+        assert len(tree) <= 12
+    assert found == decoded(output, everything()), "drafts depend on nothing but the text"
+
+
+def test_a_mixture_may_be_part_of_another() -> None:
+    inner = Mixture([RequestDrafter(VOCAB), RestDrafter(INDEX, STRATEGIES["backoff"])])
+    session: Session = Mixture([inner, RecyclingDrafter(VOCAB)]).session([1, 2, 1])
+    assert session.needs_candidates
+    tree = session.propose(20)
+    tree.validate()
+    accepted = accept_greedy(tree, np.zeros(len(tree) + 1, np.int32))
+    session.observe(accepted.tokens, tree=tree, candidates=np.zeros((len(tree) + 1, 8), np.int32))
+    session.propose(20).validate()
+
+
+def test_the_parts_stay_what_they_are() -> None:
+    session = Mixture(everything()).session([1, 2])
+    assert isinstance(session, MixtureSession)
+    kinds = [type(part).__name__ for part in session.sessions]
+    assert kinds == [RequestSession.__name__, *[ContextSession.__name__] * 2, "RecyclingSession"]
+
+
+def test_merging_many_wide_trees() -> None:
+    rng = np.random.default_rng(5)
+    forest = []
+    for _ in range(5):
+        paths: dict[tuple[int, ...], float] = {}
+        while len(paths) < 120:
+            parent = (*list(paths), ())[int(rng.integers(0, len(paths) + 1))]
+            chance = paths.get(parent, 1.0) * float(rng.uniform(0.3, 1.0))
+            paths.setdefault((*parent, int(rng.integers(0, 30))), chance)
+        forest.append(nodes_of(tree_of(paths)))
+    session = mixed(*([nodes] for nodes in forest))
+    for budget in (1, 64, 4096):
+        tree = session.propose(budget)
+        assert nodes_of(tree) == reference.mixed_tree(forest, [1.0] * 5, budget)
+    assert len(tree) > 120

@@ -1,0 +1,255 @@
+"""Drafts from the request itself: against a slow oracle, step by step as texts grow, and at its limits."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from draftstore.decoding.replay import read_recordings, replay
+from draftstore.drafting.drafter import Drafter, Session
+from draftstore.drafting.history import LENGTHS, RequestRule
+from draftstore.drafting.request import SPARE, RequestDrafter, RequestSession
+from draftstore.errors import DraftstoreError, TokenRangeError
+from draftstore.text.tokenizer import load_tokenizer
+from draftstore.trees.tree import LEVEL_PROBS, DraftTree, level_of
+from tests import reference
+from tests.reference import UnclearError, nodes_of
+from tests.unit.search.test_expand import NARROW, WIDE, joined
+
+LAST_ID = 2**31 - 2
+
+
+@st.composite
+def texts(draw: st.DrawFn, vocab_size: int = NARROW, most: int = 8) -> list[int]:
+    """Draw a text of a few motifs, so that much occurs more than once."""
+    ids = st.integers(vocab_size - draw(st.sampled_from([4, 3, 2, 1])), vocab_size - 1)
+    motifs = draw(st.lists(st.lists(ids, min_size=1, max_size=9), min_size=1, max_size=4))
+    return joined(draw(st.lists(st.sampled_from(motifs), max_size=most)))
+
+
+RULES = st.builds(
+    RequestRule,
+    max_match=st.sampled_from([32, 1, 2, 3, 5, 9]),
+    depth=st.sampled_from([63, 1, 2, 5]),
+    rows=st.sampled_from([32, 1, 2, 3]),
+    floor=st.sampled_from([0.01, 0.0, 0.0713]),
+    alpha=st.sampled_from([0.0, 0.731, 3.17]),
+    beta=st.sampled_from([2.0, 0.377, 6.0]),
+)
+
+
+def draft(
+    text: Sequence[int], vocab_size: int = NARROW, budget: int = 64, min_prob: float = 0.0
+) -> DraftTree:
+    return RequestDrafter(vocab_size).session(text).propose(budget, min_prob)
+
+
+# -- against the oracle --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", [NARROW, WIDE, LAST_ID + 1])
+@settings(deadline=None, max_examples=150)
+@given(st.data(), RULES, st.sampled_from([12, 1, 2, 5, 40]), st.sampled_from([255, 100, 40]))
+def test_what_followed_before_is_drafted(
+    vocab_size: int, data: st.DataObject, rule: RequestRule, budget: int, max_level: int
+) -> None:
+    text = data.draw(texts(vocab_size))
+    min_prob = float(LEVEL_PROBS[max_level])
+    try:
+        expected = reference.request_tree(text, rule, budget, max_level)
+    except UnclearError:
+        reject()
+    tree = RequestDrafter(vocab_size, rule).session(text).propose(budget, min_prob)
+    tree.validate()
+    assert nodes_of(tree) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(texts(most=3), min_size=1, max_size=6))
+def test_a_text_that_grows_drafts_as_if_it_had_come_whole(parts: list[list[int]]) -> None:
+    growing = RequestDrafter(NARROW).session([])
+    for text in accumulate(parts, list.__add__):
+        growing.observe(text[len(growing) :], tree=DraftTree.empty())
+        assert len(growing) == len(text)
+        tree = growing.propose(20)
+        assert tree == growing.propose(20), "to propose changes nothing"
+        assert tree == draft(text, budget=20)
+
+
+def test_arrays_grow_with_the_text() -> None:
+    """Past the room of a new session, several times, by many tokens or one."""
+    rng = np.random.default_rng(2)
+    text = rng.integers(0, 300, 4 * SPARE).astype(np.int32)
+    text[-40:] = text[100:140]
+    growing = RequestDrafter(NARROW + 300).session(text[:7])
+    for start, stop in [(7, 9), (9, SPARE), (SPARE, SPARE + 600), (SPARE + 600, 4 * SPARE - 9)]:
+        growing.observe(text[start:stop])
+    for place in range(4 * SPARE - 9, 4 * SPARE):
+        growing.observe(text[place : place + 1])
+    tree = growing.propose(30)
+    assert tree == draft(text.tolist(), 305, 30)
+    assert nodes_of(tree)[:3] == reference.request_tree(text.tolist(), RequestRule(), 3)
+    assert tree.accepted(text[140:160]) == list(range(20)), "what was copied goes on"
+
+
+# -- examples ------------------------------------------------------------------------------------------------
+
+
+def test_a_worked_example() -> None:
+    """`5 6` was followed by 7 and by 8, and 6 alone by 9 too."""
+    tree = draft([5, 6, 7, 1, 5, 6, 8, 2, 6, 9, 3, 5, 6], 10)
+    of_two = 2 / (2 + 2 * 2)  # two occurrences, two tokens that follow
+    of_one = (1 - of_two) * 3 / (3 + 2 * 3)
+    likely, rare = level_of(of_two / 2 + of_one / 3), level_of(of_one / 3)
+    roots = [(token, level) for token, parent, level in nodes_of(tree) if parent == -1]
+    assert roots == [(7, likely), (8, likely), (9, rare)]
+    assert tree.accepted(np.array([7, 1, 5, 6], np.int32)), "and on, with the path as part of the text"
+
+
+def test_long_matches_are_trusted_more() -> None:
+    motif = list(range(20))
+    chances = [float(draft([*motif, 30, *motif[:size]], 40).probs[0]) for size in (1, 2, 4, 8, 16)]
+    assert chances == sorted(chances)
+    assert chances[0] == pytest.approx(1 / 3, rel=0.03), "one occurrence of one token"
+    assert chances[-1] > 0.99
+
+
+def test_a_loop_is_drafted_beyond_its_end() -> None:
+    tree = draft([1, 2, 3] * 4, budget=40)
+    assert tree.accepted(np.array([1, 2, 3] * 8, np.int32)) == list(range(24))
+    assert int(tree.depths.max()) > 30
+
+
+def test_a_path_ends_at_the_depth_that_trees_may_have() -> None:
+    tree = draft([4] * 200, budget=100)
+    assert nodes_of(tree)[0] == (4, -1, 0)
+    assert len(tree) == int(tree.depths.max()) == 63
+
+
+@pytest.mark.parametrize("text", [[], [3], [3, 4], [0, 1, 2, 3, 4]])
+def test_a_text_without_repetition_drafts_nothing(text: list[int]) -> None:
+    assert len(draft(text)) == 0
+
+
+def test_of_what_is_common_the_last_occurrences_count() -> None:
+    """The 40 first followers of 1 are forgotten, but not the one that a longer match finds."""
+    old = joined([[1, 10 + i] for i in range(40)])
+    new = joined([[1, 60 + i] for i in range(32)])
+    tree = draft([8, 9, 1, 7, *old, *new, 8, 9, 1], 100, 200)
+    assert set(tree.tokens[tree.parents == -1].tolist()) == {7, *range(60, 92)}
+
+
+def test_occurrences_are_exact_where_keys_collide() -> None:
+    """Many n-grams in a table that is half full: each finds its own list."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, LAST_ID + 1, 3000).tolist()
+    for place in (0, 17, 1234, 2900):
+        for size in LENGTHS:
+            tree = draft([*text, *text[place : place + size]], LAST_ID + 1, 5)
+            assert tree.tokens.tolist() == text[place + size : place + size + 5]
+
+
+# -- its contract --------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_drafter() -> None:
+    drafter: Drafter = RequestDrafter(NARROW)
+    session: Session = drafter.session(
+        [1, 2], hidden=np.zeros(3, np.float32), candidates=np.zeros((1, 8), np.int32)
+    )
+    assert not session.needs_candidates
+    assert not session.needs_hidden
+    session.observe(
+        [1], tree=DraftTree.empty(), candidates=np.zeros((1, 8), np.int32), hidden=np.zeros(3, np.float32)
+    )
+    assert session.propose(4).tokens.tolist()[0] == 2
+
+
+def test_sessions_share_nothing() -> None:
+    drafter = RequestDrafter(NARROW)
+    first, second = drafter.session([1, 2, 1]), drafter.session([1, 3, 1])
+    assert [session.propose(1).tokens.tolist() for session in (first, second)] == [[2], [3]]
+    second.observe([4, 1])
+    assert first.propose(1).tokens.tolist() == [2]
+
+
+def test_a_session_keeps_no_hold_of_what_it_was_given() -> None:
+    prompt = np.array([1, 2, 1], np.int32)
+    session = RequestDrafter(NARROW).session(prompt)
+    prompt[:] = 0
+    assert session.propose(1).tokens.tolist() == [2]
+
+
+@pytest.mark.parametrize("form", [np.int64, np.uint16, np.uint64, np.int32, list])
+def test_ids_may_come_in_any_integer_form(form: Any) -> None:
+    values = [1, 2, 1] if form is list else np.array([1, 2, 1], form)
+    session = RequestDrafter(NARROW).session(values)
+    session.observe(values)
+    assert nodes_of(session.propose(3)) == nodes_of(draft([1, 2, 1, 1, 2, 1], budget=3))
+
+
+@pytest.mark.parametrize("ids", [[-1], [1, NARROW], [2**40], [1.5]])
+def test_ids_outside_the_vocabulary_are_refused(ids: list[Any]) -> None:
+    session = RequestDrafter(NARROW).session([1, 2, 1])
+    with pytest.raises(TokenRangeError, match="token id"):
+        session.observe(ids)
+    assert len(session) == 3
+    assert session.propose(1).tokens.tolist() == [2], "nothing was appended"
+    with pytest.raises(TokenRangeError, match="token id"):
+        RequestDrafter(NARROW).session(ids)
+
+
+def test_budget_and_probability_bound_a_draft() -> None:
+    session = RequestDrafter(NARROW).session([1, 2, 3, 1, 2, 4, 1, 2, 3, 1])
+    whole = session.propose(4096)
+    kept = int(np.count_nonzero(whole.probs >= 0.2))
+    assert session.propose(4096, 0.2) == whole.prefix(kept)
+    assert 0 < kept < len(whole)
+    assert len(session.propose(3)) == 3
+    assert len(session.propose(0)) == len(session.propose(5, 1.1)) == 0
+    for budget in (-1, 4097):
+        with pytest.raises(DraftstoreError, match=f"a budget of {budget} nodes"):
+            session.propose(budget)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_match": 0}, {"depth": 64}, {"rows": 0}, {"floor": -0.1}, {"alpha": -1.0}, {"beta": np.nan}],
+)
+def test_a_rule_that_cannot_be_followed_is_refused(change: dict[str, Any]) -> None:
+    (name,) = change
+    with pytest.raises(DraftstoreError, match=f"a rule of requests with {name} = "):
+        RequestDrafter(NARROW, RequestRule(**change))
+
+
+@pytest.mark.parametrize("vocab_size", [0, -1, 2**31])
+def test_a_vocabulary_of_nothing_or_too_much_is_refused(vocab_size: int) -> None:
+    with pytest.raises(DraftstoreError, match="a vocabulary of"):
+        RequestDrafter(vocab_size)
+
+
+@pytest.mark.parametrize("size", [50_000, 60_000, 100_000])
+def test_arrays_keep_to_their_bounds(size: int) -> None:
+    """As the module says: 65 to 125 bytes a token of a text that is long, new or grown."""
+    session = RequestSession([1] * size, NARROW, RequestRule())
+    for _ in range(2):
+        held = sum(array.nbytes for array in (session._tokens, session._links, session._heads))
+        assert held < 125 * len(session)
+        session.observe([1] * (size // 3))
+
+
+# -- replay --------------------------------------------------------------------------------------------------
+
+
+def test_it_pays_on_real_summaries(data: Path) -> None:
+    """Answers that quote their prompt: more than two tokens a pass, without a store or a model."""
+    tokenizer = load_tokenizer(data / "tokenizers" / "llama2")
+    recordings = list(read_recordings(data / "replays" / "spec_bench.jsonl.zst", tokenizer))
+    quoting = [each for each in recordings if len(each.prompt) > 500][:20]
+    result = replay(RequestDrafter(tokenizer.vocab_size), quoting)
+    assert result.accepted_length > 1.8

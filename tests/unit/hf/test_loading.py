@@ -1,0 +1,214 @@
+"""Models from directories and GGUF files, the tokenizer that stores are checked against, and errors in one sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftstore.errors import ModelError, TokenizerError
+from draftstore.hf import load_model
+from draftstore.hf.loading import LoadedModel, model_name, text_tokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from tests.fakes.hf_models import tiny
+from tests.unit.test_imports import BLOCK
+
+
+@pytest.fixture(scope="session")
+def model_folder(small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a small random model with the small tokenizer; a few ids pad its matrices."""
+    folder = tmp_path_factory.mktemp("models") / "small-model"
+    model: Any = tiny(vocab_size=small_tokenizer.vocab_size + 3, dtype=torch.float16, eos_token_id=1)
+    model.save_pretrained(folder)
+    small_tokenizer.save(folder)
+    return folder
+
+
+def test_a_directory_gives_model_and_tokenizer(model_folder: Path, small_tokenizer: TextTokenizer) -> None:
+    loaded = load_model(model_folder)
+    model, tokenizer, text = loaded
+    assert (loaded.name, loaded.vocab_size) == ("small-model", small_tokenizer.vocab_size + 3)
+    assert text.identity.fingerprint == small_tokenizer.fingerprint
+    assert tokenizer.encode("hi", add_special_tokens=False) == text.encode("hi", bos=False).tolist()
+    assert not model.training
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="defaults of machines without a GPU")
+def test_defaults_on_a_cpu(model_folder: Path) -> None:
+    model = load_model(model_folder).model
+    assert (model.device.type, model.dtype) == ("cpu", torch.float32)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_asked_for_is_done(model_folder: Path) -> None:
+    for dtype in ("float64", torch.float64):
+        model = load_model(str(model_folder), dtype=dtype, device="cpu", attention="eager").model
+        assert (model.dtype, model.config._attn_implementation) == (torch.float64, "eager")
+    assert load_model(model_folder, dtype="auto", device="cpu").model.dtype == torch.float16
+
+
+def test_loading_is_silent_where_nobody_looks(model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(model_folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    write(tmp_path / "empty" / "notes.txt", "")
+    write(tmp_path / "broken" / "config.json", "{")
+    write(tmp_path / "unknown" / "config.json", json.dumps({"model_type": "nonesuch"}))
+    write(tmp_path / "encoder" / "config.json", json.dumps({"model_type": "t5"}))
+    write(tmp_path / "two" / "a.gguf", "")
+    write(tmp_path / "two" / "b.gguf", "")
+    for name, said in (
+        ("none", "no model at"),
+        ("empty", "holds no config.json: pass a directory"),
+        ("empty/notes.txt", "is a file, but no .gguf file"),
+        ("broken", "cannot load the model"),
+        ("unknown", "cannot load the model"),
+        ("encoder", "cannot load the model"),
+        ("two", "2 .gguf files: name one of them"),
+        ("two/a.gguf", "cannot load the model"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            load_model(tmp_path / name)
+    for name in ("", "a b", "a/b/c", "./x", "~/x"):
+        with pytest.raises(ModelError, match=r"no model at|holds no config"):
+            load_model(name)
+    for options, said in (
+        ({"dtype": "int3"}, "no weights of type 'int3': expected one of auto, float32"),
+        ({"device": "abacus"}, "cannot load the model"),
+        ({"attention": "none-such"}, "cannot load the model"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            load_model(model_folder, **options)
+
+
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ModelError, match="no model at data/mode"):
+        load_model("data/mode")
+
+
+def test_a_model_is_called_the_same_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    names = {
+        model_name(each) for each in ("models/tiny", tmp_path / "models" / "tiny", "models/../models/tiny/")
+    }
+    assert names == {"tiny"}
+    assert model_name("org/tiny") == "org/tiny"
+
+
+def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    model: Any = tiny()
+    model.save_pretrained(tmp_path / "bare")
+    with pytest.raises((ModelError, TokenizerError), match="tokenizer"):
+        load_model(tmp_path / "bare")
+
+
+def test_a_tokenizer_that_transformers_made_is_known_by_its_content(
+    tmp_path: Path, model_folder: Path, small_tokenizer: TextTokenizer
+) -> None:
+    tokenizer: Any = load_model(model_folder).tokenizer
+    tokenizer.chat_template = "{{ messages[0].content }}!"
+    text = text_tokenizer(tokenizer, None, "from-gguf")
+    assert text.identity.name == "from-gguf"
+    assert text.fingerprint == small_tokenizer.fingerprint
+    assert text.render_chat([{"role": "user", "content": "hi"}], add_generation_prompt=True) == "hi!"
+    assert text.bos_id == small_tokenizer.bos_id
+    text.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == small_tokenizer.fingerprint
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
+        text_tokenizer(object(), None, "slow")  # type: ignore[arg-type]
+
+
+def write_gguf(path: Path, tokenizer: TextTokenizer) -> None:
+    """Write a random model of one layer as GGUF."""
+    gguf = pytest.importorskip("gguf")
+    state = json.loads(tokenizer._backend.to_str())["model"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(8)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(4)
+    writer.add_vocab_size(len(state["vocab"]))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(state["vocab"], key=state["vocab"].get))
+    writer.add_token_merges([" ".join(merge) for merge in state["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    shapes = {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8)}
+    shapes |= {"ffn_gate": (16, 8), "ffn_up": (16, 8), "ffn_down": (8, 16)}
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", rng.normal(size=shape).astype(np.float32))
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(8, np.float32))
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", rng.normal(size=(len(state["vocab"]), 8)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_gives_model_and_tokenizer(
+    tmp_path: Path, small_tokenizer: TextTokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", small_tokenizer)
+    for place in (tmp_path / "tiny.gguf", tmp_path):  # it is the only one there
+        loaded = load_model(place, device="cpu")
+        assert loaded.name == (place.stem if place.is_file() else place.name)
+        assert loaded.vocab_size == small_tokenizer.vocab_size
+        assert loaded.model.dtype == torch.float32
+        ids = loaded.text.encode("The quick brown fox", bos=False)
+        assert ids.tolist() == small_tokenizer.encode("The quick brown fox", bos=False).tolist()
+        assert (loaded.text.bos_id, loaded.text.eos_id) == (0, 1)
+        logits = loaded.model(torch.from_numpy(ids.astype(np.int64))[None]).logits
+        assert torch.isfinite(logits).all()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.data
+def test_a_trained_model_tells_its_story(data: Path) -> None:
+    loaded: LoadedModel = load_model(data / "models" / "stories260K")
+    model: Any = loaded.model
+    ids = torch.from_numpy(loaded.text.encode("Once upon a time", bos=True).astype(np.int64))[None]
+    told = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=2
+    )
+    assert loaded.text.decode(told[0, ids.shape[1] :].tolist()).startswith(", there was a little girl")
+
+
+MISSING = """
+from draftstore.errors import MissingExtraError
+from draftstore.hf.loading import load_model
+try:
+    load_model("x")
+except MissingExtraError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
+    code = BLOCK.replace("if name.partition", f"if name == {package!r} or name.partition") + MISSING
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"the package {package!r} is needed here: pip install 'draftstore[hf]'\n"

@@ -1,0 +1,330 @@
+import itertools
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.errors import DraftstoreError
+from draftstore.remote import wire
+from draftstore.remote.queries import Queries, decode_projection
+from draftstore.remote.wire import Frame, Header, Operation, Status
+from draftstore.stores.registry import open_store
+from services.lookup.figures.counting import Figures
+from services.lookup.frames.answering import Answerer, Job, Line
+from services.lookup.limits import Limits
+from services.lookup.permissions import ANYBODY, Grant, Permissions, hash_token
+from services.lookup.stores.shelf import Shelf, open_book
+from services.lookup.stores.targets import Target
+from tests.fakes.dense_stores import make_projection
+from tests.fakes.lookups import contexts_of
+
+SOME = Grant("some", frozenset(["crest"]), hash_token("secret"))
+
+
+@pytest.fixture(scope="module")
+def shelf(small_crest: Path, small_store: Path, small_dense: Path) -> Iterator[Shelf]:
+    shelf = Shelf()
+    for name, path in (("crest", small_crest), ("rest", small_store), ("dense", small_dense)):
+        shelf.put(name, open_book(Target(name, path)))
+    yield shelf
+    shelf.close()
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return Figures(1)
+
+
+@pytest.fixture
+def answerer(shelf: Shelf, figures: Figures) -> Answerer:
+    return Answerer(shelf, Permissions.open_to_all(), Limits(), figures.slot(0))
+
+
+def frame_of(data: bytes) -> Frame:
+    [frame] = wire.FrameBuffer().feed(data)
+    return frame
+
+
+def request(name: str, contexts: np.ndarray, budget: int = 64, number: int = 7, **options: Any) -> Frame:
+    return frame_of(wire.encode_request(number, name, contexts, budget, **options))
+
+
+def refusal(data: bytes | Job) -> wire.Failure:
+    assert isinstance(data, bytes)
+    frame = frame_of(data)
+    assert frame.header.request_id == 7
+    return wire.decode_failure(frame.header, frame.payload)
+
+
+def zeros(batch: int = 1, width: int = 16) -> np.ndarray:
+    return np.zeros((batch, width), np.int32)
+
+
+@pytest.mark.parametrize("name", ["crest", "rest"])
+@given(
+    seed=st.integers(0, 1000),
+    batch=st.integers(0, 20),
+    width=st.integers(0, 20),
+    rows=st.lists(st.integers(1, 21), min_size=1, max_size=4),
+)
+def test_in_pieces_or_at_once_the_answer_is_the_same(
+    shelf: Shelf, name: str, seed: int, batch: int, width: int, rows: list[int]
+) -> None:
+    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), Figures(1).slot(0))
+    contexts = np.random.default_rng(seed).integers(-2, 100, (batch, width)).astype(np.int32)
+    asked = request(name, contexts, 1 + seed % 100)
+    whole = answerer.answer(asked, ANYBODY)
+    job = answerer.begin(asked, ANYBODY)
+    assert isinstance(job, Job)
+    if not job.left:
+        job.work(rows[0])
+    for number in itertools.cycle(rows):
+        if not job.left:
+            break
+        job.work(number)
+    pieces = answerer.finish(job)
+    assert pieces[: 16 + 20] == whole[: 16 + 20]
+    assert pieces[16 + 24 :] == whole[16 + 24 :]  # all but the duration
+    book = shelf.get(name)
+    drafts = book.drafter().draft_batch(contexts, 1 + seed % 100)
+    assert whole[40:] == wire.encode_answer(7, 0, 0, 0, drafts)[40:]
+
+
+def projection_frame(name: bytes) -> Frame:
+    return Frame(Header(len(name), 1, Operation.PROJECTION, 0, 0, 7), name)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    batch=st.integers(0, 20),
+    rows=st.lists(st.integers(1, 21), min_size=1, max_size=4),
+)
+def test_queries_are_cut_with_their_contexts(shelf: Shelf, seed: int, batch: int, rows: list[int]) -> None:
+    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), Figures(1).slot(0))
+    book = shelf.get("dense")
+    assert book.projection is not None
+    salad = np.random.default_rng(seed)
+    contexts = salad.integers(-2, 300, (batch, 3)).astype(np.int32)
+    queries = salad.standard_normal((batch, book.projection.dims)).astype(np.float32)
+    queries[salad.random(batch) < 0.3, 0] = np.nan
+    asked = request("dense", contexts, 1 + seed % 100, sections=Queries(queries, book.projection).sections())
+    whole = answerer.answer(asked, ANYBODY)
+    job = answerer.begin(asked, ANYBODY)
+    assert isinstance(job, Job)
+    for number in itertools.cycle(rows):
+        job.work(number)
+        if not job.left:
+            break
+    assert answerer.finish(job)[16 + 24 :] == whole[16 + 24 :]
+    drafter: Any = book.drafter()
+    drafts = drafter.draft_batch(contexts, 1 + seed % 100, queries=queries)
+    assert whole[40:] == wire.encode_answer(7, 0, 0, 0, drafts)[40:]
+
+
+def test_queries_of_another_projection_are_counted_for_their_release(
+    answerer: Answerer, figures: Figures
+) -> None:
+    sections = Queries(np.ones((1, 8), np.float32), make_projection(seed=1)).sections()
+    failure = refusal(answerer.answer(request("dense", zeros(), sections=sections), ANYBODY))
+    assert (failure.status, failure.retry_after) == (Status.OTHER_PROJECTION, 0)
+    assert failure.message.startswith("'dense': queries of the projection ")
+    assert figures.totals()["dense"].failures[Status.OTHER_PROJECTION] == 1
+    for wrong in ({1: sections[1]}, {3: b"x"}):
+        failure = refusal(answerer.answer(request("dense", zeros(), sections=wrong), ANYBODY))
+        assert failure.status == Status.BAD_REQUEST
+        assert isinstance(answerer.begin(request("rest", zeros(), sections=wrong), ANYBODY), Job)
+
+
+def test_a_projection(answerer: Answerer, shelf: Shelf) -> None:
+    book = shelf.get("dense")
+    answer = frame_of(answerer.answer(projection_frame(b"dense"), ANYBODY))
+    assert (answer.header.operation, answer.header.status) == (0x84, Status.OK)
+    assert book.projection is not None
+    assert decode_projection(answer.payload).digest == book.projection.digest
+    assert decode_projection(answer.payload).digest == book.manifest.parameters["projection"]
+
+
+def test_the_flags_of_an_answer(answerer: Answerer) -> None:
+    others = (Frame(Header(0, 1, 3, 0, 0, 7), b""), projection_frame(b"dense"), projection_frame(b"rest"))
+    for asked in (request("crest", zeros()), request("none", zeros()), *others):
+        for flags in (0, wire.CLOSING):
+            assert frame_of(answerer.answer(asked, ANYBODY, flags)).header.flags == flags
+    for flags in (0, wire.CLOSING):
+        assert frame_of(answerer.greet(Frame(Header(0, 1, 1, 0, 0, 7), b""), flags)[1]).header.flags == flags
+
+
+@pytest.mark.parametrize(
+    ("asked", "grant", "status", "words"),
+    [
+        (request("crest", zeros()), None, Status.UNAUTHORIZED, "HELLO"),
+        (request("rest", zeros()), SOME, Status.FORBIDDEN, "'some' may not use 'rest'"),
+        (request("none", zeros()), SOME, Status.FORBIDDEN, "'some' may not use 'none'"),
+        (request("none", zeros()), ANYBODY, Status.NOT_FOUND, "'none'"),
+        (request("crest", zeros(), strategy="x"), ANYBODY, Status.NOT_FOUND, "no strategy 'x'"),
+        (request("crest", zeros(513)), ANYBODY, Status.TOO_LARGE, "513 contexts.*at most 512 contexts"),
+        (request("crest", zeros(1, 4097)), ANYBODY, Status.TOO_LARGE, "4097 tokens"),
+        (request("crest", zeros(), 4097), ANYBODY, Status.TOO_LARGE, "budget of 4097"),
+        (Frame(Header(3, 1, 2, 0, 0, 7), b"abc"), ANYBODY, Status.BAD_REQUEST, "at least 16 bytes"),
+        (Frame(Header(0, 1, 9, 0, 0, 7), b""), ANYBODY, Status.BAD_REQUEST, "operation 9 is unknown"),
+        (Frame(Header(0, 1, 3, 0, 0, 7), b""), None, Status.UNAUTHORIZED, "HELLO"),
+        (projection_frame(b"dense"), None, Status.UNAUTHORIZED, "HELLO"),
+        (projection_frame(b"dense"), SOME, Status.FORBIDDEN, "'some' may not use 'dense'"),
+        (projection_frame(b"none"), SOME, Status.FORBIDDEN, "'some' may not use 'none'"),
+        (projection_frame(b"none"), ANYBODY, Status.NOT_FOUND, "'none'"),
+        (projection_frame(b"crest"), SOME, Status.NOT_FOUND, "'crest' has no projection.*of kind 'crest'"),
+        (projection_frame(b"\xff"), ANYBODY, Status.BAD_REQUEST, "no UTF-8"),
+        (projection_frame(b"x" * 256), ANYBODY, Status.BAD_REQUEST, "at most 255 bytes, found 256"),
+        (request("dense", zeros(), strategy="backoff"), ANYBODY, Status.NOT_FOUND, "no strategy 'backoff'"),
+    ],
+)
+def test_refusals(
+    answerer: Answerer, figures: Figures, asked: Frame, grant: Grant | None, status: Status, words: str
+) -> None:
+    failure = refusal(answerer.answer(asked, grant))
+    assert failure.status == status
+    assert failure.retry_after == 0
+    assert re.search(words, failure.message)
+    totals = figures.totals()
+    assert totals.keys() == {""}
+    assert totals[""].failures[status] == sum(totals[""].failures) == 1
+    assert totals[""].request_bytes == asked.header.length
+
+
+def test_what_fails_to_draft_says_so_and_no_more(
+    answerer: Answerer, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = shelf.get("crest").drafter()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(drafter, "draft_batch", fail)
+    error: Exception = DraftstoreError("/secret is damaged")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            failure = refusal(answerer.answer(request("crest", zeros(3)), ANYBODY))
+            assert (failure.status, failure.retry_after) == (Status.UNAVAILABLE, 1.0)
+            assert "secret" not in failure.message
+        [record] = caplog.records  # not once for each request
+        assert "/secret is damaged" in record.getMessage()
+        assert not record.exc_info
+    error = MemoryError()
+    failure = refusal(answerer.answer(request("crest", zeros(3)), ANYBODY))
+    assert failure.status == Status.INTERNAL
+
+
+def test_a_job_that_fails_in_the_middle_is_a_failure(
+    answerer: Answerer, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = answerer.begin(request("rest", zeros(10)), ANYBODY)
+    assert isinstance(job, Job)
+    job.work(4)
+    assert job.left == 6
+    monkeypatch.setattr(shelf.get("rest").drafter(), "draft_batch", lambda *_: 1 / 0)
+    job.work(4)
+    assert job.left == 0
+    assert refusal(answerer.finish(job)).status == Status.INTERNAL
+
+
+def test_releases_that_one_may_use(answerer: Answerer) -> None:
+    asked = Frame(Header(0, 1, Operation.RELEASES, 0, 0, 7), b"")
+    for grant, names in (
+        (ANYBODY, ["crest", "dense", "rest"]),
+        (SOME, ["crest"]),
+        (Grant("x", frozenset()), []),
+    ):
+        answer = frame_of(answerer.answer(asked, grant))
+        assert answer.header.operation == 0x83
+        assert [entry["name"] for entry in json.loads(answer.payload)["releases"]] == names
+
+
+def test_greetings(shelf: Shelf, figures: Figures) -> None:
+    answerer = Answerer(shelf, Permissions([SOME]), Limits(batch=9), figures.slot(0))
+
+    def greet(token: bytes) -> tuple[Grant | None, bytes]:
+        return answerer.greet(Frame(Header(len(token), 1, Operation.HELLO, 0, 0, 7), token))
+
+    grant, data = greet(b"secret")
+    assert grant == SOME
+    assert json.loads(frame_of(data).payload)["limits"]["batch"] == 9
+    for token in (b"", b"secret2", b"\xff"):
+        grant, data = greet(token)
+        assert grant is None
+        assert refusal(data).status == Status.UNAUTHORIZED
+    answerer.permissions = Permissions.open_to_all()
+    assert greet(b"")[0] == ANYBODY
+
+
+def test_figures_of_a_release(answerer: Answerer, figures: Figures, small_store: Path) -> None:
+    contexts = contexts_of(small_store, 30)
+    store = open_store(small_store)
+    drafts = store.drafter().draft(contexts)
+    store.close()
+    asked = request("rest", contexts)
+    answered = answerer.answer(asked, ANYBODY)
+    totals = figures.totals()["rest"]
+    assert (totals.queries, totals.contexts) == (1, 30)
+    assert totals.nodes == sum(len(draft.tree) for draft in drafts)
+    assert totals.misses == sum(not len(draft.tree) for draft in drafts) > 0
+    assert totals.matched == sum(draft.match_length for draft in drafts)
+    assert (totals.request_bytes, totals.answer_bytes) == (asked.header.length, len(answered))
+    answerer.answer(request("rest", zeros(0)), ANYBODY)
+    assert figures.totals()["rest"].queries == 2
+
+
+def test_threads_may_work_on_jobs(answerer: Answerer, small_crest: Path) -> None:
+    contexts = contexts_of(small_crest, 200)
+    asked = request("crest", contexts)
+    expected = answerer.answer(asked, ANYBODY)[40:]
+    jobs = [answerer.begin(asked, ANYBODY) for _ in range(4)]
+    threads = [threading.Thread(target=job.work, args=(200,)) for job in jobs if isinstance(job, Job)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for job in jobs:
+        assert isinstance(job, Job)
+        assert answerer.finish(job)[40:] == expected
+
+
+def test_costs_follow_what_lookups_take(figures: Figures) -> None:
+    line = Line(figures.slot(0).release("x"))
+    before = line.costs[7]
+    line.learn(7, 1.0)
+    assert line.costs[7] < 2 * before  # once is no rule
+    for _ in range(200):
+        line.learn(7, 0.001)
+    assert line.costs[7] == pytest.approx(0.001, rel=0.01)
+    assert line.costs[6] < 0.0001
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch": 0},
+        {"batch": 65_536},
+        {"payload": 1 << 25},
+        {"budget": 4097},
+        {"context": 70_000},
+        {"hello_seconds": -1.0},
+        {"waiting": 0},
+        {"batch": 1024},
+        {"drain_seconds": float("nan")},
+    ],
+)
+def test_limits_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(DraftstoreError, match=r"expected|lower"):
+        Limits(**wrong)
+
+
+def test_the_longest_answer_fits_a_frame(answerer: Answerer) -> None:
+    assert Limits().longest_answer <= wire.MAX_PAYLOAD
+    assert Limits(batch=1024, budget=2048).longest_answer <= wire.MAX_PAYLOAD

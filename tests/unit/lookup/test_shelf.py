@@ -1,0 +1,380 @@
+"""The shelf: books are swapped between two requests, none is mixed with another, and old ones are really closed."""
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftstoreError, StoreError, WireError
+from draftstore.remote import queries
+from draftstore.remote.queries import encode_projection
+from draftstore.remote.wire import short_hash
+from draftstore.storage.manifest import load_manifest, manifest_digest, save_manifest
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.registry import open_store
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import TextTokenizer
+from services.lookup.stores import shelf as shelf_module
+from services.lookup.stores.shelf import Book, Shelf, UnknownReleaseError, open_book
+from services.lookup.stores.targets import Target
+from tests.conftest import write_texts
+from tests.fakes.dense_stores import MODEL
+
+SECONDS = 60.0
+
+
+class Build(NamedTuple):
+    """A store, and what it drafts for the contexts of the tests: encoded trees."""
+
+    path: Path
+    digest: str
+    expected: bytes
+
+
+def drafts_of(book: Book, contexts: NDArray[np.int32]) -> bytes:
+    """Return the trees of a batch that is drafted in steps, as the service does."""
+    drafter = book.drafter()
+    return b"".join(
+        drafter.draft_batch(contexts[row : row + 4]).encode_trees()[1].tobytes()
+        for row in range(0, len(contexts), 4)
+    )
+
+
+@pytest.fixture(scope="module")
+def contexts() -> NDArray[np.int32]:
+    """Return sixteen contexts of two known tokens each."""
+    rows = np.full((16, 16), -1, np.int32)
+    rows[:, -2:] = np.random.default_rng(1).integers(200, 384, (16, 2))
+    rows[:, -1] = np.arange(300, 316)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def builds(
+    small_tokenizer: TextTokenizer, contexts: NDArray[np.int32], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Build]]:
+    """Return three builds of either kind, which draft differently."""
+    folder = tmp_path_factory.mktemp("builds")
+    made: dict[str, list[Build]] = {"rest": [], "crest": []}
+    for seed in range(3):
+        corpus = write_texts(folder / f"{seed}.jsonl", 40, seed)
+        build_rest(RestOptions((corpus,), "chat"), small_tokenizer, folder / f"rest-{seed}", workers=1)
+        options = CrestOptions("chat", max_n=3, ngrams=300)
+        build_crest(options, folder / f"rest-{seed}", folder / f"crest-{seed}")
+        for kind, known in made.items():
+            path = folder / f"{kind}-{seed}"
+            book = open_book(Target("chat", path))
+            known.append(Build(path, manifest_digest(path), drafts_of(book, contexts)))
+            book.close()
+    for known in made.values():
+        assert len({build.expected for build in known}) == 3
+    return made
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    shelf = Shelf()
+    yield shelf
+    shelf.close()
+
+
+def mapped(path: Path) -> list[str]:
+    """Return what of a store this process has mapped."""
+    inodes = {str(file.stat().st_ino) for file in path.rglob("*") if file.is_file()}
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if line.split()[4] in inodes]
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
+
+
+def is_closed(book: Book) -> bool:
+    return book.closed
+
+
+def memory() -> int:
+    """Return the resident bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class TestBook:
+    @pytest.mark.parametrize("name", ["small_store", "small_crest", "wide_store", "wide_crest"])
+    def test_it_drafts_as_its_store_does(self, name: str, request: pytest.FixtureRequest) -> None:
+        path = request.getfixturevalue(name)
+        context = np.array([[5, 6, 7, 300]], np.int32)
+        with closing(open_book(Target("chat", path))) as book, closing(open_store(path)) as store:
+            for strategy in ("", "longest", "backoff"):
+                expected = store.drafter(strategy or "backoff").draft(context, 20, 0.01)
+                assert book.drafter(strategy).draft(context, 20, 0.01) == expected
+                assert book.drafter(strategy) is book.drafter(strategy)
+            with pytest.raises(DraftstoreError, match="no strategy 'nonsense'"):
+                book.drafter("nonsense")
+            assert book.build == short_hash(manifest_digest(path))
+            assert book.tokenizer == short_hash(store.manifest.tokenizer.fingerprint)
+            assert not book.blocking
+
+    def test_its_description_says_no_path(self, small_crest: Path) -> None:
+        with closing(open_book(Target("chat", small_crest))) as book:
+            told = book.describe()
+        assert str(small_crest.parent) not in json.dumps(told)
+        manifest = load_manifest(small_crest)
+        assert told["build"] == manifest_digest(small_crest)[:16]
+        assert (told["name"], told["kind"], told["backend"]) == ("chat", "crest", "lmdb")
+        assert (told["vocab_size"], told["context_size"]) == (manifest.vocab_size, 4)
+        assert told["entries"] == manifest.counts["entries"]
+        assert (sorted(told["strategies"]), told["default_strategy"]) == (["backoff", "longest"], "backoff")
+        assert told["tokenizer"]["fingerprint"] == manifest.tokenizer.fingerprint
+
+    def test_a_dense_one_has_a_projection(self, small_dense: Path, small_store: Path) -> None:
+        with closing(open_book(Target("chat", small_dense))) as book:
+            told = book.describe()
+            projection = book.projection
+            assert projection is not None
+            assert book.encoded_projection == encode_projection(projection)
+        assert told["projection"] == {"digest": projection.digest, "dims": 8, "hidden_size": 16}
+        assert (told["kind"], told["target_model"], told["context_size"]) == ("dresd", MODEL, 1)
+        assert (sorted(told["strategies"]), told["default_strategy"]) == (["deep", "many", "wide"], "many")
+        with closing(open_book(Target("chat", small_store))) as book:
+            assert (book.projection, book.encoded_projection) == (None, b"")
+            assert (book.describe()["projection"], book.describe()["target_model"]) == (None, None)
+
+    def test_a_projection_that_no_frame_holds(
+        self, small_dense: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(queries, "MAX_PAYLOAD", 100)
+        with pytest.raises(WireError, match="build the store with fewer dimensions"):
+            open_book(Target("chat", small_dense))
+        gc.collect()  # the traceback holds what was open
+        assert mapped(small_dense) == []
+
+
+class TestOpening:
+    def test_another_build_lies_there(self, small_store: Path) -> None:
+        with pytest.raises(StoreError, match=r"holds another store by now.*expected 000000"):
+            open_book(Target("chat", small_store, "0" * 64))
+
+    def test_a_cut_file(self, small_crest: Path, tmp_path: Path) -> None:
+        path = tmp_path / "store"
+        shutil.copytree(small_crest, path)
+        with (path / "trees.lmdb").open("r+b") as file:
+            file.truncate(100)
+        with pytest.raises(StoreError, match="has 100 bytes"):
+            open_book(Target("chat", path))
+        assert mapped(path) == []
+
+    def test_a_build_that_moves_in_while_files_are_opened(
+        self, small_crest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "store"
+        shutil.copytree(small_crest, path)
+        real = open_store
+
+        def replaced(*arguments: object) -> object:
+            store = real(*arguments)  # type: ignore[arg-type]
+            manifest = load_manifest(path)
+            manifest.parameters["other"] = True
+            save_manifest(path, manifest)
+            return store
+
+        monkeypatch.setattr(shelf_module, "open_store", replaced)
+        with pytest.raises(StoreError, match="holds another store by now"):
+            open_book(Target("chat", path))
+        assert mapped(path) == []
+
+    def test_a_store_that_fails_while_it_is_warmed(
+        self, small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "store"
+        shutil.copytree(small_store, path)
+
+        def fail(*_: object) -> None:
+            raise StoreError("an entry is damaged")
+
+        monkeypatch.setattr(shelf_module, "warm_store", fail)
+        with pytest.raises(StoreError, match="an entry is damaged"):
+            open_book(Target("chat", path))
+        gc.collect()  # the traceback holds what was open
+        assert mapped(path) == []
+
+
+class TestShelf:
+    def test_unknown_names(self, shelf: Shelf, small_store: Path) -> None:
+        shelf.put("chat", open_book(Target("chat", small_store)))
+        for look_up in (shelf.get, shelf.borrow):
+            with pytest.raises(UnknownReleaseError, match="nothing is served under the name 'code'"):
+                look_up("code")
+        assert shelf.remove("code") is None
+
+    def test_only_what_is_allowed_is_described(
+        self, shelf: Shelf, small_store: Path, small_crest: Path
+    ) -> None:
+        shelf.put("chat", open_book(Target("chat", small_store)))
+        shelf.put("code", open_book(Target("code", small_crest)))
+        assert [told["name"] for told in shelf.describe()] == ["chat", "code"] == shelf.names()
+        assert [told["name"] for told in shelf.describe(lambda name: name == "code")] == ["code"]
+
+    @pytest.mark.parametrize("kind", ["rest", "crest"])
+    def test_the_old_book_is_closed_after_its_last_reader(
+        self, shelf: Shelf, builds: dict[str, list[Build]], contexts: NDArray[np.int32], kind: str
+    ) -> None:
+        one, two, _ = builds[kind]
+        book = open_book(Target("chat", one.path))
+        assert shelf.put("chat", book) is None
+        readers = [shelf.borrow("chat"), shelf.borrow("chat")]
+        assert shelf.put("chat", open_book(Target("chat", two.path))) is book
+        for reader in readers:
+            assert not book.closed
+            assert mapped(one.path)
+            assert drafts_of(book, contexts) == one.expected
+            reader.release()
+        wait_until(lambda: book.closed, "the book is not closed")
+        wait_until(lambda: not mapped(one.path), "the files are still mapped")
+        assert drafts_of(shelf.get("chat"), contexts) == two.expected
+        removed = shelf.remove("chat")
+        assert removed is not None
+        wait_until(lambda: removed.closed and not mapped(two.path), "the files are still mapped")
+
+    def test_a_book_without_readers_is_closed_when_the_shelf_is(self, builds: dict[str, list[Build]]) -> None:
+        shelf = Shelf()
+        book = open_book(Target("chat", builds["crest"][0].path))
+        shelf.put("chat", book)
+        shelf.close()
+        assert book.closed
+        assert not mapped(builds["crest"][0].path)
+
+    def test_a_reader_that_outlives_the_shelf(self, builds: dict[str, list[Build]]) -> None:
+        shelf = Shelf()
+        shelf.put("chat", open_book(Target("chat", builds["crest"][0].path)))
+        book = shelf.borrow("chat")
+        shelf.close()
+        assert not book.closed
+        book.release()
+        assert book.closed
+
+    @pytest.mark.parametrize("kind", ["rest", "crest"])
+    def test_swaps_under_threads_and_a_loop(
+        self, shelf: Shelf, builds: dict[str, list[Build]], contexts: NDArray[np.int32], kind: str
+    ) -> None:
+        known = {short_hash(build.digest): build.expected for build in builds[kind]}
+        shelf.put("chat", open_book(Target("chat", builds[kind][0].path)))
+        problems: list[str] = []
+        seen: dict[int, int] = {}
+        done = threading.Event()
+
+        def check(book: Book, found: bytes) -> None:
+            seen[book.build] = seen.get(book.build, 0) + 1
+            if known[book.build] != found:
+                problems.append(f"a mixture: {book.build:x}")
+
+        def borrow() -> None:
+            try:
+                while not done.is_set():
+                    book = shelf.borrow("chat")
+                    try:
+                        check(book, drafts_of(book, contexts))
+                    finally:
+                        book.release()
+            except DraftstoreError as error:
+                problems.append(repr(error))
+
+        async def answer_at_once() -> None:
+            while not done.is_set():
+                book = shelf.get("chat")
+                check(book, drafts_of(book, contexts))
+                await asyncio.sleep(0)
+
+        async def answer_in_steps() -> None:
+            while not done.is_set():
+                book = shelf.get("chat")
+                book.acquire()
+                found = b""
+                for row in range(0, len(contexts), 4):
+                    found += book.drafter().draft_batch(contexts[row : row + 4]).encode_trees()[1].tobytes()
+                    await asyncio.sleep(0)
+                check(book, found)
+                book.release()
+
+        async def serve() -> None:
+            loop = asyncio.get_running_loop()
+            watcher = threading.Thread(target=swap, args=(loop,))
+            watcher.start()
+            try:
+                await asyncio.gather(answer_at_once(), answer_in_steps(), answer_in_steps())
+            finally:
+                done.set()
+                watcher.join()
+
+        old: list[Book] = []
+
+        def put(book: Book) -> None:
+            before = shelf.put("chat", book)
+            assert before is not None
+            old.append(before)
+
+        def swap(loop: asyncio.AbstractEventLoop) -> None:
+            try:
+                for turn in range(40):
+                    target = builds[kind][turn % 3]
+                    book = open_book(Target("chat", target.path), warm=turn < 3)
+                    loop.call_soon_threadsafe(put, book)
+                    time.sleep(0.01)
+            except DraftstoreError as error:
+                problems.append(repr(error))
+            finally:
+                done.set()
+
+        threads = [threading.Thread(target=borrow) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        asyncio.run(serve())
+        for thread in threads:
+            thread.join(SECONDS)
+        assert problems == []
+        assert set(seen) == set(known)
+        wait_until(lambda: all(book.closed for book in old), "an old book is open")
+        live = shelf.get("chat")
+        for build in builds[kind]:
+            if build.digest != live.digest:
+                assert mapped(build.path) == []
+
+    def test_memory_stays_flat_over_many_swaps(self, shelf: Shelf, builds: dict[str, list[Build]]) -> None:
+        def swap(times: int) -> None:
+            for turn in range(times):
+                for kind, known in builds.items():
+                    book = open_book(Target(kind, known[turn % 3].path), warm=False)
+                    book.drafter().draft(np.array([[300, 301]], np.int32))
+                    before = shelf.put(kind, book)
+                    if before is not None:
+                        wait_until(partial(is_closed, before), "an old book is open")
+
+        swap(50)
+        gc.collect()
+        maps, files, before = len(mapped_lines()), open_files(), memory()
+        swap(300)
+        gc.collect()
+        assert abs(len(mapped_lines()) - maps) <= 3
+        assert abs(open_files() - files) <= 3
+        assert memory() - before < 4 << 20
+
+
+def mapped_lines() -> list[str]:
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,0 +1,272 @@
+"""Builds and corpora: recorded as they happen, found again, marked when their process is gone, dropped with all."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from draftstore.decoding.replay import ReplayResult
+from draftstore.errors import StoreError
+from draftstore.storage.manifest import load_manifest, manifest_digest
+from schema import catalogue, holds
+from schema.catalogue import CatalogueError
+from schema.models import PARTITIONED, Build, Corpus, Replay
+from schema.partitions import attach_partition, create_partition
+from tests.fakes.databases import write_store
+
+BUILDER = """
+import sys
+from pathlib import Path
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from schema import catalogue
+with Session(create_engine(sys.argv[1])) as session, session.begin():
+    build_id = catalogue.start_build(session, "rest", "chat", Path("/nowhere")).id
+print(build_id, flush=True)
+sys.stdin.read()
+"""
+
+
+def count(session: Session, table: type) -> int:
+    return session.query(table).count()
+
+
+class TestBuilding:
+    def test_a_build_from_start_to_finish(self, session: Session, tmp_path: Path) -> None:
+        build = catalogue.start_build(session, "rest", "chat", tmp_path / "s", parameters={"segments": 2})
+        assert (build.state, build.digest, build.corpus_id) == ("running", None, None)
+        write_store(tmp_path / "s", segment_tokens=7)
+        catalogue.finish_build(session, build.id, timings={"index": 1.5})
+        session.expire_all()
+        manifest = load_manifest(tmp_path / "s")
+        assert build.state == "finished"
+        assert build.finished_at is not None
+        assert build.digest == manifest_digest(tmp_path / "s")
+        assert build.manifest is not None
+        assert build.manifest["counts"] == manifest.counts
+        assert build.size_bytes == manifest.size
+        assert build.parameters == {"segments": 2, "segment_tokens": 7}
+        assert build.timings == {"index": 1.5}
+        assert build.corpus is not None
+        assert (build.corpus.documents, build.corpus.tokens, build.corpus.characters) == (2, 10, 40)
+        assert (build.corpus.tokenizer, build.corpus.sources) == ("small-bpe", ["texts.jsonl"])
+
+    def test_the_store_must_be_there_and_of_its_kind(self, session: Session, tmp_path: Path) -> None:
+        build = catalogue.start_build(session, "crest", "chat", tmp_path / "s")
+        with pytest.raises(StoreError, match="is not a store"):
+            catalogue.finish_build(session, build.id)
+        write_store(tmp_path / "s", kind="rest")
+        with pytest.raises(StoreError, match="expected 'crest'"):
+            catalogue.finish_build(session, build.id)
+        assert build.state == "running"
+        catalogue.fail_build(session, build.id, "no trees")
+
+    def test_a_failure_keeps_its_reason(self, session: Session, tmp_path: Path) -> None:
+        build = catalogue.start_build(session, "rest", "chat", tmp_path)
+        catalogue.fail_build(session, build.id, "disk full \0 \udcff", timings={"tokenize": 2.0})
+        session.expire_all()
+        assert (build.state, build.error) == ("failed", r"disk full \x00 \udcff")
+        assert build.timings == {"tokenize": 2.0}
+
+    def test_a_failed_build_may_still_finish_but_not_the_other_way(
+        self, session: Session, tmp_path: Path
+    ) -> None:
+        build = catalogue.start_build(session, "rest", "chat", write_store(tmp_path / "s"))
+        catalogue.fail_build(session, build.id, "the server went away")
+        catalogue.finish_build(session, build.id)
+        session.expire_all()
+        assert (build.state, build.error) == ("finished", None)
+        with pytest.raises(CatalogueError, match="cannot fail any more"):
+            catalogue.fail_build(session, build.id, "too late")
+        with pytest.raises(CatalogueError, match="finished already"):
+            catalogue.finish_build(session, build.id)
+
+    def test_one_store_is_finished_once(self, session: Session, tmp_path: Path) -> None:
+        first = catalogue.add_build(session, write_store(tmp_path / "s"))
+        second = catalogue.start_build(session, "rest", "chat", tmp_path / "s")
+        with pytest.raises(CatalogueError, match=f"is build {first.id} already"):
+            catalogue.finish_build(session, second.id)
+        catalogue.fail_build(session, second.id, "not needed")
+
+    def test_paths_that_are_no_utf8_are_recorded(self, session: Session, tmp_path: Path) -> None:
+        folder = write_store(Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9")), name="a\0b")
+        build = catalogue.add_build(session, folder)
+        session.expire_all()
+        assert build.path.endswith(r"caf\udce9")
+        assert build.name == r"a\x00b"
+
+
+class TestCorpora:
+    def test_stores_of_one_corpus_share_it(self, session: Session, tmp_path: Path) -> None:
+        builds = [catalogue.add_build(session, write_store(tmp_path / str(i))) for i in range(2)]
+        other = catalogue.add_build(session, write_store(tmp_path / "other", corpus="corpus-2"))
+        none = catalogue.add_build(session, write_store(tmp_path / "none", kind="recycling", corpus=None))
+        assert builds[0].corpus_id == builds[1].corpus_id != other.corpus_id
+        assert none.corpus_id is None
+        assert count(session, Corpus) == 2
+
+
+class TestFinding:
+    def test_by_id_by_place_and_by_content(self, session: Session, tmp_path: Path) -> None:
+        here = write_store(tmp_path / "here")
+        build = catalogue.add_build(session, here)
+        moved = shutil.copytree(here, tmp_path / "moved")
+        for reference in (build.id, str(build.id), here, str(here), moved):
+            assert catalogue.find_build(session, reference) is build
+        twin = catalogue.add_build(session, moved)
+        assert twin is not build
+        assert catalogue.find_build(session, moved) is twin
+        assert catalogue.find_build(session, here) is build
+
+    def test_what_is_not_there(self, session: Session, tmp_path: Path) -> None:
+        with pytest.raises(CatalogueError, match="no build 12345"):
+            catalogue.find_build(session, 12345)
+        with pytest.raises(CatalogueError, match="draftstore builds add"):
+            catalogue.find_build(session, write_store(tmp_path / "s"))
+        with pytest.raises(StoreError, match="is not a store"):
+            catalogue.find_build(session, tmp_path)
+
+    def test_to_add_a_store_twice_changes_nothing(self, session: Session, tmp_path: Path) -> None:
+        build = catalogue.add_build(session, write_store(tmp_path / "s"))
+        assert catalogue.add_build(session, tmp_path / "s") is build
+        (tmp_path / "s" / "entries.bin").write_bytes(b"cut")
+        (tmp_path / "s" / "entries.bin").write_bytes(b"")
+        with pytest.raises(StoreError, match="0 bytes, expected 3"):
+            catalogue.add_build(session, tmp_path / "s")
+
+    def test_a_store_knows_what_it_was_made_from(self, session: Session, tmp_path: Path) -> None:
+        rest = catalogue.add_build(session, write_store(tmp_path / "rest"))
+        plan = {"kind": "crest", "source": rest.digest}
+        crest = catalogue.add_build(
+            session, write_store(tmp_path / "crest", kind="crest", plan=plan, backends=["lmdb"])
+        )
+        assert crest.source_id == rest.id
+        assert crest.source is rest
+        assert crest.backends == ["lmdb"]
+
+    def test_lists_are_newest_first(self, session: Session, tmp_path: Path) -> None:
+        old = catalogue.add_build(session, write_store(tmp_path / "old"))
+        new = catalogue.add_build(session, write_store(tmp_path / "new", kind="ngrams"))
+        failed = catalogue.start_build(session, "rest", "chat", tmp_path)
+        catalogue.fail_build(session, failed.id, "no")
+        assert catalogue.list_builds(session) == [failed, new, old]
+        assert catalogue.list_builds(session, kind="rest", state="finished") == [old]
+        assert catalogue.list_builds(session, limit=1) == [failed]
+
+
+class TestCutOff:
+    """A build whose process is gone is told from one that is being made."""
+
+    def test_a_killed_process(self, database: str, engine: Engine) -> None:
+        command = [sys.executable, "-c", BUILDER, database]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            build_id = int(process.stdout.readline())
+            with Session(engine) as session, session.begin():
+                assert catalogue.fail_cut_off(session) == []
+                with pytest.raises(CatalogueError, match="is being made"):
+                    catalogue.drop_build(session, build_id)
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+        self._wait_until_gone(engine)
+        with Session(engine) as session, session.begin():
+            assert catalogue.fail_cut_off(session) == [build_id]
+            assert catalogue.fail_cut_off(session) == []
+            build = catalogue.get_build(session, build_id)
+            assert build.state == "failed"
+            assert "run it again" in str(build.error)
+
+    def test_our_own_build(self, engine: Engine, tmp_path: Path) -> None:
+        with Session(engine) as session, session.begin():
+            build_id = catalogue.start_build(session, "rest", "chat", tmp_path / "s").id
+        with Session(engine) as session, session.begin():
+            assert catalogue.fail_cut_off(session) == []
+            write_store(tmp_path / "s")
+            catalogue.finish_build(session, build_id)
+        with Session(engine) as session, session.begin():
+            assert catalogue.fail_cut_off(session) == []
+            assert catalogue.get_build(session, build_id).state == "finished"
+        assert not holds._held
+
+    def test_the_server_was_away_meanwhile(self, engine: Engine, tmp_path: Path) -> None:
+        with Session(engine) as session, session.begin():
+            build_id = catalogue.start_build(session, "rest", "chat", write_store(tmp_path / "s")).id
+        with Session(engine) as session, session.begin():
+            others = text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+            session.execute(others)
+        self._wait_until_gone(engine)
+        with Session(engine) as session, session.begin():
+            assert catalogue.fail_cut_off(session) == [build_id]
+        with Session(engine) as session, session.begin():
+            assert catalogue.finish_build(session, build_id).state == "finished"
+        assert not holds._held
+
+    def _wait_until_gone(self, engine: Engine) -> None:
+        """Wait until the server has noticed that a client is gone."""
+        locks = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        with engine.connect() as connection:
+            while connection.execute(locks).scalar_one():
+                pass
+
+
+class TestDropping:
+    def test_all_of_it_goes_and_nothing_else(self, session: Session, tmp_path: Path) -> None:
+        builds = [
+            catalogue.add_build(session, write_store(tmp_path / str(i), kind="crest")) for i in range(2)
+        ]
+        for build in builds:
+            for table in PARTITIONED:
+                session.execute(text(create_partition(table, build.id)))
+            for statement in attach_partition("trees", build.id):
+                session.execute(text(statement))
+            session.execute(text(f"INSERT INTO trees VALUES ({build.id}, 'k', 'v')"))
+            catalogue.record_replay(
+                session, build.id, ReplayResult(rows=1, tokens=3, passes=2, lookup_ns=[5]).summary(),
+                recordings="alpaca.jsonl", strategy="backoff", budget=64,
+            )  # fmt: skip
+        catalogue.drop_build(session, builds[0].id)
+        left = session.execute(text("SELECT build_id FROM trees")).scalars().all()
+        assert left == [builds[1].id]
+        query = text("SELECT count(*) FROM pg_class WHERE relname IN ('ngrams_' || :id, 'trees_' || :id)")
+        assert session.execute(query, {"id": builds[0].id}).scalar_one() == 0
+        assert session.execute(query, {"id": builds[1].id}).scalar_one() == 2
+        assert [replay.build_id for replay in session.query(Replay)] == [builds[1].id]
+        assert session.query(Build).one() is builds[1]
+        assert (tmp_path / "0" / "manifest.json").exists()
+
+    def test_a_live_build_is_kept(self, session: Session, tmp_path: Path) -> None:
+        build = catalogue.add_build(session, write_store(tmp_path / "s"))
+        catalogue.publish(session, "chat", build.id)
+        with pytest.raises(CatalogueError, match="is live: the release chat points at it"):
+            catalogue.drop_build(session, build.id)
+        assert count(session, Build) == 1
+
+
+def test_a_replay_is_recorded(session: Session, tmp_path: Path) -> None:
+    build = catalogue.add_build(session, write_store(tmp_path / "s"))
+    result = ReplayResult(rows=2, tokens=30, passes=10, nodes=500, misses=1, lookup_ns=[1000, 3000])
+    catalogue.record_replay(
+        session, build.id, result.summary(),
+        recordings="alpaca.jsonl", strategy="longest", budget=64, model="vicuna",
+    )  # fmt: skip
+    session.expire_all()
+    replay = session.query(Replay).one()
+    assert (replay.accepted_length, replay.nodes_mean, replay.miss_rate) == (3.0, 50.0, 0.1)
+    assert (replay.lookup_p50_us, replay.model, replay.build) == (2.0, "vicuna", build)
+
+
+def test_manifests_are_kept_to_be_asked_in_sql(session: Session, tmp_path: Path) -> None:
+    catalogue.add_build(session, write_store(tmp_path / "s", deep={"list": [1, "x"], "none": None}))
+    found = session.execute(text("SELECT manifest->'parameters'->'deep' FROM builds")).scalar_one()
+    assert found == {"list": [1, "x"], "none": None}
+    assert json.loads(json.dumps(found)) == found

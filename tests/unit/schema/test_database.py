@@ -1,0 +1,406 @@
+"""The database that everything uses: which one, how failures read, whose tables are accepted, `draftstore db`."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+import pytest
+import sqlalchemy
+from alembic.script import ScriptDirectory
+from click.testing import CliRunner, Result
+
+from draftstore.errors import DraftstoreError
+from schema import database, embedded, revisions
+from schema.cli.db import db
+from schema.database import alembic_config, connect, database_url, make_engine, migrate
+from schema.errors import (
+    DatabaseAccessError,
+    DatabaseAwayError,
+    DatabaseFullError,
+    DatabaseTimeoutError,
+    DatabaseUrlError,
+    SchemaError,
+)
+from schema.failures import database_errors, translate
+from schema.home import data_home
+from schema.postgres.state import server_state
+from tests.fakes.servers import PostgresServer, free_port, postgres_server
+from tests.process.test_embedded import memory_folder, reachable_folder
+
+SECRET = "s3cret/with@signs"
+COUNT = sqlalchemy.text("SELECT count(*) FROM builds")
+QUOTED = "s3cret%2Fwith%40signs"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """Return a server with a password on a port, whose database is empty at first."""
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture
+def named(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Name that server, with no tables in its database; its address stands for a server of one's own."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+        connection.execute("GRANT USAGE ON SCHEMA public TO public")
+    monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", server.url)
+    yield server.url
+    database.close()
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Name an empty data folder for the embedded server."""
+    monkeypatch.delenv("DRAFTSTORE_DATABASE_URL", raising=False)
+    monkeypatch.setenv("DRAFTSTORE_POSTGRES_LINGER", "0")
+    with reachable_folder(memory_folder()) as folder:
+        monkeypatch.setenv("DRAFTSTORE_HOME", str(folder))
+        yield folder
+        database.close()
+        embedded.stop(folder)
+
+
+@pytest.fixture
+def more_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Return a function that adds a revision to a copy of the migrations, as the next version would."""
+    copy = tmp_path / "migrations"
+    shutil.copytree(revisions.MIGRATIONS, copy)
+    newest = revisions.expected_revision()
+    monkeypatch.setattr(revisions, "MIGRATIONS", copy)
+    monkeypatch.setattr(database, "MIGRATIONS", copy)
+
+    def add() -> None:
+        (copy / "versions" / "9999_more.py").write_text(
+            f'"""More."""\nrevision = "9999"\ndown_revision = "{newest}"\n'
+            "from alembic import op\n\n\n"
+            'def upgrade():\n    op.execute("CREATE TABLE more (one int)")\n\n\n'
+            'def downgrade():\n    op.execute("DROP TABLE more")\n'
+        )
+        revisions.known_revisions.cache_clear()
+        database._current.clear()
+
+    yield add
+    revisions.known_revisions.cache_clear()
+
+
+# Which database
+
+
+def test_a_named_url_is_used_with_or_without_the_name_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    for scheme in ("postgresql", "postgres", "postgresql+psycopg"):
+        monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", f"{scheme}://me:{QUOTED}@db:5433/x?sslmode=require")
+        assert database_url() == f"postgresql://me:{QUOTED}@db:5433/x?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"mysql://me:{QUOTED}@db/x",
+        f"postgresql+psycopg2://me:{QUOTED}@db/x",
+        f"postgresql://me:{SECRET}%zz@db/x",
+        f"postgresql://me:{QUOTED}@db:port/x",
+        f"postgresql://me:{QUOTED}@db/x?no_such_option=1",
+        f"host=db password={SECRET}",
+        "   ",
+    ],
+)
+def test_what_is_no_url_of_postgresql_is_refused_without_quoting_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", url)
+    with pytest.raises(DatabaseUrlError, match="expected postgresql://USER:PASSWORD@HOST") as caught:
+        connect()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_home_is_the_users_own_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DRAFTSTORE_HOME", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert data_home() == Path("/var/lib/draftstore")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert data_home() == Path("/home/me/.local/share/draftstore")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert data_home() == Path("/data/draftstore")
+    monkeypatch.setenv("DRAFTSTORE_HOME", "~/stores")
+    assert data_home() == Path("/home/me/stores")
+    monkeypatch.setenv("DRAFTSTORE_HOME", __file__)
+    with pytest.raises(DraftstoreError, match="is no folder"):
+        data_home()
+
+
+# The embedded database
+
+
+def test_the_embedded_database_gets_its_tables_by_itself(home: Path) -> None:
+    with connect() as connection:
+        assert revisions.database_revision(connection) == revisions.expected_revision()
+        assert connection.execute("SELECT count(*) FROM builds").fetchone() == (0,)
+        assert connection.info.get_parameters()["application_name"] == "draftstore"
+    engine = make_engine()
+    with engine.connect() as bind:
+        assert bind.exec_driver_sql("SELECT count(*) FROM builds").scalar() == 0
+    engine.dispose()
+    assert database_url() == server_state(home / "postgres").url
+
+
+def test_processes_that_all_come_first_make_the_tables_once(home: Path) -> None:
+    code = "from schema.database import connect; print(connect().execute('SELECT count(*) FROM builds').fetchone())"
+    run = [sys.executable, "-W", "ignore::ResourceWarning", "-c", code]
+    processes = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.communicate(timeout=60)[0] == "(0,)\n"
+        assert process.returncode == 0
+
+
+def test_an_embedded_database_of_an_earlier_version_is_brought_up_to_date(
+    home: Path, more_revisions: Callable[[], None]
+) -> None:
+    connect().close()
+    more_revisions()
+    with connect() as connection:
+        assert connection.execute("SELECT count(*) FROM more").fetchone() == (0,)
+
+
+def test_an_engine_and_a_connection_survive_a_killed_server(home: Path) -> None:
+    engine = make_engine()
+    with engine.connect() as bind:
+        assert bind.scalar(COUNT) == 0
+        server = server_state(home / "postgres").server
+        assert server
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(DatabaseAwayError, match=r"does not answer|terminat"):
+            ask_until_it_fails(bind)
+    supervisor = server_state(home / "postgres").supervisor
+    assert supervisor
+    os.kill(supervisor, signal.SIGKILL)
+    with engine.connect() as bind:
+        assert bind.scalar(COUNT) == 0
+    connect().close()
+    engine.dispose()
+
+
+def ask_until_it_fails(bind: sqlalchemy.Connection) -> None:
+    for _ in range(500):
+        bind.scalar(COUNT)
+        time.sleep(0.01)
+
+
+def test_the_embedded_server_ends_after_the_last_process_and_close(home: Path) -> None:
+    connect().close()
+    state = server_state(home / "postgres")
+    assert state.status == "ready"
+    database.close()
+    end = time.monotonic() + 10
+    while server_state(home / "postgres").status != "stopped":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# A named database
+
+
+def test_a_named_database_is_migrated_on_demand_only(named: str) -> None:
+    for attempt in (connect, make_engine):
+        with pytest.raises(
+            SchemaError, match=r"holds no tables of draftstore: .*`draftstore db migrate`"
+        ) as caught:
+            attempt()
+        assert "draftstore:draftstore" not in str(caught.value)
+    assert migrate() == revisions.expected_revision()
+    assert migrate() == revisions.expected_revision()
+    with connect() as connection:
+        assert connection.execute("SELECT count(*) FROM builds").fetchone() == (0,)
+    make_engine().dispose()
+
+
+def test_tables_of_an_earlier_version_wait_for_the_command(
+    named: str, more_revisions: Callable[[], None]
+) -> None:
+    newest = revisions.expected_revision()
+    migrate()
+    more_revisions()
+    with pytest.raises(SchemaError, match=f"at revision {newest}, and this version of draftstore needs 9999"):
+        connect()
+    assert migrate() == "9999"
+    connect().close()
+
+
+def test_tables_of_a_later_version_are_left_alone(named: str) -> None:
+    migrate()
+    with connect() as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'from-the-future'")
+    database._current.clear()
+    for attempt in (connect, make_engine, migrate):
+        with pytest.raises(SchemaError, match=r"at revision from-the-future, which .* does not know.*update"):
+            attempt()
+
+
+def test_our_short_way_to_the_newest_revision_agrees_with_alembic(named: str) -> None:
+    assert ScriptDirectory.from_config(alembic_config()).get_current_head() == revisions.expected_revision()
+
+
+# Failures
+
+
+def test_a_server_that_is_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", f"postgresql://me:{QUOTED}@127.0.0.1:{free_port()}/x")
+    for attempt in (connect, make_engine, migrate, make_engine(check=False).connect):
+        with pytest.raises(
+            DatabaseAwayError, match=r"does not answer: .*refused: start it, or name"
+        ) as caught:
+            attempt()
+        assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("draftstore:draftstore", f"draftstore:{QUOTED}"), "password authentication failed"),
+        (("draftstore:draftstore", f"nobody_known:{QUOTED}"), "authentication failed"),
+        (("draftstore:draftstore@", "draftstore@"), "no password supplied"),
+        (("/draftstore", "/no_such_database"), "does not exist"),
+    ],
+)
+def test_a_refusal_says_what_to_check(
+    named: str, change: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, _, after = named.rpartition(change[0])
+    monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", before + change[1] + after)
+    for attempt in (connect, make_engine(check=False).connect):
+        with pytest.raises(DatabaseAccessError, match=f"refuses the connection: .*{said}.*: check") as caught:
+            attempt()
+        assert "s3cret" not in str(caught.value)
+
+
+def test_timeouts_rights_and_lost_servers_are_told_apart(named: str) -> None:
+    with connect(check=False, autocommit=True) as connection:
+        connection.execute("CREATE TABLE busy (one int)")
+        connection.execute("SET statement_timeout = '50ms'")
+        with pytest.raises(DatabaseTimeoutError, match="statement timeout"), database_errors():
+            connection.execute("SELECT pg_sleep(5)")
+        with connect(check=False) as other:
+            other.execute("LOCK TABLE busy")
+            connection.execute("SET lock_timeout = '20ms'")
+            with pytest.raises(DatabaseTimeoutError, match="lock timeout"), database_errors():
+                connection.execute("SELECT * FROM busy")
+        connection.execute("CREATE ROLE weak")
+        connection.execute("SET ROLE weak")
+        with pytest.raises(DatabaseAccessError, match="permission denied"), database_errors():
+            connection.execute("SELECT * FROM busy")
+        connection.execute("RESET ROLE")
+        connection.execute("DROP ROLE weak")
+        with pytest.raises(psycopg.errors.UndefinedTable), database_errors():
+            connection.execute("SELECT * FROM nowhere")
+        with connect(check=False, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+        with pytest.raises(DatabaseAwayError, match=r"terminating connection|closed"), database_errors():
+            connection.execute("SELECT 1")
+
+
+def test_an_engine_raises_our_errors_and_leaves_those_of_the_program(named: str) -> None:
+    engine = make_engine(check=False)
+    with engine.connect() as bind:
+        with pytest.raises(DatabaseTimeoutError):
+            bind.exec_driver_sql("SET LOCAL statement_timeout = 20; SELECT pg_sleep(5)")
+        bind.rollback()
+        with pytest.raises(sqlalchemy.exc.ProgrammingError):
+            bind.exec_driver_sql("SELECT * FROM nowhere")
+    engine.dispose()
+
+
+def test_full_servers_are_told_from_absent_ones() -> None:
+    assert isinstance(translate(psycopg.errors.DiskFull("no space")), DatabaseFullError)
+    crowded = psycopg.OperationalError("connection failed: FATAL:  sorry, too many clients already")
+    assert isinstance(translate(crowded), DatabaseFullError)
+    assert translate(ValueError("something else")) is None
+
+
+# The command
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(db, arguments, catch_exceptions=False)
+
+
+def run_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_command_is_found_by_its_entry_point() -> None:
+    entry_point = EntryPoint("db", "schema.cli.db:db", "draftstore.commands")
+    assert entry_point.load() is db
+    assert all("Example" in (command.help or "") for command in [db, *db.commands.values()])
+
+
+def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
+    assert run_json("status") == {
+        "embedded": True,
+        "status": "stopped",
+        "folder": str(home / "postgres"),
+        "kept": False,
+        "pid": None,
+    }
+    assert "stopped" in run("status").stdout
+    assert not (home / "postgres").exists()
+    started = run_json("start")
+    assert run_json("start") == started
+    assert run_json("url") == {"url": started["url"], "embedded": True}
+    assert run_json("migrate") == {"revision": revisions.expected_revision()}
+    database.close()
+    found = run_json("status")
+    assert found["kept"]
+    assert found["pid"] == started["pid"]
+    assert found["schema"] == "current"
+    assert found["clients"] == 0
+    assert found["bytes"] > 1_000_000
+    shown = run("status").stdout
+    assert "kept up until" in shown
+    assert f"{found['bytes']:,}" in shown
+    database.close()
+    assert run_json("stop") == {"stopped": True}
+    assert run_json("stop") == {"stopped": False}
+    assert "was not running" in run("stop").stdout
+
+
+def test_the_command_passes_the_rest_to_psql(home: Path) -> None:
+    command = [sys.executable, "-m", "draftstore", "db", "psql", "-At", "-c", "SELECT current_user, 6 * 7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "draftstore|42\n", done.stderr
+    wrong = subprocess.run([*command, "-c", "SELECT nowhere"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert "nowhere" in wrong.stderr
+
+
+def test_the_command_shows_no_password(named: str, capfd: pytest.CaptureFixture[str]) -> None:
+    hidden = named.replace("draftstore:draftstore", "draftstore:***")
+    assert run("url").stdout.strip() == hidden
+    found = run_json("status")
+    assert found["url"] == hidden
+    assert found["schema"] == "empty"
+    assert "none (empty" in run("status").stdout
+    assert run("psql", "-At", "-c", "SELECT 6 * 7").exit_code == 0
+    assert capfd.readouterr().out == "42\n"
+
+
+def test_a_named_server_is_not_ours_to_start_or_stop(named: str) -> None:
+    for what in ("start", "stop"):
+        with pytest.raises(Exception, match=f"which is not ours to {what}"):
+            run(what)
+    assert isinstance(db, click.Group)

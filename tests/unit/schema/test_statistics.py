@@ -1,0 +1,382 @@
+"""n-gram counts and kept n-grams in SQL, against plain Python; and what is there when a load does not end well."""
+
+import dataclasses
+import multiprocessing
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftstore.errors import BuildError, StoreError, TokenRangeError
+from draftstore.storage.manifest import FileEntry, load_manifest, save_manifest
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.tree import DraftTree
+from schema.database import migrate
+from schema.drawing import TreeText
+from schema.errors import DatabaseAwayError, DatabaseTimeoutError
+from schema.loading import SETTINGS, loading
+from schema.statistics import load_counts, load_kept, most_common, spectrum
+from tests.fakes.servers import postgres_server
+
+Connection = psycopg.Connection[Any]
+Ngram = tuple[int, ...]
+Counts = dict[int, dict[Ngram, int]]
+"""By n."""
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Connection]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+def some_counts(seed: int = 0, tokens: int = 3_000, vocab_size: int = 40, max_n: int = 3) -> Counts:
+    """Count the n-grams of random tokens."""
+    text = [min(int(random.Random(seed + i).expovariate(0.2)), vocab_size - 1) for i in range(tokens)]
+    return {n: Counter(tuple(text[i : i + n]) for i in range(tokens - n)) for n in range(1, max_n + 1)}
+
+
+def write_ngrams(path: Path, counts: dict[Ngram, int], n: int, row_group: int = 500) -> None:
+    """Write the n-grams of one length as a store of counts does."""
+    rows = sorted(counts)
+    columns = {f"t{i + 1}": np.array([row[i] for row in rows], np.uint16) for i in range(n)}
+    numbers = {"count": np.array([counts[row] for row in rows], np.int64)}
+    pl.DataFrame(columns | numbers).write_parquet(path, row_group_size=row_group)
+
+
+def finish_store(folder: Path, kind: str, like: Path) -> Path:
+    """Write a manifest around the files of a folder, with the tokenizer of another store."""
+    (folder / "tokenizer").mkdir()
+    for file in (like / "tokenizer").iterdir():
+        (folder / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    files = {
+        str(path.relative_to(folder)): FileEntry.of(path) for path in folder.rglob("*") if path.is_file()
+    }
+    save_manifest(folder, dataclasses.replace(load_manifest(like), kind=kind, files=files))
+    return folder
+
+
+def write_counts(folder: Path, counts: Counts, like: Path) -> Path:
+    folder.mkdir()
+    for n, of_one_length in counts.items():
+        write_ngrams(folder / f"n{n}.parquet", of_one_length, n)
+    return finish_store(folder, "ngrams", like)
+
+
+@pytest.fixture(scope="module")
+def counts_of(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Counts], Path]:
+    """Return a function that writes a store of counts."""
+    return lambda counts: write_counts(tmp_path_factory.mktemp("counts") / "ngrams", counts, small_store)
+
+
+@pytest.fixture(scope="module")
+def small_counts(counts_of: Callable[[Counts], Path]) -> Path:
+    return counts_of(some_counts())
+
+
+def new_build(connection: Connection, kind: str = "ngrams") -> int:
+    """Register a build and commit it."""
+    with connection.transaction():
+        row = connection.execute(
+            "INSERT INTO builds (kind, name, path) VALUES (%s, 'test', '/nowhere') RETURNING id", (kind,)
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def head_in_sql(connection: Connection, build_id: int) -> list[tuple[Any, ...]]:
+    query = "SELECT n, rank, tokens, text, count FROM ngrams WHERE build_id = %s ORDER BY n, rank"
+    return connection.execute(query, (build_id,)).fetchall()
+
+
+def spectrum_in_sql(connection: Connection, build_id: int) -> list[tuple[Any, ...]]:
+    query = "SELECT n, count, ngrams FROM ngram_spectrum WHERE build_id = %s ORDER BY n, count"
+    return connection.execute(query, (build_id,)).fetchall()
+
+
+def expected_head(counts: Counts, head: int, tokenizer: TextTokenizer) -> list[tuple[Any, ...]]:
+    return [
+        (n, rank, list(ngram), shown(ngram, tokenizer), count)
+        for n, of_one_length in counts.items()
+        for rank, (ngram, count) in enumerate(ranked(of_one_length)[:head], start=1)
+    ]
+
+
+def ranked(counts: dict[Ngram, int]) -> list[tuple[Ngram, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def shown(ngram: Ngram, tokenizer: TextTokenizer) -> str:
+    """Return the text of tokens none of which is a part of a character."""
+    return "".join(tokenizer.token_text(token) for token in ngram).replace("␣", " ")
+
+
+def expected_spectrum(counts: Counts) -> list[tuple[int, int, int]]:
+    found = {n: Counter(of_one_length.values()) for n, of_one_length in counts.items()}
+    return [(n, count, ngrams) for n in found for count, ngrams in sorted(found[n].items())]
+
+
+@pytest.mark.parametrize("head", [0, 1, 17, 100, 10**6])
+def test_head_and_spectrum(
+    connection: Connection, small_counts: Path, small_tokenizer: TextTokenizer, head: int
+) -> None:
+    build_id, seen = new_build(connection), list[tuple[int, int]]()
+    load_counts(connection, build_id, small_counts, head=head, progress=lambda *done: seen.append(done))
+    counts = some_counts()
+    expected = expected_head(counts, head, small_tokenizer)
+    assert head_in_sql(connection, build_id) == expected
+    assert spectrum_in_sql(connection, build_id) == expected_spectrum(counts)
+    assert seen[0] == (0, len(expected))
+    assert seen[-1] == (len(expected), len(expected))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.dictionaries(st.tuples(*[st.integers(0, 300)] * 2), st.integers(1, 4), max_size=60), st.integers(0, 70)
+)
+def test_ties_go_by_token_order(
+    tmp_path_factory: pytest.TempPathFactory, counts: dict[Ngram, int], head: int
+) -> None:
+    path = tmp_path_factory.mktemp("ties") / "n2.parquet"
+    write_ngrams(path, counts, 2, row_group=7)
+    found = most_common(path, spectrum(path), head)
+    expected = [(rank, *ngram, count) for rank, (ngram, count) in enumerate(ranked(counts)[:head], start=1)]
+    assert found.rows() == expected
+
+
+def test_a_second_load_replaces_the_first(
+    connection: Connection, counts_of: Callable[[Counts], Path], small_tokenizer: TextTokenizer
+) -> None:
+    build_id, other = new_build(connection), new_build(connection)
+    first, second = some_counts(1), some_counts(2, max_n=2)
+    load_counts(connection, build_id, counts_of(first))
+    load_counts(connection, other, counts_of(first), head=10)
+    load_counts(connection, build_id, counts_of(second), head=50)
+    assert head_in_sql(connection, build_id) == expected_head(second, 50, small_tokenizer)
+    assert spectrum_in_sql(connection, build_id) == expected_spectrum(second)
+    assert spectrum_in_sql(connection, other) == expected_spectrum(first)
+    assert head_in_sql(connection, other) == expected_head(first, 10, small_tokenizer)
+
+
+def test_partitions_have_the_indexes_and_statistics_of_their_table(
+    connection: Connection, small_counts: Path
+) -> None:
+    build_id = new_build(connection)
+    for _ in range(2):
+        load_counts(connection, build_id, small_counts)
+    name = f"ngrams_{build_id}"
+    indexes = "SELECT count(*) FROM pg_indexes WHERE tablename = %s"
+    parent, child = (connection.execute(indexes, (table,)).fetchone() for table in ("ngrams", name))
+    assert parent == child
+    analyzed = "SELECT count(*) > 0 FROM pg_stats WHERE tablename = %s"
+    assert connection.execute(analyzed, (name,)).fetchone() == (True,)
+    frozen = "SELECT relallvisible > 0 FROM pg_class WHERE relname = %s"
+    assert connection.execute(frozen, (name,)).fetchone() == (True,)
+    left = "SELECT relname FROM pg_class WHERE relname LIKE %s"
+    assert connection.execute(left, (r"%\_new%",)).fetchall() == []
+
+
+def test_a_failure_leaves_what_was_there(
+    connection: Connection, counts_of: Callable[[Counts], Path], small_counts: Path
+) -> None:
+    build_id = new_build(connection)
+    load_counts(connection, build_id, small_counts, head=30)
+    before = head_in_sql(connection, build_id), spectrum_in_sql(connection, build_id)
+    foreign = some_counts(3)
+    foreign[3][(1, 2, 60_000)] = 10**6
+    with pytest.raises(TokenRangeError, match="count them again"):
+        load_counts(connection, build_id, counts_of(foreign))
+    assert (head_in_sql(connection, build_id), spectrum_in_sql(connection, build_id)) == before
+
+
+def test_only_stores_of_counts_are_taken(
+    connection: Connection, small_store: Path, small_counts: Path
+) -> None:
+    build_id = new_build(connection)
+    with pytest.raises(StoreError, match="expected 'ngrams'"):
+        load_counts(connection, build_id, small_store)
+    with pytest.raises(StoreError, match="expected 'crest'"):
+        load_kept(connection, build_id, small_counts, tree_of=no_tree)
+    assert head_in_sql(connection, build_id) == []
+
+
+def test_a_build_that_is_not_registered(connection: Connection, small_counts: Path) -> None:
+    with pytest.raises(BuildError, match=r"no build 999999999\b"):
+        load_counts(connection, 999_999_999, small_counts)
+
+
+def test_two_loads_of_one_build(
+    connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schema.loading.LOAD_LOCK_TIMEOUT", "100ms")
+    build_id = new_build(connection)
+    with psycopg.connect(database) as other, loading(other, build_id):
+        with pytest.raises(BuildError, match="another process"):
+            load_counts(connection, build_id, small_counts)
+        load_counts(connection, new_build(connection), small_counts)
+
+
+def test_a_reader_that_does_not_let_go(
+    connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETTINGS, "lock_timeout", "100ms")
+    build_id = new_build(connection)
+    load_counts(connection, build_id, small_counts, head=3)
+    with psycopg.connect(database) as reader, reader.transaction():
+        before = head_in_sql(reader, build_id)
+        with pytest.raises(DatabaseTimeoutError, match="lock timeout"):
+            load_counts(connection, build_id, small_counts, head=5)
+        assert head_in_sql(reader, build_id) == before
+    load_counts(connection, build_id, small_counts, head=5)
+    assert len(head_in_sql(connection, build_id)) == 15
+
+
+def load_and_die(url: str, build_id: int, counts: Path, progress_calls: int) -> None:
+    """Load counts, and end by SIGKILL in the midst of it."""
+    calls = iter(range(progress_calls))
+
+    def die(_done: int, _total: int) -> None:
+        if next(calls, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with psycopg.connect(url) as connection:
+        load_counts(connection, build_id, counts, progress=die)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_killed_load_leaves_nothing(
+    connection: Connection, database: str, small_counts: Path, small_tokenizer: TextTokenizer, calls: int
+) -> None:
+    build_id = new_build(connection)
+    process = multiprocessing.get_context("spawn").Process(
+        target=load_and_die, args=(database, build_id, small_counts, calls)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert head_in_sql(connection, build_id) == []
+    assert spectrum_in_sql(connection, build_id) == []
+    load_counts(connection, build_id, small_counts)
+    assert head_in_sql(connection, build_id) == expected_head(some_counts(), 10**6, small_tokenizer)
+    left = "SELECT relname FROM pg_class WHERE relname LIKE %s"
+    assert connection.execute(left, (r"%\_new%",)).fetchall() == []
+
+
+def test_the_server_stops_during_a_load(small_counts: Path, small_tokenizer: TextTokenizer) -> None:
+    with postgres_server() as server:
+        migrate_server(server.url)
+        with psycopg.connect(server.url) as connection:
+            build_id = new_build(connection)
+
+        def stop(done: int, _total: int) -> None:
+            if done:
+                server.stop()
+
+        with psycopg.connect(server.url) as connection, pytest.raises(DatabaseAwayError, match="try again"):
+            load_counts(connection, build_id, small_counts, progress=stop)
+        server.start()
+        with psycopg.connect(server.url) as connection:
+            assert head_in_sql(connection, build_id) == []
+            assert spectrum_in_sql(connection, build_id) == []
+            connection.rollback()
+            load_counts(connection, build_id, small_counts)
+            assert head_in_sql(connection, build_id) == expected_head(some_counts(), 10**6, small_tokenizer)
+
+
+def migrate_server(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTSTORE_DATABASE_URL", url)
+        migrate()
+
+
+def no_tree(_ngram: Ngram) -> DraftTree | None:
+    return None
+
+
+def tree_of(ngram: Ngram) -> DraftTree | None:
+    """Return a tree that shows which n-gram it is of; none for some."""
+    if ngram[0] == 7:
+        return None
+    tokens = np.array([ngram[0], ngram[-1]], np.int32)
+    return DraftTree(tokens, np.array([-1, 0], np.int16), np.array([3, 9], np.uint8))
+
+
+KEPT_TYPES = {
+    "rank": pl.Int32(),
+    "n": pl.UInt8(),
+    "tokens": pl.List(pl.UInt32()),
+    "count": pl.Int64(),
+    "distinct": pl.Int64(),
+    "nodes": pl.Int16(),
+    "raw_bytes": pl.Int32(),
+    "bytes": pl.Int32(),
+}
+KeptRow = tuple[int, int, list[int], int, int, int, int, int]
+
+
+def write_kept(folder: Path, rows: list[KeptRow], like: Path) -> Path:
+    folder.mkdir()
+    table = pl.DataFrame(rows, schema=KEPT_TYPES, orient="row")
+    table.write_parquet(folder / "kept.parquet", row_group_size=100)
+    return finish_store(folder, "crest", like)
+
+
+def some_kept() -> list[KeptRow]:
+    counts = [item for of_one_length in some_counts().values() for item in ranked(of_one_length)[:150]]
+    random.Random(0).shuffle(counts)  # not every selection goes by the count
+    return [
+        (rank, len(ngram), list(ngram), count, 3, rank % 64, 10 * rank, 4 * rank)
+        for rank, (ngram, count) in enumerate(counts, start=1)
+    ]
+
+
+def test_kept_ngrams(
+    connection: Connection,
+    small_store: Path,
+    small_tokenizer: TextTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("schema.statistics.BATCH_ROWS", 64)
+    rows, build_id, seen = some_kept(), new_build(connection, "crest"), list[tuple[int, int]]()
+    store = write_kept(tmp_path / "crest", rows, small_store)
+    for drawn in (0, 20):
+        load_kept(
+            connection,
+            build_id,
+            store,
+            tree_of=tree_of,
+            drawn=drawn,
+            progress=lambda *done: seen.append(done),
+        )
+    query = (
+        "SELECT rank, n, tokens, text, count, nodes, raw_bytes, bytes, tree FROM kept_ngrams"
+        " WHERE build_id = %s ORDER BY rank"
+    )
+    drawing, expected = TreeText(small_tokenizer), []
+    for rank, n, tokens, count, _distinct, *numbers in rows:
+        before = [row for row in rows if row[1] == n and (-row[3], row[0]) < (-count, rank)]
+        tree = tree_of(tuple(tokens)) if len(before) < 20 else None
+        text = shown(tuple(tokens), small_tokenizer)
+        drawn_text = None if tree is None else drawing.draw(tree)
+        expected.append((rank, n, tokens, text, count, *numbers, drawn_text))
+    assert connection.execute(query, (build_id,)).fetchall() == expected
+    assert seen[-1] == (len(rows), len(rows))
+
+
+def test_a_store_that_kept_nothing(connection: Connection, small_store: Path, tmp_path: Path) -> None:
+    build_id = new_build(connection, "crest")
+    load_kept(connection, build_id, write_kept(tmp_path / "crest", [], small_store), tree_of=no_tree)
+    assert connection.execute(
+        "SELECT count(*) FROM kept_ngrams WHERE build_id = %s", (build_id,)
+    ).fetchone() == (0,)

@@ -1,0 +1,494 @@
+"""Draft trees in PostgreSQL: the same bytes as in LMDB, and all of them or none."""
+
+import dataclasses
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import psycopg
+import pytest
+from sqlalchemy import Engine, make_url
+from sqlalchemy.orm import Session
+
+from draftstore.errors import StoreError
+from draftstore.storage.manifest import FileEntry, Manifest, load_manifest, save_manifest
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.crest.entries import (
+    Entries,
+    LmdbEntries,
+    entries_digest,
+    key_dtype,
+    open_entries,
+    write_lmdb,
+)
+from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
+from draftstore.stores.crest.store import CrestStore
+from draftstore.trees.tree import DraftTree
+from schema import crest_loading, pooling, trees
+from schema.builds import drop_build, finish_build, list_builds, start_build
+from schema.database import migrate
+from schema.errors import DatabaseAwayError
+from schema.pooling import MOST_CONNECTIONS, join_pool
+from schema.trees import PostgresEntries, load_store
+from tests.fakes.proxies import freezing_proxy
+from tests.fakes.servers import postgres_server
+
+Connection = psycopg.Connection[Any]
+Items = list[tuple[bytes, bytes]]
+
+
+class Crest(NamedTuple):
+    """A small CREST store: where it is, and what its LMDB file holds."""
+
+    path: Path
+    items: Items
+
+    @property
+    def manifest(self) -> Manifest:
+        return load_manifest(self.path)
+
+    @property
+    def source(self) -> LmdbEntries:
+        return LmdbEntries(self.path / "trees.lmdb")
+
+
+def make_store(folder: Path, like: Path, vocab_size: int, entries: int = 5_000) -> Crest:
+    """Write a store of random n-grams, without a dictionary."""
+    random = np.random.default_rng(0)
+    ngrams = {tuple(random.integers(0, 384, 1 + i % 5).tolist()) for i in range(entries)}
+    packed = Envelope(b"").pack(
+        [entry_bytes(Entry(tree_of(ngram), len(ngram), 2)) for ngram in sorted(ngrams)]
+    )
+    dtype = key_dtype(vocab_size)
+    keys = [np.array(ngram, dtype).tobytes() for ngram in sorted(ngrams)]
+    items = sorted(zip(keys, packed, strict=True))
+    folder.mkdir()
+    (folder / "tokenizer").mkdir()
+    for file in (like / "tokenizer").iterdir():
+        (folder / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    (folder / "dictionary.zst").write_bytes(b"")
+    write_lmdb(folder / "trees.lmdb", items)
+    rows = [
+        (rank, len(ngram), list(ngram), entries - rank, 2, 2, 20, 10)
+        for rank, ngram in enumerate(sorted(ngrams), start=1)
+    ]
+    names = ["rank", "n", "tokens", "count", "distinct", "nodes", "raw_bytes", "bytes"]
+    pl.DataFrame(rows, schema=names, orient="row").write_parquet(folder / "kept.parquet")
+    rest = load_manifest(like)
+    manifest = dataclasses.replace(
+        rest,
+        kind="crest",
+        vocab_size=vocab_size,
+        counts={**rest.counts, "entries": len(items)},
+        parameters={"backends": ["lmdb", "postgres"], "entries_sha256": entries_digest(items)},
+        files={
+            str(path.relative_to(folder)): FileEntry.of(path) for path in folder.rglob("*") if path.is_file()
+        },
+    )
+    save_manifest(folder, manifest)
+    return Crest(folder, items)
+
+
+def tree_of(ngram: tuple[int, ...]) -> DraftTree:
+    """Return a tree that tells its n-gram."""
+    tokens = np.array([ngram[0], ngram[-1]], np.int32)
+    return DraftTree(tokens, np.array([-1, 0], np.int16), np.array([len(ngram), 40], np.uint8))
+
+
+@pytest.fixture(scope="module")
+def crest(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Crest:
+    return make_store(tmp_path_factory.mktemp("crest") / "store", small_store, 384)
+
+
+@pytest.fixture
+def loaded(database: str, crest: Crest) -> Iterator[Entries]:
+    """Return the entries of the store in a database of the test's own."""
+    load_store(crest.path, crest.path, crest.manifest, crest.source)
+    entries = open_entries(crest.path, crest.manifest, "postgres")
+    yield entries
+    entries.close()
+
+
+def test_lookups(loaded: Entries, crest: Crest) -> None:
+    stored, absent = dict(crest.items), [b"", b"\0", b"\xff\xff" * 5, b"\0" * 9_000]
+    keys = [key for key, _ in crest.items[::7]]
+    for begin in range(0, len(keys), 5):
+        asked = keys[begin : begin + 5]
+        assert loaded.get(asked) == [stored[key] for key in asked]
+    assert loaded.get([absent[0], keys[0], absent[1], keys[0], *absent[2:]]) == [
+        None,
+        stored[keys[0]],
+        None,
+        stored[keys[0]],
+        None,
+        None,
+    ]
+    assert loaded.get([]) == []
+    assert loaded.get(absent) == [None] * len(absent)
+
+
+def test_all_entries_come_in_the_order_of_keys(
+    loaded: Entries, crest: Crest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(crest.items) > 2 * 1_000
+    assert list(loaded.items()) == crest.items
+    items = loaded.items()
+    assert [next(items) for _ in range(10)] == crest.items[:10]
+    assert loaded.get([crest.items[0][0]]) == [crest.items[0][1]]  # between two pages
+    assert list(items) == crest.items[10:]
+    monkeypatch.setattr(trees, "PAGE_ROWS", 1_000)
+    again = open_entries(crest.path, crest.manifest, "postgres")
+    assert entries_digest(again.items()) == crest.manifest.parameters["entries_sha256"]
+    again.close()
+
+
+def test_keys_of_large_vocabularies(database: str, small_store: Path, tmp_path: Path) -> None:
+    wide = make_store(tmp_path / "wide", small_store, 100_000, entries=50)
+    load_store(wide.path, wide.path, wide.manifest, wide.source)
+    entries = open_entries(wide.path, wide.manifest, "postgres")
+    assert list(entries.items()) == wide.items
+    entries.close()
+
+
+def test_what_was_kept_is_there_to_read(loaded: Entries, crest: Crest, database: str) -> None:
+    with psycopg.connect(database) as connection:
+        kept = connection.execute("SELECT rank, n, tokens, tree FROM kept_ngrams ORDER BY rank").fetchall()
+    assert len(kept) == len(crest.items)
+    drawn = [row for row in kept if row[3] is not None]
+    assert {row[1] for row in drawn} == {1, 2, 3, 4, 5}
+    assert len([row for row in drawn if row[1] == 5]) == len([row for row in kept if row[1] == 5][:1_000])
+    assert all(row[3].count("·") == 1 for row in drawn)
+
+
+def test_the_store_is_registered_once(loaded: Entries, crest: Crest, engine: Engine) -> None:
+    seen = list[tuple[int, int]]()
+    load_store(crest.path, crest.path, crest.manifest, crest.source, lambda *done: seen.append(done))
+    with Session(engine) as session:
+        (build,) = list_builds(session)
+        assert (build.kind, build.state, build.path) == ("crest", "finished", str(crest.path))
+        assert build.backends == ["lmdb", "postgres"]
+    assert seen == sorted(seen)
+    assert seen[-1] == (2 * len(crest.items), 2 * len(crest.items))
+    assert list(loaded.items()) == crest.items  # on the connection from before the second load
+
+
+def test_a_build_under_way_gets_the_trees(database: str, engine: Engine, crest: Crest) -> None:
+    with Session(engine) as session, session.begin():
+        build_id = start_build(session, "crest", "a flow's", crest.path).id
+    load_store(crest.path, crest.path, crest.manifest, crest.source)
+    with pytest.raises(StoreError, match="holds no trees"):
+        open_entries(crest.path, crest.manifest, "postgres")
+    with Session(engine) as session, session.begin():
+        finish_build(session, build_id)
+    entries = open_entries(crest.path, crest.manifest, "postgres")
+    assert isinstance(entries, PostgresEntries)
+    assert entries.build_id == build_id
+    assert entries.get([crest.items[3][0]]) == [crest.items[3][1]]
+    entries.close()
+
+
+def test_a_store_is_registered_where_it_is_going_to_be(
+    database: str, engine: Engine, crest: Crest, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        load_store(crest.path, tmp_path / "final", crest.manifest, crest.source)
+    with Session(engine) as session:
+        assert [build.path for build in list_builds(session)] == [str(tmp_path / "final")]
+
+
+def nothing_there(database: str) -> bool:
+    """Tell whether no build and no partition has come into the database."""
+    with psycopg.connect(database) as connection:
+        builds = connection.execute("SELECT count(*) FROM builds").fetchone()
+        left = connection.execute(
+            "SELECT count(*) FROM pg_class WHERE relname ~ '^(trees|kept_ngrams)_' AND relkind = 'r'"
+        ).fetchone()
+    return builds == left == (0,)
+
+
+def test_other_entries_than_the_manifest_says(database: str, crest: Crest, tmp_path: Path) -> None:
+    changed = [*crest.items[:-1], (crest.items[-1][0], b"changed")]
+    write_lmdb(tmp_path / "changed.lmdb", changed)
+    with pytest.raises(StoreError, match="the manifest says"):
+        load_store(crest.path, crest.path, crest.manifest, LmdbEntries(tmp_path / "changed.lmdb"))
+    assert nothing_there(database)
+
+
+def test_a_store_that_the_database_does_not_hold(database: str, crest: Crest) -> None:
+    with pytest.raises(StoreError, match="--backend postgres, or set DRAFTSTORE_DATABASE_URL"):
+        open_entries(crest.path, crest.manifest, "postgres")
+
+
+def test_a_build_that_is_dropped(loaded: PostgresEntries, crest: Crest, engine: Engine) -> None:
+    items = loaded.items()
+    next(items)
+    with Session(engine) as session, session.begin():
+        drop_build(session, loaded.build_id)
+    with pytest.raises(StoreError, match="has been dropped"):
+        loaded.get([crest.items[0][0]])
+    with pytest.raises(StoreError, match="has been dropped"):
+        list(items)
+
+
+def test_threads_share_entries(loaded: Entries, crest: Crest) -> None:
+    wrong = list[bytes]()
+
+    def look_up(begin: int) -> None:
+        for key, value in crest.items[begin::8]:
+            if loaded.get([key, b"none"]) != [value, None]:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=look_up, args=(begin,)) for begin in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_connects_anew(loaded: Entries, crest: Crest) -> None:
+    key, value = crest.items[0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if loaded.get([key]) == [value] else 1)
+    found = [loaded.get([key]) for _ in range(100)]
+    assert os.waitpid(child, 0)[1] == 0
+    assert found == [[value]] * 100
+    assert loaded.get([key]) == [value]
+
+
+def load_and_die(crest: Crest, at: int) -> None:
+    """Load a store, and end by SIGKILL in the midst of it."""
+
+    def die(done: int, _total: int) -> None:
+        if done >= at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    crest_loading.PROGRESS_ROWS = 100
+    load_store(crest.path, crest.path, crest.manifest, crest.source, die)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 2.0])
+def test_a_killed_load_leaves_nothing(database: str, crest: Crest, share: float) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=load_and_die, args=(crest, int(share * len(crest.items))))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert nothing_there(database)
+    load_store(crest.path, crest.path, crest.manifest, crest.source)
+    entries = open_entries(crest.path, crest.manifest, "postgres")
+    assert list(entries.items()) == crest.items
+    entries.close()
+
+
+@pytest.fixture
+def server_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a server that a test may stop."""
+    with postgres_server() as server:
+        monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", server.url)
+        migrate()
+        yield server
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_the_server_stops_during_a_load(
+    server_of_ones_own: Any, crest: Crest, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr(crest_loading, "PROGRESS_ROWS", 100)
+
+    def stop(done: int, total: int) -> None:
+        if done >= share * total:
+            server_of_ones_own.stop()
+
+    with pytest.raises(DatabaseAwayError, match="try again"):
+        load_store(crest.path, crest.path, crest.manifest, crest.source, stop)
+    server_of_ones_own.start()
+    assert nothing_there(server_of_ones_own.url)
+    load_store(crest.path, crest.path, crest.manifest, crest.source)
+    entries = open_entries(crest.path, crest.manifest, "postgres")
+    assert list(entries.items()) == crest.items
+    entries.close()
+
+
+def test_the_server_is_restarted(server_of_ones_own: Any, crest: Crest) -> None:
+    load_store(crest.path, crest.path, crest.manifest, crest.source)
+    entries = open_entries(crest.path, crest.manifest, "postgres")
+    key, value = crest.items[0]
+    lookups: list[Callable[[], object]] = [lambda: entries.get([key]), lambda: next(entries.items())]
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        server_of_ones_own.stop(number)
+        for look_up in lookups:
+            with pytest.raises(DatabaseAwayError, match="draftstore db status"):
+                look_up()
+        server_of_ones_own.start()
+        assert entries.get([key]) == [value]
+        server_of_ones_own.stop(number)
+        server_of_ones_own.start()
+        assert entries.get([key]) == [value]  # lost and found again unnoticed
+    entries.close()
+
+
+def backends(database: str) -> int:
+    """Return how many others are connected to a database."""
+    with psycopg.connect(database) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def wait_for_backends(database: str, number: int) -> None:
+    """Wait until so many others are connected: the server takes a moment to see that one has gone."""
+    end = time.monotonic() + 30
+    while (found := backends(database)) != number:
+        assert time.monotonic() < end, f"{found} are connected, expected {number}"
+        time.sleep(0.02)
+
+
+def test_connections_are_shared_by_stores_and_closed_with_the_last(
+    database: str, loaded: Entries, crest: Crest
+) -> None:
+    key, value = crest.items[0]
+    others = [open_entries(crest.path, crest.manifest, "postgres") for _ in range(5)]
+    for entries in (loaded, *others):
+        assert entries.get([key]) == [value]
+    assert backends(database) == 1
+    for entries in others:
+        entries.close()
+        entries.close()
+    assert loaded.get([key]) == [value]
+    loaded.close()
+    wait_for_backends(database, 0)
+
+
+def test_entries_that_nobody_closes_let_go_too(database: str, loaded: Entries, crest: Crest) -> None:
+    loaded.close()
+    assert open_entries(crest.path, crest.manifest, "postgres").get([b""]) == [None]
+    gc.collect()
+    wait_for_backends(database, 0)
+
+
+def test_threads_look_up_beside_each_other(database: str, crest: Crest, loaded: PostgresEntries) -> None:
+    pool = join_pool()
+    meeting = threading.Barrier(3, timeout=30)
+    found = list[list[Any]]()
+
+    def sleep() -> None:
+        meeting.wait()
+        found.append(pool.fetch(b"SELECT pg_backend_pid() FROM pg_sleep(0.5)", (), 30))
+
+    threads = [threading.Thread(target=sleep) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    meeting.wait()
+    assert loaded.get([crest.items[0][0]]) == [crest.items[0][1]]
+    for thread in threads:
+        thread.join()
+    assert len({row[0] for rows in found for row in rows}) == 2
+    pool.leave()
+
+
+def test_more_threads_than_connections_take_turns(database: str, crest: Crest, loaded: Entries) -> None:
+    wrong = list[bytes]()
+
+    def look_up(begin: int) -> None:
+        for key, value in crest.items[begin : begin + 100]:
+            if loaded.get([key]) != [value]:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=look_up, args=(begin,)) for begin in range(3 * MOST_CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert backends(database) <= MOST_CONNECTIONS
+
+
+def test_connections_that_the_server_ends_go_unnoticed(database: str, crest: Crest, loaded: Entries) -> None:
+    key, value = crest.items[0]
+
+    def look_up() -> None:
+        for _ in range(50):
+            assert loaded.get([key]) == [value]
+
+    for _ in range(3):
+        threads = [threading.Thread(target=look_up) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        assert loaded.get([key]) == [value]
+
+
+def test_a_database_that_hangs_costs_a_bounded_wait(
+    server_of_ones_own: Any, crest: Crest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "GET_SECONDS", 0.5)
+    monkeypatch.setattr(pooling, "CONNECT_SECONDS", 0.5)
+    with freezing_proxy("127.0.0.1", server_of_ones_own.port) as proxy:
+        url = make_url(server_of_ones_own.url).set(port=proxy.port).render_as_string(hide_password=False)
+        monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", url)
+        load_store(crest.path, crest.path, crest.manifest, crest.source)
+        entries = open_entries(crest.path, crest.manifest, "postgres")
+        key, value = crest.items[0]
+        assert entries.get([key]) == [value]
+        proxy.freeze()
+        with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
+            entries.get([key])
+        with pytest.raises(DatabaseAwayError, match=r"no connection within 0\.5 seconds"):
+            entries.get([key])
+        proxy.thaw()
+        monkeypatch.setattr(pooling, "CONNECT_SECONDS", 30.0)
+        assert entries.get([key]) == [value]
+        entries.close()
+
+
+@pytest.mark.parametrize("backends", [("postgres",), ("lmdb", "postgres")])
+def test_a_real_store_in_both_backends_and_again_after_it_was_dropped(
+    database: str, engine: Engine, small_store: Path, tmp_path: Path, backends: tuple[str, ...]
+) -> None:
+    options = CrestOptions("small", max_n=3, ngrams=60, backends=backends)
+    out = tmp_path / "crest"
+    built = build_crest(options, small_store, out)
+    alone = build_crest(dataclasses.replace(options, backends=("lmdb",)), small_store, tmp_path / "alone")
+    context = np.full((1, 3), 5, np.int32)
+
+    def require_alike() -> None:
+        with (
+            closing(CrestStore.open(alone.path)) as expected,
+            closing(CrestStore.open(out, backend="postgres")) as found,
+        ):
+            items = list(expected.entries.items())
+            assert list(found.entries.items()) == items
+            for key, _ in items:
+                tokens = np.frombuffer(key, ">u2")
+                context[0, -len(tokens) :] = tokens
+                assert found.drafter().draft(context) == expected.drafter().draft(context)
+
+    require_alike()
+    assert (out / "trees.lmdb").exists() == ("lmdb" in backends)
+    with Session(engine) as session, session.begin():
+        drop_build(session, list_builds(session)[0].id)
+    with pytest.raises(StoreError, match="holds no trees"):
+        CrestStore.open(out, backend="postgres")
+    again = build_crest(options, small_store, out)
+    require_alike()
+    assert again.manifest.parameters == built.manifest.parameters

@@ -1,0 +1,284 @@
+import io
+import json
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydivsufsort import divsufsort
+
+from draftstore.errors import TokenRangeError
+from draftstore.jit import read_only
+from draftstore.search.sorting import MAX_SEGMENT_TOKENS, suffix_array
+from draftstore.search.suffix import (
+    KEY_STRIDE,
+    SuffixIndex,
+    find_rows,
+    first_row_table,
+    key_layout,
+    key_table,
+)
+from draftstore.text.tokenizer import load_tokenizer
+from draftstore.text.tokens import sentinel, token_dtype
+from tests import reference
+
+relaxed = settings(deadline=None)
+
+NARROW, WIDE = 40, 151_665
+SIZES = [1, 2, 3, 512, 32_000, 49_152, 65_535, WIDE]
+"""Vocabularies whose keys hold 63, 31, 31, 6, 4, 3, 3 and 3 tokens."""
+
+
+def array_of(text: Sequence[int], vocab_size: int) -> NDArray[Any]:
+    """Return tokens as a store holds them; -1 stands for the sentinel."""
+    dtype = token_dtype(vocab_size)
+    return read_only(np.array([sentinel(dtype) if token < 0 else token for token in text], dtype))
+
+
+def spread(text: Sequence[int], vocab_size: int) -> list[int]:
+    """Move small ids apart over a vocabulary, keeping their order as far as it has room."""
+    return [token if token < 0 else vocab_size - 1 - min(7 - token, vocab_size - 1) for token in text]
+
+
+@st.composite
+def texts(draw: st.DrawFn, sentinels: bool = True) -> list[int]:
+    """Draw a text that repeats itself over at most four ids, up to 7, and the sentinel."""
+    alphabet = draw(st.sampled_from([[7], [0, 7], [5, 6, 7], [0, 1, 6, 7]])) + [-1] * sentinels
+    pieces = draw(st.lists(st.lists(st.sampled_from(alphabet), max_size=8), max_size=6))
+    repeats = draw(st.lists(st.integers(1, 12), min_size=len(pieces), max_size=len(pieces)))
+    return [token for piece, times in zip(pieces, repeats, strict=True) for token in piece * times]
+
+
+# -- sorting -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
+@relaxed
+@given(text=texts())
+@example(text=[])
+@example(text=[3])
+@example(text=[-1])
+@example(text=[4, 3])
+@example(text=[3, 4])
+@example(text=[3, 3])
+@example(text=[-1, -1])
+@example(text=[7] * 100)
+@example(text=[-1] * 50)
+@example(text=[6, 7] * 60)
+@example(text=[7, 6] * 60 + [7])
+@example(text=[1, 2, 3, -1] * 30)
+@example(text=[7, 6, 5, 4, 3, 2, 1, 0])
+def test_suffixes_come_in_order(vocab_size: int, text: list[int]) -> None:
+    tokens = array_of(spread(text, vocab_size), vocab_size)
+    found = suffix_array(tokens, vocab_size)
+    assert found.dtype == np.int32
+    assert found.tolist() == reference.sort_suffixes(tokens.tolist())
+
+
+@relaxed
+@given(text=st.lists(st.integers(0, 39), max_size=200))
+def test_suffixes_of_many_ids_come_in_order(text: list[int]) -> None:
+    assert suffix_array(array_of(text, NARROW), NARROW).tolist() == reference.sort_suffixes(text)
+
+
+def random_text(rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
+    return rng.integers(0, ids, n)
+
+
+def documents(rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
+    text = (rng.zipf(1.3, n) - 1) % ids
+    text[rng.integers(0, n, n // 50)] = -1
+    return text
+
+
+def repetitive(rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
+    text = np.tile(rng.integers(0, ids, 37), n // 37 + 1)[:n]
+    text[rng.integers(0, n, 20)] = rng.integers(0, ids, 20)
+    return text
+
+
+def fibonacci(_rng: np.random.Generator, n: int, ids: int) -> NDArray[Any]:
+    a, b = [ids - 1], [ids - 1, 0]
+    while len(b) < n:
+        a, b = b, b + a
+    return np.array(b[:n])
+
+
+@pytest.mark.parametrize("vocab_size", [65_535, WIDE])
+@pytest.mark.parametrize("make", [random_text, documents, repetitive, fibonacci])
+@pytest.mark.parametrize("ids", [2, 1 << 30])
+def test_long_texts_sort_as_divsufsort_does(
+    vocab_size: int, make: Callable[[np.random.Generator, int, int], NDArray[Any]], ids: int
+) -> None:
+    text = make(np.random.default_rng(1), 100_000, min(ids, vocab_size))
+    tokens = array_of(text.tolist(), vocab_size)
+    assert_sorted(tokens, vocab_size)
+
+
+def assert_sorted(tokens: NDArray[Any], vocab_size: int) -> None:
+    suffixes = suffix_array(tokens, vocab_size)
+    # Dense ranks keep the order and fit the types that divsufsort knows.
+    ranks = np.unique(tokens, return_inverse=True)[1].astype(np.int32)
+    assert np.array_equal(suffixes, divsufsort(ranks))
+    keys = key_table(tokens, read_only(suffixes), vocab_size, *key_layout(vocab_size))
+    assert len(keys) == -(-len(tokens) // KEY_STRIDE)
+    assert np.all(keys[1:] >= keys[:-1])
+    firsts = first_row_table(tokens, vocab_size)
+    ordered = tokens[suffixes]
+    assert np.array_equal(firsts, np.searchsorted(ordered, np.arange(vocab_size + 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size"), [("llama2", 32_000), ("smollm2", 49_152), ("qwen2.5", 151_665)]
+)
+def test_real_text_sorts_as_divsufsort_does(data: Path, name: str, vocab_size: int) -> None:
+    tokenizer = load_tokenizer(data / "tokenizers" / name)
+    path = data / "corpora" / "code_instruct.jsonl.zst"
+    with path.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as stream:
+        records = [json.loads(line) for line in islice(io.TextIOWrapper(stream, "utf-8", newline="\n"), 1500)]
+    contents = ["\n".join(message["content"] for message in record["messages"]) for record in records]
+    end = sentinel(token_dtype(vocab_size))
+    ids = reference.closed([piece.tolist() for piece in tokenizer.encode_documents(contents)], end)
+    assert len(ids) > 50_000
+    assert tokenizer.vocab_size == vocab_size
+    assert_sorted(read_only(np.array(ids, token_dtype(vocab_size))), vocab_size)
+
+
+def test_a_segment_that_rows_cannot_count_is_refused() -> None:
+    huge = np.broadcast_to(np.uint16(0), MAX_SEGMENT_TOKENS + 1)
+    with pytest.raises(TokenRangeError, match="at most 2,147,483,646 tokens, found 2,147,483,647"):
+        suffix_array(huge, 1)
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "layout"),
+    [(1, (1, 63)), (2, (2, 31)), (3, (2, 31)), (4, (3, 21)), (512, (10, 6)), (32_000, (15, 4)),
+     (49_152, (16, 3)), (65_535, (16, 3)), (WIDE, (18, 3)), (2**31 - 1, (31, 2))],
+)  # fmt: skip
+def test_keys_hold_as_many_tokens_as_fit(vocab_size: int, layout: tuple[int, int]) -> None:
+    assert key_layout(vocab_size) == layout
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@settings(deadline=None, max_examples=30)
+@given(text=texts())
+def test_tables_describe_the_sorted_suffixes(vocab_size: int, text: list[int]) -> None:
+    text = [*spread(text, vocab_size), -1]
+    tokens = array_of(text, vocab_size)
+    suffixes = suffix_array(tokens, vocab_size)
+    bits, count = key_layout(vocab_size)
+    packed = [vocab_size if token < 0 else token for token in text]
+    expected = [
+        reference.pack(packed[start : start + count], bits, count) for start in suffixes[::16].tolist()
+    ]
+    keys = key_table(tokens, read_only(suffixes), vocab_size, bits, count)
+    assert keys.dtype == np.int64
+    assert keys.tolist() == expected == sorted(expected)
+    firsts = first_row_table(tokens, vocab_size)
+    assert firsts.shape == (vocab_size + 1,)
+    for token in {*packed, 0, vocab_size // 2, vocab_size}:
+        assert firsts[token] == sum(other < token for other in packed)
+
+
+# -- search --------------------------------------------------------------------------------------------------
+
+
+def rows_found(
+    index: SuffixIndex, segment: int, lo: int, hi: int, known: int, pattern: Sequence[int]
+) -> list[int]:
+    """Search for a pattern that stands in the middle of a longer array."""
+    around = np.array([-5, -5, *pattern, -5], np.int64)
+    lo, hi = find_rows(index, segment, lo, hi, known, around, 2, 2 + len(pattern))
+    return list(range(int(lo), int(hi)))
+
+
+def split(text: Sequence[int]) -> list[list[int]]:
+    """Cut a text at its sentinels into documents."""
+    pieces: list[list[int]] = [[]]
+    for token in text:
+        if token < 0:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return pieces
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@settings(deadline=None, max_examples=100)
+@given(
+    segments=st.lists(texts(), min_size=1, max_size=3),
+    places=st.lists(
+        st.tuples(st.integers(0, 500), st.integers(1, 12) | st.integers(1, 80)), min_size=1, max_size=4
+    ),
+    noise=st.lists(st.sampled_from([0, 5, 6, 7]), min_size=1, max_size=9),
+)
+def test_the_rows_of_a_pattern_are_those_that_start_with_it(
+    vocab_size: int, segments: list[list[int]], places: list[tuple[int, int]], noise: list[int]
+) -> None:
+    corpus = [split(spread(text, vocab_size)) for text in segments]
+    index = reference.make_index(corpus, vocab_size)
+    end = sentinel(index.tokens.dtype)
+    joined = [token for documents in corpus for document in documents for token in document]
+    slices = [joined[start % (len(joined) + 1) :][:size] for start, size in places]
+    patterns = [pattern for pattern in slices if pattern]
+    patterns += [
+        spread(noise, vocab_size),
+        *([*pattern, *spread(noise[:1], vocab_size)] for pattern in patterns),
+    ]
+    for segment, documents in enumerate(corpus):
+        text = reference.closed(documents, end)
+        for pattern in patterns:
+            expected = reference.matching_rows(text, pattern)
+            assert rows_found(index, segment, 0, len(text), 0, pattern) == expected
+            for known in {1, len(pattern) // 2, len(pattern) - 1} - {0}:
+                within = reference.matching_rows(text, pattern[:known])
+                if within:
+                    lo, hi = within[0], within[-1] + 1
+                    assert rows_found(index, segment, lo, hi, known, pattern) == expected
+            first = index.first_rows[segment, pattern[0] : pattern[0] + 2].tolist()
+            if first[0] < first[1]:
+                assert rows_found(index, segment, first[0], first[1], 1, pattern) == expected
+
+
+@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
+def test_rows_are_counted_exactly_in_a_large_segment(vocab_size: int) -> None:
+    rng = np.random.default_rng(5)
+    base = vocab_size - 30
+    text = (base + (rng.zipf(1.4, 30_000) - 1) % 30).tolist()
+    index = reference.make_index([[[base, base + 1]], [text]], vocab_size)
+    tokens = np.array(text)
+    for size in (1, 2, 3, 4, 6, 9, 13, 20):
+        for start in rng.integers(0, len(text) - size, 40).tolist():
+            pattern = text[start : start + size]
+            windows = np.lib.stride_tricks.sliding_window_view(tokens, size)
+            expected = np.flatnonzero((windows == pattern).all(axis=1))
+            found = rows_found(index, 1, 0, len(text) + 1, 0, pattern)
+            starts = index.suffixes[3:][found]
+            assert sorted(starts.tolist()) == expected.tolist()
+
+
+def test_the_end_of_a_segment_matches_nothing() -> None:
+    index = reference.make_index([[[0, 0, 0]], [[0]]], 2)
+    assert rows_found(index, 0, 0, 4, 0, [0, 0, 0]) == [0]
+    assert rows_found(index, 0, 0, 4, 0, [0, 0, 0, 0]) == []
+    assert rows_found(index, 1, 0, 2, 0, [0]) == [0]
+    assert rows_found(index, 1, 0, 2, 0, [0, 0]) == []
+    assert rows_found(index, 0, 0, 4, 0, [1]) == []
+
+
+@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
+def test_arrays_handed_to_kernels_stay_read_only_views(vocab_size: int) -> None:
+    array = np.arange(4, dtype=token_dtype(vocab_size))
+    view = read_only(array)
+    assert np.shares_memory(array, view)
+    assert not view.flags.writeable
+    assert array.flags.writeable

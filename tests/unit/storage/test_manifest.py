@@ -1,0 +1,228 @@
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.errors import StoreError, TokenizerError
+from draftstore.storage.manifest import (
+    FileEntry,
+    Manifest,
+    TokenizerIdentity,
+    load_manifest,
+    save_manifest,
+    verify_files,
+)
+
+ABC = FileEntry(3, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+MANIFEST = Manifest(
+    kind="rest",
+    name="café",
+    created="2025-01-02T03:04:05+00:00",
+    vocab_size=384,
+    token_dtype="uint16",
+    tokenizer=TokenizerIdentity("small-bpe", "0123456789abcdef"),
+    parameters={"segment_tokens": 1000},
+    corpus={"sources": ["a.jsonl"], "fingerprint": "f0"},
+    counts={"documents": 1, "tokens": 2, "entries": 3},
+    files={"tokens.bin": ABC, "tokenizer/tokenizer.json": ABC},
+)
+GOLDEN = """{
+  "corpus": {
+    "fingerprint": "f0",
+    "sources": [
+      "a.jsonl"
+    ]
+  },
+  "counts": {
+    "documents": 1,
+    "entries": 3,
+    "tokens": 2
+  },
+  "created": "2025-01-02T03:04:05+00:00",
+  "files": {
+    "tokenizer/tokenizer.json": {
+      "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+      "size": 3
+    },
+    "tokens.bin": {
+      "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+      "size": 3
+    }
+  },
+  "format_version": 1,
+  "kind": "rest",
+  "name": "café",
+  "parameters": {
+    "segment_tokens": 1000
+  },
+  "target_model": null,
+  "token_dtype": "uint16",
+  "tokenizer": {
+    "fingerprint": "0123456789abcdef",
+    "name": "small-bpe"
+  },
+  "vocab_size": 384
+}
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer").mkdir()
+    for name in MANIFEST.files:
+        (tmp_path / name).write_bytes(b"abc")
+    save_manifest(tmp_path, MANIFEST)
+    return tmp_path
+
+
+def test_the_bytes_of_a_manifest(store: Path) -> None:
+    assert (store / "manifest.json").read_bytes() == GOLDEN.encode()
+    assert load_manifest(store, "rest") == MANIFEST
+    assert verify_files(store, MANIFEST) == []
+
+
+@given(
+    name=st.text(st.characters(), max_size=9),
+    sizes=st.dictionaries(st.text("ab/.é", min_size=1, max_size=5), st.integers(0), max_size=3),
+    vocab_size=st.integers(1, 2**31 - 1),
+    target=st.none() | st.text(max_size=5),
+)
+def test_json_is_read_back(name: str, sizes: dict[str, int], vocab_size: int, target: str | None) -> None:
+    files = {f"x{key}": FileEntry(size, "0") for key, size in sizes.items()}
+    manifest = dataclasses.replace(
+        MANIFEST, name=name, files=files, vocab_size=vocab_size, target_model=target
+    )
+    if any(".." in key.split("/") for key in files):
+        return
+    text = manifest.to_json()
+    assert Manifest.from_json(text.encode().decode(), Path("m.json")) == manifest
+    assert Manifest.from_json(text, Path("m.json")).to_json() == text
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps(json.loads(GOLDEN) | fields).encode()
+
+
+def without(key: str) -> bytes:
+    return json.dumps({name: value for name, value in json.loads(GOLDEN).items() if name != key}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"manifest.json is not JSON"),
+        (GOLDEN.encode()[:-20], r"manifest.json is not JSON .*: the store is damaged, build it again"),
+        (b"[" * 100_000, r"manifest.json is not JSON"),
+        (b"[]", r"manifest.json holds a list, expected an object"),
+        (GOLDEN.encode("latin-1"), r"manifest.json is not UTF-8 text"),
+        (b"{}", r"format version None, this draftstore reads version 1"),
+        (
+            changed(format_version=2),
+            r"format version 2, this draftstore reads version 1: build the",
+        ),
+        (changed(format_version="1"), r"format version '1'"),
+        (changed(extra=1), r"holds unknown \['extra'\]"),
+        (changed(tokenizer={"name": "x"}), r"'tokenizer' lacks \['fingerprint'\]"),
+        (changed(tokenizer=3), r"has an int under 'tokenizer'"),
+        (changed(files={"a": {"size": 1}}), r"the file 'a' lacks \['sha256'\]"),
+        (changed(files={"a": 1}), r"the file 'a' is an int"),
+        (changed(files={"a": {"size": "1", "sha256": ""}}), r"the file 'a' has a str under 'size'"),
+        (changed(files={"../a": {"size": 1, "sha256": ""}}), r"'../a' lies outside the store"),
+        (changed(files={"/etc/passwd": {"size": 1, "sha256": ""}}), r"lies outside the store"),
+        (changed(counts={"documents": 1, "tokens": 1}), r"'counts' has no number under 'entries'"),
+        (changed(counts=MANIFEST.counts | {"segments": "1"}), r"'counts' has no number under 'segments'"),
+        (changed(vocab_size=0), r"ids of type 'uint16' below 0"),
+        (changed(vocab_size="many"), r"has a str under 'vocab_size'"),
+        (changed(token_dtype="float32"), r"ids of type 'float32'"),
+        (changed(target_model=1), r"has an int under 'target_model'"),
+        *((without(key), rf"lacks \['{key}'\]") for key in json.loads(GOLDEN) if key != "format_version"),
+    ],
+)
+def test_refusals(store: Path, content: bytes, message: str) -> None:
+    (store / "manifest.json").write_bytes(content)
+    with pytest.raises(StoreError, match=message):
+        load_manifest(store)
+
+
+def test_another_kind(store: Path) -> None:
+    with pytest.raises(StoreError, match="is a store of kind 'rest', expected 'crest'"):
+        load_manifest(store, "crest")
+
+
+def test_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    reasons = {
+        "": r"it has no manifest\.json",
+        "absent": "there is no such directory",
+        "file": "it is a file",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(StoreError, match=f"is not a store: {reason}"):
+            load_manifest(tmp_path / name)
+
+
+def test_another_tokenizer() -> None:
+    MANIFEST.require_tokenizer(TokenizerIdentity("other name", "0123456789abcdef"), Path("s"))
+    with pytest.raises(TokenizerError, match=r"s was built with tokenizer 'small-bpe' .*, found 'x' \(fff\)"):
+        MANIFEST.require_tokenizer(TokenizerIdentity("x", "fff"), Path("s"))
+
+
+def store_files(store: Path) -> list[str]:
+    return sorted(load_manifest(store).files)
+
+
+def test_a_manifest_names_every_other_file(small_store: Path) -> None:
+    found = {path.relative_to(small_store).as_posix() for path in small_store.rglob("*") if path.is_file()}
+    assert found == {"manifest.json", *store_files(small_store)}
+    assert "tokenizer/tokenizer.json" in found
+
+
+def test_verify_finds_one_flipped_byte_in_every_file(small_store: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(small_store, store)
+    manifest = load_manifest(store)
+    for name in store_files(store):
+        path = store / name
+        whole = path.read_bytes()
+        for position in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+            load_manifest(store)  # opening trusts the sizes
+            [problem] = verify_files(store, manifest)
+            assert problem.startswith(f"{path} has SHA-256 ")
+        path.write_bytes(whole)
+    seen: list[int] = []
+    assert verify_files(store, manifest, seen.append) == []
+    assert sum(seen) == sum(entry.size for entry in manifest.files.values())
+
+
+def test_a_damaged_hash_is_shown_whole(store: Path) -> None:
+    entry = FileEntry(3, ABC.sha256[:-1] + "e")
+    damaged = dataclasses.replace(MANIFEST, files={**MANIFEST.files, "tokens.bin": entry})
+    assert verify_files(store, damaged) == [
+        f"{store}/tokens.bin has SHA-256 {ABC.sha256}, expected {entry.sha256}: "
+        "the file or its entry in manifest.json is damaged"
+    ]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "longer", "a folder"])
+def test_missing_and_cut_files_are_refused(small_store: Path, tmp_path: Path, damage: str) -> None:
+    for name in store_files(small_store):
+        store = tmp_path / name.replace("/", "-")
+        shutil.copytree(small_store, store)
+        manifest = load_manifest(store)
+        whole = (store / name).read_bytes()
+        (store / name).unlink()
+        if damage == "a folder":
+            (store / name).mkdir()
+        elif damage != "missing":
+            (store / name).write_bytes(whole[:-1] if damage == "cut" else whole + b"x")
+        reason = "is missing" if damage in ("missing", "a folder") else r"has .* bytes, expected"
+        with pytest.raises(StoreError, match=rf"{store / name} {reason}.*: the store is damaged"):
+            load_manifest(store)
+        [problem] = verify_files(store, manifest)
+        assert problem.startswith(str(store / name))

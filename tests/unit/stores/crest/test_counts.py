@@ -1,0 +1,212 @@
+import dataclasses
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from draftstore.errors import BuildError, StoreError
+from draftstore.search.ngrams import MAX_N, count_ngrams
+from draftstore.storage.manifest import load_manifest, manifest_digest, verify_files
+from draftstore.stores.crest import counts as counts_module
+from draftstore.stores.crest.counts import KIND, build_counts, parquet_name
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.segments import read_segments
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from tests import reference
+from tests.conftest import write_texts
+from tests.reference import Documents, Ngram
+from tests.unit.stores.rest.test_build import contents, names, no_space
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "stores").mkdir()
+    return tmp_path / "stores" / "ngrams"
+
+
+def documents_of(store: Path) -> Documents:
+    """Return the closed documents of a REST store."""
+    dtype = np.dtype(load_manifest(store).token_dtype)
+    tokens = np.fromfile(store / "tokens.bin", dtype)
+    ends = np.flatnonzero(tokens == np.iinfo(dtype).max)
+    return [part[:-1].tolist() for part in np.split(tokens, ends + 1)[:-1]]
+
+
+def read_counts(directory: Path, n: int) -> list[tuple[Ngram, int]]:
+    rows = pl.read_parquet(directory / parquet_name(n)).rows()
+    return [(row[:-1], row[-1]) for row in rows]
+
+
+def require_exact(directory: Path, documents: Documents, max_n: int) -> None:
+    """Compare all files with a plain count: rows, their order, types, and what the manifest says of them."""
+    manifest = load_manifest(directory, KIND)
+    assert verify_files(directory, manifest) == []
+    sizes = {}
+    for n in range(1, max_n + 1):
+        expected = sorted(reference.ngram_counts(documents, n).items())
+        assert read_counts(directory, n) == expected
+        sizes[f"n{n}"] = len(expected)
+        schema = pq.read_schema(directory / parquet_name(n))
+        assert schema.names == [*[f"t{j + 1}" for j in range(n)], "count"]
+        assert [str(kind) for kind in schema.types] == [*[manifest.token_dtype] * n, "int64"]
+    assert manifest.counts == {
+        "documents": manifest.counts["documents"],
+        "tokens": sum(map(len, documents)),
+        "entries": sum(sizes.values()),
+        **sizes,
+    }
+    assert not (directory / parquet_name(max_n + 1)).exists()
+
+
+@pytest.mark.parametrize("max_n", [1, 5, MAX_N])
+def test_the_files_hold_every_ngram(small_store: Path, out: Path, max_n: int) -> None:
+    result = build_counts(small_store, out, max_n=max_n)
+    assert len(read_segments(small_store)) > 1
+    require_exact(out, documents_of(small_store), max_n)
+    source = load_manifest(small_store)
+    assert (result.path, result.reused, result.manifest) == (out, False, load_manifest(out))
+    assert (result.manifest.name, result.manifest.corpus) == (source.name, source.corpus)
+    assert (result.manifest.vocab_size, result.manifest.tokenizer) == (source.vocab_size, source.tokenizer)
+    assert result.manifest.parameters["max_n"] == max_n
+    assert load_tokenizer(out / "tokenizer").fingerprint == source.tokenizer.fingerprint
+    assert names(out.parent) == ["ngrams"]
+
+
+def test_ids_above_65_535(wide_store: Path, out: Path) -> None:
+    build_counts(wide_store, out, max_n=3)
+    require_exact(out, documents_of(wide_store), 3)
+    assert read_counts(out, 1)[-1][0] == (69_999,)
+
+
+def test_many_parts_are_the_same_rows(
+    small_store: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_counts(small_store, tmp_path / "whole", max_n=4)
+    monkeypatch.setattr(counts_module, "count_ngrams", partial(count_ngrams, part_rows=37, workers=3))
+    build_counts(small_store, out, max_n=4)
+    require_exact(out, documents_of(small_store), 4)
+    assert load_manifest(out).counts == load_manifest(tmp_path / "whole").counts
+
+
+def test_one_token_is_a_corpus(small_tokenizer: TextTokenizer, tmp_path: Path, out: Path) -> None:
+    (tmp_path / "one.txt").write_text("a")
+    rest = build_rest(
+        RestOptions((tmp_path / "one.txt",), "one"), small_tokenizer, tmp_path / "rest", workers=1
+    )
+    assert rest.manifest.counts["tokens"] == 1
+    build_counts(rest.path, out)
+    require_exact(out, documents_of(rest.path), 5)
+    assert pl.read_parquet(out / "n5.parquet").height == 0
+
+
+@pytest.mark.parametrize("max_n", [-1, 0, MAX_N + 1, 1 << 40])
+def test_impossible_lengths(small_store: Path, out: Path, max_n: int) -> None:
+    with pytest.raises(BuildError, match=rf"n-grams of up to {max_n} tokens: expected 1 to 8"):
+        build_counts(small_store, out, max_n=max_n)
+    assert names(out.parent) == []
+
+
+def test_what_is_no_rest_store(small_store: Path, out: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a store"):
+        build_counts(tmp_path, out)
+    build_counts(small_store, out, max_n=1)
+    with pytest.raises(StoreError, match="is a store of kind 'ngrams', expected 'rest'"):
+        build_counts(out, tmp_path / "other")
+    assert names(out.parent) == ["ngrams"]
+
+
+def test_progress_ends_with_all_rows(small_store: Path, out: Path) -> None:
+    told: list[tuple[int, int]] = []
+    build_counts(small_store, out, max_n=2, progress=lambda done, total: told.append((done, total)))
+    manifest = load_manifest(small_store)
+    assert told == sorted(told)
+    # Rows of sentinels stand for no n-gram.
+    assert told[-1] == (manifest.counts["tokens"], manifest.counts["entries"])
+
+
+def test_two_builds_are_the_same_bytes(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    for name in ("a", "b"):
+        build_counts(small_store, tmp_path / name, max_n=3)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert manifest_digest(tmp_path / "a") == manifest_digest(tmp_path / "b")
+
+
+def test_the_same_counts_are_reused_and_others_refused(small_store: Path, out: Path) -> None:
+    first = build_counts(small_store, out, max_n=2)
+    again = build_counts(small_store, out, max_n=2)
+    assert (again.reused, again.manifest) == (True, first.manifest)
+    for change in ({"max_n": 3}, {"max_n": 2, "name": "other"}):
+        with pytest.raises(BuildError, match="exists and is not this build"):
+            build_counts(small_store, out, **change)
+    build_counts(small_store, out, max_n=3, name="other", overwrite=True)
+    assert load_manifest(out).name == "other"
+    require_exact(out, documents_of(small_store), 3)
+
+
+def test_another_source_is_another_build(
+    small_store: Path, small_tokenizer: TextTokenizer, out: Path, tmp_path: Path
+) -> None:
+    build_counts(small_store, out, max_n=2)
+    texts = write_texts(tmp_path / "c.jsonl", 20, seed=9)
+    other = build_rest(RestOptions((texts,), "small"), small_tokenizer, tmp_path / "other", workers=1).path
+    with pytest.raises(BuildError, match="exists and is not this build"):
+        build_counts(other, out, max_n=2)
+    build_counts(other, out, max_n=2, overwrite=True)
+    require_exact(out, documents_of(other), 2)
+
+
+def test_a_build_that_fails_leaves_no_counts_and_can_be_rerun(
+    small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counts_module, "save_manifest", no_space)
+        with pytest.raises(OSError, match="No space left"):
+            build_counts(small_store, out, max_n=3)
+    with pytest.raises(StoreError):
+        load_manifest(out)
+    build_counts(small_store, out, max_n=3)
+    require_exact(out, documents_of(small_store), 3)
+    assert names(out.parent) == ["ngrams"]
+
+
+def test_cut_and_changed_files_are_noticed(small_store: Path, out: Path) -> None:
+    build_counts(small_store, out, max_n=2)
+    data = (out / "n2.parquet").read_bytes()
+    (out / "n2.parquet").write_bytes(data[:-1])
+    with pytest.raises(StoreError, match=r"n2\.parquet has .* bytes, expected"):
+        load_manifest(out, KIND)
+    (out / "n2.parquet").write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
+    assert len(verify_files(out, load_manifest(out, KIND))) == 1
+    shutil.rmtree(out / "tokenizer")
+    with pytest.raises(StoreError, match="is missing"):
+        load_manifest(out, KIND)
+
+
+def test_the_manifest_digest_is_of_its_bytes(small_store: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_store, tmp_path / "copy")
+    assert manifest_digest(tmp_path / "copy") == manifest_digest(small_store)
+    manifest = dataclasses.replace(load_manifest(small_store), name="other")
+    (tmp_path / "copy" / "manifest.json").write_text(manifest.to_json())
+    assert manifest_digest(tmp_path / "copy") != manifest_digest(small_store)
+
+
+def test_real_text_is_counted_as_polars_does(real_store: Path, out: Path) -> None:
+    build_counts(real_store, out)
+    tokens = np.fromfile(real_store / "tokens.bin", "<u2")
+    for n in range(1, 6):
+        runs = np.lib.stride_tricks.sliding_window_view(tokens, n)
+        runs = runs[(runs != 65_535).all(axis=1)]
+        names = [f"t{j + 1}" for j in range(n)]
+        want = pl.DataFrame(dict(zip(names, runs.T, strict=True))).group_by(names).len("count").sort(names)
+        found = pl.read_parquet(out / parquet_name(n))
+        assert found.equals(want.cast({"count": pl.Int64}))
+        assert found.height == load_manifest(out).counts[f"n{n}"]

@@ -1,0 +1,209 @@
+import random
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftstore.errors import StoreError
+from draftstore.stores.crest.envelope import DICTIONARY_BYTES, Entry, Envelope, entry_bytes, train_dictionary
+from draftstore.trees.tree import DraftTree
+from tests.reference import Nodes, nodes_of
+from tests.unit.trees.test_blend import trees
+
+
+def tree_of(nodes: Nodes) -> DraftTree:
+    tokens, parents, levels = zip(*nodes, strict=True) if nodes else ((), (), ())
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int16), np.array(levels, np.uint8))
+
+
+def some_entries(count: int, nodes: int = 64) -> list[Entry]:
+    """Return entries that resemble each other, as those of a store do."""
+    rng = np.random.default_rng(7)
+    found = []
+    for _ in range(count):
+        size = int(rng.integers(1, nodes + 1))
+        parents = np.array([rng.integers(-1, node) if node else -1 for node in range(size)], np.int16)
+        levels = np.sort(rng.integers(0, 100, size)).astype(np.uint8)
+        tokens = rng.zipf(1.3, size).clip(0, 31_999).astype(np.int32)
+        found.append(Entry(DraftTree(tokens, parents, levels), int(rng.zipf(1.5)), int(rng.integers(1, 900))))
+    return found
+
+
+ENTRIES = some_entries(300)
+RAW = [entry_bytes(entry) for entry in ENTRIES]
+DICTIONARY = train_dictionary(RAW)
+DICTIONARIES = pytest.mark.parametrize("dictionary", [b"", DICTIONARY], ids=["plain", "trained"])
+
+
+@DICTIONARIES
+@settings(deadline=None, max_examples=100)
+@given(nodes=trees(), count=st.integers(0, 2**32 - 1), distinct=st.integers(0, 2**32 - 1))
+def test_entries_come_back(dictionary: bytes, nodes: Nodes, count: int, distinct: int) -> None:
+    envelope = Envelope(dictionary)
+    entry = Entry(tree_of(nodes), count, distinct)
+    [value] = envelope.pack([entry_bytes(entry)])
+    found = envelope.open(value)
+    assert nodes_of(found.tree) == nodes
+    assert (found.occurrences, found.distinct) == (count, distinct)
+    assert [array.dtype for array in (found.tree.tokens, found.tree.parents, found.tree.levels)] == [
+        np.int32, np.int16, np.uint8,
+    ]  # fmt: skip
+
+
+def test_the_bytes_of_an_entry() -> None:
+    entry = Entry(tree_of([(5, -1, 3), (7, 0, 9)]), 258, 2)
+    assert entry_bytes(entry).hex() == "0201000002000000010002000500070000010309"
+    wide = Entry(tree_of([(65_536, -1, 3)]), 1, 1)
+    assert entry_bytes(wide).hex() == "010000000100000001010100000001000003"
+
+
+def test_counts_end_at_what_32_bits_hold() -> None:
+    entry = Entry(tree_of([(5, -1, 3)]), 2**32 + 7, 2**40)
+    found = Envelope(b"").open(Envelope(b"").pack([entry_bytes(entry)])[0])
+    assert (found.occurrences, found.distinct) == (2**32 - 1, 2**32 - 1)
+
+
+@DICTIONARIES
+@pytest.mark.parametrize("count", [0, 1, 2, 300])
+def test_packing_is_the_same_alone_and_together(dictionary: bytes, count: int) -> None:
+    """Not how many there are, in which order, nor the number of cores decides the bytes of one."""
+    envelope = Envelope(dictionary)
+    values = envelope.pack(RAW[:count])
+    assert values == [Envelope(dictionary).pack([raw])[0] for raw in RAW[:count]]
+    assert values == envelope.pack(RAW[:count][::-1])[::-1]
+    assert [entry_bytes(envelope.open(value)) for value in values] == RAW[:count]
+
+
+@DICTIONARIES
+def test_values_have_no_header_of_their_own(dictionary: bytes) -> None:
+    """A value is a frame without magic number, checksum and dictionary id: each would cost four bytes."""
+    [value] = Envelope(dictionary).pack(RAW[:1])
+    parameters = zstandard.get_frame_parameters(zstandard.FRAME_HEADER + value)
+    assert (parameters.dict_id, parameters.has_checksum) == (0, False)
+    assert parameters.content_size == len(RAW[0])
+
+
+def test_a_dictionary_makes_entries_smaller() -> None:
+    assert 0 < len(DICTIONARY) <= DICTIONARY_BYTES
+    assert train_dictionary(RAW) == DICTIONARY
+    small = some_entries(300, 3)
+    raw = [entry_bytes(entry) for entry in small] * 3
+    plain = sum(map(len, Envelope(b"").pack(raw)))
+    assert sum(map(len, Envelope(train_dictionary(raw)).pack(raw))) < plain
+
+
+@pytest.mark.parametrize("samples", [[], [b""], [b"a"], RAW[:1], RAW[:4]], ids=len)
+def test_too_few_samples_train_no_dictionary(samples: list[bytes]) -> None:
+    dictionary = train_dictionary(samples)
+    envelope = Envelope(dictionary)
+    assert envelope.open(envelope.pack(RAW[:1])[0]).tree == ENTRIES[0].tree
+
+
+@pytest.mark.parametrize(
+    "dictionary", [b"x", b"x" * 100, DICTIONARY[1:], DICTIONARY[:40], DICTIONARY[:4] + bytes(200)]
+)
+def test_a_damaged_dictionary_is_refused(dictionary: bytes) -> None:
+    with pytest.raises(StoreError, match=r"the dictionary of the store is damaged \(.*\): build it again"):
+        Envelope(dictionary)
+
+
+def test_the_wrong_dictionary_gives_an_error_or_another_entry() -> None:
+    """Without checksums it may pass unnoticed here; the hashes in the manifest notice it."""
+    values = Envelope(DICTIONARY).pack(RAW)
+    refused = 0
+    for value in values:
+        try:
+            Envelope(b"").open(value)
+        except StoreError:
+            refused += 1
+    assert refused > len(values) // 2
+
+
+# -- damage --------------------------------------------------------------------------------------------------
+
+
+def open_or_refuse(envelope: Envelope, value: bytes) -> bool:
+    """Open a value that may be damaged; return whether it was taken. What is taken is a tree that can be walked."""
+    try:
+        entry = envelope.open(value)
+    except StoreError as error:
+        assert str(error).startswith("an entry cannot be read (")  # noqa: PT017
+        return False
+    size = len(entry.tree)
+    assert len(entry.tree.parents) == len(entry.tree.levels) == size
+    # A kernel walks up these without looking: a parent behind its child would crash the reader.
+    assert (entry.tree.parents >= -1).all()
+    assert (entry.tree.parents < np.arange(size)).all()
+    return True
+
+
+@DICTIONARIES
+@settings(deadline=None, max_examples=300)
+@given(value=st.binary(max_size=200))
+def test_any_bytes_are_an_entry_or_an_error(dictionary: bytes, value: bytes) -> None:
+    open_or_refuse(Envelope(dictionary), value)
+
+
+@DICTIONARIES
+def test_changed_cut_and_longer_values(dictionary: bytes) -> None:
+    envelope = Envelope(dictionary)
+    chance = random.Random(1)
+    values = envelope.pack(RAW[:40])
+    for value in values:
+        for size in range(len(value)):
+            assert not open_or_refuse(envelope, value[:size])
+        for _ in range(150):
+            damaged = bytearray(value)
+            for _ in range(chance.randint(1, 3)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            open_or_refuse(envelope, bytes(damaged))
+
+
+@pytest.mark.parametrize("size", [2**18 + 1, 2**31, 2**40, 2**62, 2**64 - 1])
+def test_a_value_that_claims_to_be_huge(size: int) -> None:
+    """The first byte says that eight bytes of size follow."""
+    value = bytes([0b1110_0000]) + struct.pack("<Q", size) + Envelope(b"").pack(RAW[:1])[0]
+    assert not open_or_refuse(Envelope(b""), value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([(5, 0, 3)], "its own parent"),
+        ([(5, 1, 3), (6, -1, 3)], "a parent behind its child"),
+        ([(5, 200, 3)], "a parent behind the end"),
+    ],
+)
+def test_a_tree_that_is_none(nodes: Nodes, reason: str) -> None:
+    """Well compressed, and of the right size."""
+    envelope = Envelope(b"")
+    raw = struct.pack("<II", 1, 1) + tree_of(nodes).to_bytes()
+    assert not open_or_refuse(envelope, envelope.pack([raw])[0]), reason
+
+
+def test_raw_bytes_that_are_none() -> None:
+    envelope = Envelope(b"")
+    for raw in (
+        RAW[0][:1],
+        RAW[0][:7],
+        RAW[0][:8],
+        RAW[0][:-1],
+        RAW[0] + b"\0",
+        b"\0" * 8 + b"\2" + RAW[0][9:],
+    ):
+        assert not open_or_refuse(envelope, envelope.pack([raw])[0])
+
+
+def test_threads_share_an_envelope() -> None:
+    envelope = Envelope(DICTIONARY)
+    values = envelope.pack(RAW)
+
+    def work(_: int) -> bool:
+        return [entry_bytes(envelope.open(value)) for value in values] == RAW
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(40)))

@@ -1,0 +1,457 @@
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from draftstore.drafting.drafter import propose_batch
+from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
+from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
+from draftstore.stores.crest.entries import LMDB_FILE, key_dtype
+from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
+from draftstore.stores.crest.store import (
+    DEFAULT_STRATEGY,
+    DICTIONARY_FILE,
+    KEPT_FILE,
+    STRATEGIES,
+    Blending,
+    CrestDrafter,
+    CrestStore,
+)
+from draftstore.stores.rest.store import RestStore
+from draftstore.trees.batch import Draft
+from draftstore.trees.tree import DraftTree, highest_level
+from tests import reference
+from tests.reference import Documents, Ngram, Nodes, Stored, UnclearError, nodes_of
+from tests.unit.search.test_expand import corpora, documents_of
+from tests.unit.stores.crest.test_envelope import tree_of
+
+TRUST = Blending(0.731, 0.377)
+"""Constants for which few chances lie on the boundary of two levels."""
+ENVELOPE = Envelope(b"")
+VOCABULARIES = [5, 65_535, 70_000]
+
+
+class DictEntries:
+    """Entries in memory, which count how often they are asked."""
+
+    def __init__(self, values: dict[bytes, bytes]) -> None:
+        self.values, self.calls = values, 0
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.calls += 1
+        return [self.values.get(key) for key in keys]
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        yield from sorted(self.values.items())
+
+    def close(self) -> None:
+        pass
+
+
+def drafter_of(
+    store: dict[Ngram, Stored], vocab_size: int, max_n: int, blending: Blending = TRUST
+) -> CrestDrafter:
+    """Return a drafter over what an oracle knows."""
+    dtype = key_dtype(vocab_size)
+    raw = [entry_bytes(Entry(tree_of(tree), count, distinct)) for tree, count, distinct in store.values()]
+    keys = [np.array(ngram, dtype).tobytes() for ngram in store]
+    entries = DictEntries(dict(zip(keys, ENVELOPE.pack(raw), strict=True)))
+    return CrestDrafter(entries, ENVELOPE, max_n, vocab_size, blending)
+
+
+def stored(documents: Documents, ngrams: Sequence[Ngram], nodes: int = 12) -> dict[Ngram, Stored]:
+    """Cut the trees of n-grams; those that nothing follows are not stored."""
+    found = {}
+    for ngram in ngrams:
+        tree = reference.ngram_tree(documents, ngram, nodes, 4)
+        if tree:
+            count = len(reference.continuations(documents, ngram))
+            found[ngram] = Stored(tree, count, reference.followers(documents, ngram))
+    return found
+
+
+@st.composite
+def stores(draw: st.DrawFn, vocab_size: int) -> tuple[dict[Ngram, Stored], int]:
+    """Draw what a store keeps: some of the n-grams of a corpus, and the most tokens of one."""
+    documents = documents_of(draw(corpora(vocab_size)))
+    max_n = draw(st.integers(1, 5))
+    ngrams = sorted(reference.all_ngrams(documents, max_n))
+    kept = draw(st.lists(st.sampled_from(ngrams), max_size=20, unique=True)) if ngrams else []
+    try:
+        return stored(documents, kept), max_n
+    except UnclearError:
+        reject()
+
+
+@st.composite
+def contexts(draw: st.DrawFn, store: dict[Ngram, Stored], vocab_size: int) -> list[int]:
+    """Draw contexts that often end in a stored n-gram; ids outside the vocabulary among what stands before."""
+    wrong = [-1, vocab_size, 65_535, 65_536, 70_000, 131_072, 2**31 - 1, -(2**31)]
+    ids = st.sampled_from([*range(max(0, vocab_size - 4), vocab_size), *range(3), *wrong])
+    before = draw(st.lists(ids, max_size=6))
+    if draw(st.booleans()) and store:
+        before += draw(st.sampled_from(sorted(store)))
+    return before
+
+
+def one(drafter: CrestDrafter, context: Sequence[int], budget: int = 64, min_prob: float = 0.0) -> Draft:
+    [found] = drafter.draft(np.array([context], np.int32).reshape(1, -1), budget, min_prob)
+    found.tree.validate()
+    assert len(found.tree) <= budget
+    return found
+
+
+def known(draft: Draft) -> tuple[Nodes, int, int]:
+    return nodes_of(draft.tree), draft.match_length, draft.match_count
+
+
+# -- against the oracle --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0), Blending(12.0, 6.0)], ids=str)
+@settings(deadline=None, max_examples=100)
+@given(
+    data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3])
+)
+def test_drafts_are_those_of_the_oracle(
+    vocab_size: int, trust: Blending, data: st.DataObject, budget: int, min_prob: float
+) -> None:
+    store, max_n = data.draw(stores(vocab_size))
+    context = data.draw(contexts(store, vocab_size))
+    level = 255 if min_prob == 0.0 else highest_level(min_prob)
+    try:
+        expected = reference.crest_draft(store, max_n, context, trust, budget, level)
+    except UnclearError:
+        reject()
+    assert known(one(drafter_of(store, vocab_size, max_n, trust), context, budget, min_prob)) == expected
+
+
+def test_a_worked_example() -> None:
+    """4 5 is seen twice, 5 ten times; two in three of what 4 5 says is believed, and 3/4 of 5 for the rest."""
+    store = {
+        (4, 5): Stored([(6, -1, 0), (7, 0, 16)], 2, 1),
+        (5,): Stored([(8, -1, 16), (6, -1, 32)], 6, 2),
+    }
+    drafter = drafter_of(store, 10, 3, Blending(0.0, 1.0))
+    tree, match, count = known(one(drafter, [1, 4, 5]))
+    assert (match, count) == (2, 2)
+    first, second = 2 / 3, 1 / 3 * 6 / 8
+    assert tree == [
+        (6, -1, reference.level(first + second / 4)),
+        (7, 0, reference.level(first / 2)),
+        (8, -1, reference.level(second / 2)),
+    ]
+    longest = drafter_of(store, 10, 3, Blending(0.0, 0.0))
+    assert known(one(longest, [1, 4, 5])) == ([(6, -1, 0), (7, 0, 16)], 2, 2)
+    assert known(one(longest, [4, 5, 5])) == ([(8, -1, 16), (6, -1, 32)], 1, 6)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_less_budget_and_a_bound_are_prefixes(vocab_size: int, data: st.DataObject) -> None:
+    store, max_n = data.draw(stores(vocab_size))
+    context = data.draw(contexts(store, vocab_size))
+    for trust in (TRUST, Blending(0.0, 0.0)):
+        drafter = drafter_of(store, vocab_size, max_n, trust)
+        whole = one(drafter, context, 4096)
+        for budget in (1, 2, 3, 5, 8, 64):
+            found = one(drafter, context, budget)
+            assert found == whole._replace(tree=whole.tree.prefix(budget))
+        for min_prob in (1e-4, 0.01, 0.2, 1.0):
+            kept = int(np.count_nonzero(whole.tree.probs >= min_prob))
+            assert one(drafter, context, 4096, min_prob) == whole._replace(tree=whole.tree.prefix(kept))
+        assert one(drafter, context, 64, 1.01) == Draft(DraftTree.empty(), 0, 0)
+        assert one(drafter, context, 0) == Draft(DraftTree.empty(), 0, 0)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), width=st.integers(0, 9))
+def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObject, width: int) -> None:
+    store, max_n = data.draw(stores(vocab_size))
+    texts = data.draw(st.lists(contexts(store, vocab_size), max_size=6))
+    batch = np.full((len(texts), width), -1, np.int32)
+    for row, text in zip(batch, texts, strict=True):
+        row[width - min(width, len(text)) :] = text[len(text) - min(width, len(text)) :]
+    for trust in (TRUST, Blending(0.0, 0.0)):
+        drafter = drafter_of(store, vocab_size, max_n, trust)
+        drafts = drafter.draft(batch, 16)
+        assert isinstance(drafter._entries, DictEntries)
+        assert drafter._entries.calls == 1
+        assert drafts == [one(drafter, row.tolist(), 16) for row in batch]
+        turned = np.asfortranarray(batch[::-1]).astype(np.int64)
+        assert drafter.draft(turned, 16) == drafts[::-1]  # type: ignore[arg-type]
+
+
+# -- what is asked -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+def test_ids_outside_the_vocabulary_never_match(vocab_size: int) -> None:
+    """Cut to 16 bits, 65,536 would be 0 and -2 would be 65,534."""
+    top = vocab_size - 1
+    tree: Nodes = [(1, -1, 0)]
+    ngrams = [(0,), (top,), (min(top, 65_534),), (top, 0), (0, 0), (4,)]
+    drafter = drafter_of({ngram: Stored(tree, 3, 1) for ngram in ngrams}, vocab_size, 3)
+    wrong = [vocab_size, 65_535, 65_536, 65_540, 131_072, 70_000, -1, -2, -65_536, 2**31 - 1, -(2**31)]
+    for token in wrong:
+        inside = 0 <= token < vocab_size
+        assert inside or known(one(drafter, [token])) == ([], 0, 0)
+        assert inside or known(one(drafter, [0, token])) == ([], 0, 0)
+        assert known(one(drafter, [token, 0]))[1:] == (1, 3)
+        assert known(one(drafter, [token, top, 0]))[1:] == (2, 3)
+
+
+def test_contexts_that_are_short_padded_or_long() -> None:
+    store = {(1, 2): Stored([(3, -1, 0)], 5, 1), (2,): Stored([(4, -1, 0)], 7, 1)}
+    drafter = drafter_of(store, 5, 3, Blending(0.0, 0.0))
+    assert (drafter.context_size, drafter.vocab_size) == (3, 5)
+    for context in ([1, 2], [-1, 1, 2], [-1, -1, -1, -1, 1, 2], [0, 3, 1, 2, 0, 1, 1, 1, 2]):
+        assert known(one(drafter, context)) == ([(3, -1, 0)], 2, 5)
+    assert known(one(drafter, [2])) == ([(4, -1, 0)], 1, 7)
+    assert known(one(drafter, [])) == ([], 0, 0)
+    assert drafter.draft(np.empty((0, 3), np.int32)) == []
+    assert drafter.draft(np.empty((2, 0), np.int32)) == [Draft(DraftTree.empty(), 0, 0)] * 2
+
+
+def test_requests_that_cannot_be_answered() -> None:
+    drafter = drafter_of({(1,): Stored([(3, -1, 0)], 5, 1)}, 5, 3)
+    with pytest.raises(DraftstoreError, match="expected 0 to 4096"):
+        one(drafter, [1], 4097)
+    with pytest.raises(DraftstoreError, match="expected 0 to 4096"):
+        one(drafter, [1], -1)
+    with pytest.raises(DraftstoreError, match=r"contexts are int32 \[batch, size\]"):
+        drafter.draft(np.zeros(3, np.int32))
+
+
+def test_a_damaged_entry_is_an_error_and_no_crash() -> None:
+    drafter = drafter_of({(1,): Stored([(3, -1, 0)], 5, 1), (2,): Stored([(3, -1, 0)], 5, 1)}, 5, 3)
+    entries = drafter._entries
+    assert isinstance(entries, DictEntries)
+    raw = entry_bytes(Entry(tree_of([(3, 200, 0), (4, 0, 0)]), 5, 1))
+    for value in (b"", b"nonsense", entries.values[b"\0\1"][:-1], ENVELOPE.pack([raw])[0]):
+        entries.values[b"\0\1"] = value
+        with pytest.raises(StoreError, match="the store is damaged, build it again"):
+            one(drafter, [2, 1])
+        assert known(one(drafter, [1, 2]))[1:] == (1, 5)
+
+
+# -- a store on disk -----------------------------------------------------------------------------------------
+
+
+def kept_rows(store: Path) -> list[dict[str, Any]]:
+    return pl.read_parquet(store / KEPT_FILE).to_dicts()
+
+
+@pytest.fixture(scope="module")
+def documents(small_store: Path) -> Documents:
+    tokens = RestStore.open(small_store).index.tokens.tolist()
+    found: Documents = [[]]
+    for token in tokens:
+        if token == 65_535:
+            found.append([])
+        else:
+            found[-1].append(token)
+    return found[:-1]
+
+
+def test_every_kept_ngram_drafts_its_tree(small_crest: Path, documents: Documents) -> None:
+    drafter = CrestStore.open(small_crest).drafter("longest")
+    lengths = set()
+    for row in kept_rows(small_crest):
+        ngram = row["tokens"]
+        found = one(drafter, [*[-1] * (4 - len(ngram)), *ngram])
+        assert found.match_length == len(ngram) == row["n"]
+        assert found.match_count == row["count"] == len(reference.continuations(documents, ngram))
+        assert len(found.tree) == row["nodes"]
+        if row["rank"] % 8 == 1:
+            assert nodes_of(found.tree) == reference.ngram_tree(documents, ngram, 64, 10)
+        lengths.add(len(ngram))
+    assert lengths == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_drafts_of_real_files_are_those_of_the_oracle(
+    small_crest: Path, documents: Documents, strategy: str
+) -> None:
+    store = CrestStore.open(small_crest)
+    drafter = store.drafter(strategy)
+    kept = {}
+    for key, value in store.entries.items():
+        entry = store.envelope.open(value)
+        ngram = tuple(np.frombuffer(key, ">u2").tolist())
+        kept[ngram] = Stored(nodes_of(entry.tree), entry.occurrences, entry.distinct)
+    assert len(kept) == store.manifest.counts["entries"]
+    compared = blended = 0
+    for document in documents[::6]:
+        for end in range(0, len(document), 7):
+            try:
+                expected = reference.crest_draft(kept, 4, document[:end], STRATEGIES[strategy], 24, 255)
+            except UnclearError:
+                continue
+            assert known(one(drafter, document[:end], 24)) == expected
+            compared += 1
+            blended += expected[1] > 1
+    assert compared > blended > 30
+
+
+def test_sessions_and_batches_of_them(small_crest: Path, documents: Documents) -> None:
+    drafter = CrestStore.open(small_crest).drafter()
+    texts = documents[:8]
+    sessions = [drafter.session(text[:3]) for text in texts]
+    for session, text in zip(sessions, texts, strict=True):
+        for token in text[3:9]:
+            session.observe([token])
+        assert session.context.tolist() == [text[:9][-4:]]
+        assert session.propose(16) == one(drafter, text[:9], 16).tree
+    assert propose_batch(drafter, sessions, 16) == [session.propose(16) for session in sessions]
+    with pytest.raises(TokenRangeError, match="outside the store's vocabulary"):
+        drafter.session([drafter.vocab_size])
+
+
+def test_ids_above_65_535_on_disk(wide_crest: Path) -> None:
+    store = CrestStore.open(wide_crest)
+    longest = store.drafter("longest")
+    rows = kept_rows(wide_crest)
+    assert max(token for row in rows for token in row["tokens"]) == 69_999
+    for row in rows:
+        found = one(longest, row["tokens"])
+        assert (found.match_length, found.match_count) == (row["n"], row["count"])
+        assert not (one(longest, [token + 65_536 for token in row["tokens"]]).match_length == row["n"] > 1)
+    for token in (70_000, 131_072, -1, 2**31 - 1):
+        assert known(one(longest, [token])) == ([], 0, 0)
+
+
+def test_threads_draft_the_same(small_crest: Path, documents: Documents) -> None:
+    drafter = CrestStore.open(small_crest).drafter()
+    batch = np.array([document[3:7] for document in documents if len(document) > 7], np.int32)
+    expected = drafter.draft(batch)
+    assert sum(len(draft.tree) for draft in expected) > 300
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(drafter.draft, batch) for _ in range(30)]
+        assert all(job.result() == expected for job in jobs)
+
+
+def test_strategies_and_their_changes(small_crest: Path) -> None:
+    store = CrestStore.open(small_crest)
+    assert set(store.strategies) == {"longest", "backoff"}
+    assert DEFAULT_STRATEGY in store.strategies
+    with pytest.raises(DraftstoreError, match="no strategy 'worst': choose one of backoff, longest"):
+        store.drafter("worst")
+    store.drafter("longest").warm_up()
+    row = next(row for row in kept_rows(small_crest) if row["n"] == 3)
+    context = row["tokens"]
+    alike = store.drafter("backoff", alpha=0.0, beta=0.0)
+    assert one(alike, context) == one(store.drafter("longest"), context)
+
+
+# -- stores that cannot be opened ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(small_crest: Path, tmp_path: Path) -> Path:
+    shutil.copytree(small_crest, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_a_store_opens_with_its_tokenizer_alone(copy: Path) -> None:
+    identity = load_manifest(copy).tokenizer
+    assert CrestStore.open(copy, identity).manifest.tokenizer == identity
+    CrestStore.open(str(copy)).close()
+    with pytest.raises(TokenizerError, match="was built with tokenizer 'small-bpe'"):
+        CrestStore.open(copy, TokenizerIdentity("other", "f" * 64))
+
+
+@pytest.mark.parametrize("name", [LMDB_FILE, DICTIONARY_FILE, KEPT_FILE, "tokenizer/tokenizer.json"])
+def test_missing_and_cut_files(copy: Path, name: str) -> None:
+    data = (copy / name).read_bytes()
+    (copy / name).write_bytes(data + b"x")
+    with pytest.raises(StoreError, match=rf"{name} has [\d,]+ bytes, expected [\d,]+: the store is damaged"):
+        CrestStore.open(copy)
+    (copy / name).write_bytes(data[: len(data) // 2])
+    if data:
+        with pytest.raises(StoreError, match=rf"{name} has [\d,]+ bytes, expected [\d,]+: the store is dama"):
+            CrestStore.open(copy)
+    (copy / name).unlink()
+    with pytest.raises(StoreError, match=rf"{name} is missing: the store is damaged, build it again"):
+        CrestStore.open(copy)
+
+
+@pytest.mark.parametrize("name", [LMDB_FILE, DICTIONARY_FILE])
+def test_a_file_of_the_right_size_that_is_another(copy: Path, name: str) -> None:
+    size = (copy / name).stat().st_size
+    assert size > 0
+    (copy / name).write_bytes(b"\1" * size)
+    with pytest.raises(StoreError, match="damaged"):
+        CrestStore.open(copy)
+
+
+def change(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(manifest: dict[str, Any]) -> None:
+        manifest["parameters"][field] = value
+
+    return apply
+
+
+@pytest.mark.parametrize("max_n", [None, 0, -1, 64, 1 << 40, "four", 2.5, [4]])
+def test_a_manifest_without_the_length_of_ngrams(copy: Path, max_n: Any) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["parameters"]["max_n"]
+    if max_n is not None:
+        manifest["parameters"]["max_n"] = max_n
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match="does not say how long its n-grams are: the store is damaged"):
+        CrestStore.open(copy)
+
+
+def test_a_manifest_that_leaves_files_out(copy: Path) -> None:
+    """Nobody checks what is not listed: what is needed and not there must still be a clear error."""
+    manifest = load_manifest(copy)
+    for name in (DICTIONARY_FILE, LMDB_FILE):
+        del manifest.files[name]
+        (copy / name).rename(copy / f"{name}.away")
+        save_manifest(copy, manifest)
+        with pytest.raises(StoreError):
+            CrestStore.open(copy)
+        (copy / f"{name}.away").rename(copy / name)
+
+
+def test_other_kinds_and_other_backends(copy: Path, small_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is a store of kind 'rest', expected 'crest'"):
+        CrestStore.open(small_store)
+    with pytest.raises(StoreError, match="is not a store"):
+        CrestStore.open(tmp_path)
+    with pytest.raises(StoreError, match="is not in postgres, only in lmdb"):
+        CrestStore.open(copy, backend="postgres")
+    manifest = load_manifest(copy)
+    save_manifest(copy, dataclasses.replace(manifest, parameters={**manifest.parameters, "backends": []}))
+    with pytest.raises(StoreError):
+        CrestStore.open(copy)
+
+
+def test_a_store_that_is_replaced_while_it_drafts(copy: Path, wide_crest: Path, tmp_path: Path) -> None:
+    """A release moves, or a directory is rebuilt: whoever has it open goes on as before."""
+    store = CrestStore.open(copy)
+    row = kept_rows(copy)[0]
+    before = one(store.drafter(), row["tokens"])
+    os.rename(copy, tmp_path / "old")  # noqa: PTH104
+    shutil.copytree(wide_crest, copy)
+    shutil.rmtree(tmp_path / "old")
+    assert one(store.drafter(), row["tokens"]) == before
+    other = CrestStore.open(copy)
+    assert other.manifest.vocab_size == 70_000
+    assert one(other.drafter(), kept_rows(copy)[0]["tokens"]).match_length > 0
+    store.close()
+    other.close()

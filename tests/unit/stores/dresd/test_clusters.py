@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from draftstore.drafting.projection import unit
+from draftstore.stores.dresd.kernels import clusters
+from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
+from draftstore.stores.dresd.kernels.nearest import LARGE
+
+relaxed = settings(deadline=None)
+
+
+def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
+    return unit(np.random.default_rng(seed).standard_normal((count, dims)).astype(np.float32))
+
+
+@relaxed
+@given(
+    count=st.integers(1, 300),
+    dims=st.sampled_from([1, 2, 8, 64]),
+    different=st.integers(1, 300),
+    share=st.floats(0.0, 1.0),
+    seed=st.integers(0, 9),
+)
+def test_every_vector_is_in_the_list_of_its_nearest_centroid(
+    count: int, dims: int, different: int, share: float, seed: int
+) -> None:
+    vectors = directions(different, dims, seed)[np.arange(count) % different]
+    lists = 1 + int(share * (count - 1))
+    centroids, assignment = cluster(vectors, lists, seed)
+    assert centroids.dtype == np.float32
+    assert centroids.shape == (lists, dims)
+    assert assignment.dtype == np.int32
+    assert assignment.shape == (count,)
+    assert np.linalg.norm(centroids, axis=1) == pytest.approx(np.ones(lists), abs=1e-5)
+    similarities = vectors @ centroids.T
+    assert (similarities[np.arange(count), assignment] >= similarities.max(axis=1) - 1e-5).all()
+
+
+def test_the_same_seed_makes_the_same_lists() -> None:
+    vectors = directions(3000, 16, 0)
+    first, again, other = (cluster(vectors, 40, seed) for seed in (3, 3, 4))
+    assert (first[0] == again[0]).all()
+    assert (first[1] == again[1]).all()
+    assert (first[0] != other[0]).any()
+
+
+def test_vectors_in_bundles_are_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    bundle = np.arange(2000) % 20
+    vectors = unit(
+        np.eye(32, dtype=np.float32)[bundle] + rng.normal(0.0, 0.03, (2000, 32)).astype(np.float32)
+    )
+    centroids, assignment = cluster(vectors, 40, seed=1)
+    assert all(len(set(bundle[assignment == number])) <= 1 for number in range(40))
+    assert np.einsum("ij,ij->i", centroids[assignment], vectors).min() > 0.95
+
+
+def test_a_list_that_runs_empty_starts_anew() -> None:
+    """Most first centroids are the same vector: ties leave all of them but one without entries."""
+    vectors = np.concatenate([np.repeat(directions(1, 8, 0), 900, axis=0), directions(100, 8, 1)])
+    _, assignment = cluster(vectors, 50, seed=0)
+    assert len(np.unique(assignment)) > 40
+
+
+def test_vectors_that_cancel_leave_finite_centroids() -> None:
+    vectors = np.tile(np.array([[1.0, 0.0], [-1.0, 0.0]], np.float32), (50, 1))
+    centroids, _ = cluster(vectors, 1)
+    assert centroids.tolist() in ([[1.0, 0.0]], [[-1.0, 0.0]])
+
+
+def test_blocks_and_samples_change_no_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = directions(500, 8, 0)
+    expected = cluster(vectors, 20)[1]
+    monkeypatch.setattr(clusters, "BLOCK", 33)
+    assert (cluster(vectors, 20)[1] == expected).mean() > 0.99, "rounding alone may differ"
+    monkeypatch.setattr(clusters, "SAMPLE", 2)
+    centroids, assignment = cluster(vectors, 20)
+    assert len(centroids) == 20
+    assert len(assignment) == 500
+
+
+def test_large_groups_alone_have_lists() -> None:
+    assert [lists_for(size) for size in (0, 1, LARGE - 1)] == [0, 0, 0]
+    assert lists_for(LARGE) == round(LARGE**0.5)
+    assert lists_for(1_000_000) == 1000

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from draftstore.drafting.projection import unit
+from draftstore.errors import DraftstoreError
+from draftstore.stores.dresd.kernels.quantised import DTYPES, MOST, SMALLEST, quantise, restore, vector_dtype
+
+relaxed = settings(deadline=None)
+
+
+def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
+    """Return unit vectors, the later numbers of which are smaller, as those of a projection are."""
+    numbers = np.random.default_rng(seed).standard_normal((count, dims)) / np.arange(1, dims + 1) ** 0.3
+    return unit(numbers.astype(np.float32))
+
+
+@pytest.mark.parametrize(("name", "least"), [("float16", 1.0 - 1e-6), ("int8", 1.0 - 1.5e-4)])
+@relaxed
+@given(dims=st.sampled_from([1, 2, 7, 64, 100]), seed=st.integers(0, 99))
+def test_codes_keep_directions(name: str, least: float, dims: int, seed: int) -> None:
+    vectors = directions(50, dims, seed)
+    restored = restore(quantise(vectors, name))
+    assert restored.dtype == np.float32
+    assert restored.shape == vectors.shape
+    assert np.abs(np.linalg.norm(restored, axis=1) - 1.0).max() < 1e-3
+    assert np.einsum("ij,ij->i", unit(restored), vectors).min() > least
+
+
+def test_an_int8_vector_uses_all_of_the_range() -> None:
+    codes = quantise(directions(200, 64, 0), "int8")
+    assert codes.dtype == np.int8
+    assert (np.abs(codes.astype(int)).max(axis=1) == MOST).all()
+
+
+def test_opposite_vectors_have_opposite_codes() -> None:
+    vectors = directions(50, 9, 1)
+    assert (quantise(-vectors, "int8") == -quantise(vectors, "int8")).all()
+
+
+def test_float16_holds_no_subnormal_numbers() -> None:
+    numbers = np.array([[SMALLEST, -SMALLEST, SMALLEST * 0.99, -1e-7, 0.0, 0.5]], np.float32)
+    assert restore(quantise(numbers, "float16")).tolist() == [[SMALLEST, -SMALLEST, 0.0, 0.0, 0.0, 0.5]]
+
+
+def test_the_bits_of_float16_restore_as_the_numbers() -> None:
+    codes = quantise(directions(20, 5, 2), "float16")
+    assert (restore(codes.view(np.uint16)) == restore(codes)).all()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 4), (3, 4)])
+def test_zeros_and_no_vectors_come_back(name: str, shape: tuple[int, int]) -> None:
+    assert restore(quantise(np.zeros(shape, np.float32), name)).tolist() == np.zeros(shape).tolist()
+
+
+def test_types_are_little_endian_and_known() -> None:
+    assert [vector_dtype(name).str for name in DTYPES] == ["<f2", "|i1"]
+    for refused in ("float32", "uint8", ""):
+        with pytest.raises(DraftstoreError, match=f"vectors of '{refused}': expected one of float16, int8"):
+            quantise(np.zeros((1, 2), np.float32), refused)

@@ -1,0 +1,588 @@
+import dataclasses
+import json
+import mmap
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draftstore.drafting.drafter import DenseDrafter, Drafter, StoreDrafter, projection_of
+from draftstore.drafting.projection import Projection
+from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
+from draftstore.storage.manifest import (
+    FORMAT_VERSION,
+    TokenizerIdentity,
+    load_manifest,
+    save_manifest,
+    verify_files,
+)
+from draftstore.stores.crest.store import CrestStore
+from draftstore.stores.dresd.files import FILES
+from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
+from draftstore.stores.dresd.kernels.nearest import ALL
+from draftstore.stores.dresd.kernels.quantised import restore
+from draftstore.stores.dresd.store import STRATEGIES, DresdDrafter, DresdStore
+from draftstore.stores.registry import Store, open_store, verify_store
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.trees.tree import DraftTree
+from tests import reference
+from tests.fakes.dense_stores import (
+    MODEL,
+    TOKENIZER,
+    entries_of,
+    make_dense_store,
+    make_projection,
+    make_states,
+    rewrite,
+)
+from tests.reference import Documents, UnclearError, nodes_of
+
+VOCAB = 50
+
+
+def salad(documents: int, seed: int = 0, ids: tuple[int, ...] = (3, 4, 5, 6, 49)) -> Documents:
+    """Return documents of few different tokens, the first of them the most common, some without a token."""
+    draw = random.Random(seed)
+    weights = [2.0**-place for place in range(len(ids))]
+    return [draw.choices(ids, weights, k=draw.randint(0, 40)) for _ in range(documents)]
+
+
+DOCUMENTS = salad(30)
+STATES = make_states(DOCUMENTS)
+PROJECTION = make_projection()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store with small and large groups; tests must not change it."""
+    path = make_dense_store(
+        tmp_path_factory.mktemp("dresd") / "store", DOCUMENTS, STATES, projection=PROJECTION, large=30
+    )
+    store = DresdStore.open(path)
+    sizes = np.diff(store.index.groups)
+    assert len(store.index.centroids) > 10
+    assert np.any((sizes > 0) & (np.diff(store.index.group_lists) == 0))
+    return path
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> Path:
+    """Return a copy of the store that a test may damage."""
+    return Path(shutil.copytree(built, tmp_path / "store"))
+
+
+def refusal(store: Path, **wanted: Any) -> str:
+    """Open a store that does not open; return what is said about it."""
+    with pytest.raises(StoreError) as caught:
+        DresdStore.open(store, **wanted)
+    return str(caught.value)
+
+
+def change_array(store: Path, name: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    """Change an array of a store and let its manifest agree with the file."""
+    manifest = load_manifest(store)
+    array = np.fromfile(store / name, FILES[name](manifest))
+    rewrite(store, manifest, name, change(array).astype(array.dtype).tobytes())
+    assert verify_files(store, load_manifest(store)) == []
+
+
+def edit_manifest(store: Path, **fields: Any) -> None:
+    path = store / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **fields}), encoding="utf-8")
+
+
+def edit_parameters(store: Path, **parameters: Any) -> None:
+    """Change parameters; `...` takes one away."""
+    merged = {**load_manifest(store).parameters, **parameters}
+    edit_manifest(store, parameters={key: value for key, value in merged.items() if value is not ...})
+
+
+def questions(
+    documents: Documents = DOCUMENTS,
+    states: list[NDArray[np.float32]] = STATES,
+    projection: Projection = PROJECTION,
+    most: int = 40,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return contexts and queries as a model would ask that says these documents again, with a little noise."""
+    rng = np.random.default_rng(1)
+    places = [
+        (number, place) for number, document in enumerate(documents) for place in range(len(document) - 1)
+    ]
+    places = [places[i] for i in rng.permutation(len(places))[:most]]
+    contexts = [[documents[number][place + 1]] for number, place in places]
+    queries = projection.apply(np.stack([states[number][place] for number, place in places]))
+    noise = rng.standard_normal(queries.shape).astype(np.float32)
+    return np.array(contexts, np.int32), 3.0 * queries + noise
+
+
+# -- opening -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_store_holds_its_entries(tmp_path: Path, dtype: str, wide: bool) -> None:
+    path = make_dense_store(
+        tmp_path / "store", DOCUMENTS, STATES, projection=PROJECTION, dtype=dtype, wide_positions=wide
+    )
+    opened = DresdStore.open(path, target_model=MODEL, tokenizer=TOKENIZER, hidden_size=16)
+    assert opened.path == path
+    assert opened.manifest == load_manifest(path)
+    assert opened.projection.digest == PROJECTION.digest
+    assert opened.index.positions.dtype == (np.uint64 if wide else np.uint32)
+    codes = opened.index.vectors.view(np.float16) if dtype == "float16" else opened.index.vectors
+    vectors = restore(codes)
+    starts = np.cumsum([0, *(len(document) + 1 for document in DOCUMENTS)])
+    expected = {
+        starts[entry.document] + entry.place + 2: entry for entry in entries_of(DOCUMENTS, STATES, PROJECTION)
+    }
+    assert len(expected) == opened.manifest.counts["entries"] == len(vectors)
+    for first in range(VOCAB):
+        for entry in range(opened.index.groups[first], opened.index.groups[first + 1]):
+            wanted = expected.pop(int(opened.index.positions[entry]))
+            assert first == wanted.first == opened.tokens[int(opened.index.positions[entry]) - 1]
+            assert np.abs(vectors[entry] - wanted.vector).max() < 0.01
+    assert not expected
+    assert verify_store(path, opened.manifest) == []
+    opened.close()
+
+
+def bases(array: Any) -> Iterator[Any]:
+    while array is not None:
+        yield array
+        array = getattr(array, "base", None)
+
+
+def test_a_store_is_mapped_and_read_only(built: Path) -> None:
+    store = DresdStore.open(built)
+    arrays = [store.tokens, *(value for value in store.index if isinstance(value, np.ndarray))]
+    assert len(arrays) == len(FILES)
+    for array in arrays:
+        assert type(array) is np.ndarray
+        assert any(isinstance(base, mmap.mmap) for base in bases(array))
+        assert not array.flags.writeable
+    first, second = store.drafter("wide"), store.drafter("deep", drafts=7)
+    assert np.shares_memory(first.index.vectors, second.index.vectors)
+    assert first.tokens is second.tokens is store.tokens
+
+
+def test_open_store_opens_it(built: Path, small_store: Path, small_crest: Path) -> None:
+    store: Store = open_store(built)
+    assert type(store) is DresdStore
+    drafter: StoreDrafter = store.drafter("deep")
+    assert isinstance(drafter, DresdDrafter)
+    dense: DenseDrafter = drafter
+    whole: Drafter = drafter
+    assert projection_of(dense) is projection_of(whole) is store.projection
+    assert drafter.draft(np.full((2, 4), 3, np.int32))[1].tree == DraftTree.empty()
+    with pytest.raises(StoreError, match="of kind 'dresd', which has no backends: leave --backend out"):
+        open_store(built, "lmdb")
+    for path, kind in ((small_store, "rest"), (small_crest, "crest")):
+        with pytest.raises(StoreError, match=f"of kind '{kind}', expected 'dresd'"):
+            DresdStore.open(path)
+    for other in (RestStore, CrestStore):
+        with pytest.raises(StoreError, match="of kind 'dresd', expected"):
+            other.open(built)
+
+
+def test_another_model_tokenizer_or_size_is_refused(built: Path) -> None:
+    assert "of the model 'org/model', found 'org/other'" in refusal(built, target_model="org/other")
+    assert "of 16 numbers, the model's have 576" in refusal(built, hidden_size=576)
+    other = TokenizerIdentity("letters", "cd" * 32)
+    with pytest.raises(TokenizerError, match=r"with tokenizer 'words' .*, found 'letters'"):
+        DresdStore.open(built, tokenizer=other)
+    renamed = dataclasses.replace(TOKENIZER, name="renamed")
+    assert DresdStore.open(str(built), tokenizer=renamed).manifest.tokenizer == TOKENIZER
+
+
+def test_a_store_without_a_model_is_no_models(store: Path) -> None:
+    edit_manifest(store, target_model=None)
+    assert "of the model None, found 'org/model'" in refusal(store, target_model=MODEL)
+    DresdStore.open(store)
+
+
+def test_another_projection_is_refused(store: Path) -> None:
+    other = make_projection(seed=1)
+    rewrite(store, load_manifest(store), "projection.bin", other.to_bytes())
+    message = refusal(store)
+    assert PROJECTION.digest[:12] in message
+    assert other.digest[:12] in message
+    edit_parameters(store, projection=other.digest)
+    DresdStore.open(store)
+    edit_parameters(store, projection=PROJECTION.digest)
+    assert "built with the projection" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "are no projection to 8 dimensions"),
+        (bytes(8 * 17 * 4 - 1), "are no projection to 8 dimensions"),
+        (bytes(8 * 18 * 4), "projects states of 17 numbers, expected 16"),
+        (np.full(8 * 17, np.nan, "<f4").tobytes(), "not finite"),
+    ],
+)
+def test_what_is_no_projection_is_refused(store: Path, data: bytes, message: str) -> None:
+    rewrite(store, load_manifest(store), "projection.bin", data)
+    assert message in refusal(store)
+
+
+@pytest.mark.parametrize("name", [*FILES, "projection.bin"])
+def test_a_missing_cut_or_longer_file_is_refused(store: Path, name: str) -> None:
+    path, manifest = store / name, load_manifest(store)
+    data = path.read_bytes()
+    for wrong in (data[:-1], data + b"\0", b""):
+        path.write_bytes(wrong)
+        assert f"{name} has {len(wrong):,} bytes, expected {len(data):,}" in refusal(store)
+    path.unlink()
+    assert f"{name} is missing" in refusal(store)
+    files = {key: entry for key, entry in manifest.files.items() if key != name}
+    save_manifest(store, dataclasses.replace(manifest, files=files))
+    assert f"its manifest does not name {name}" in refusal(store)
+    path.write_bytes(data)
+    if name != "tokens.bin":  # cut anywhere, they are tokens; entries behind the cut have no continuation
+        rewrite(store, manifest, name, data[: len(data) // 2])
+        assert "the store is damaged" in refusal(store)
+    rewrite(store, manifest, name, data[:-1])
+    assert "the store is damaged" in refusal(store)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_an_unknown_format_version_is_refused(store: Path, version: Any) -> None:
+    edit_manifest(store, format_version=version)
+    assert f"format version {version!r}, this draftstore reads version {FORMAT_VERSION}" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {name: value}
+        for name, values in {
+            "dims": (..., None, "8", 8.0, True, 0, -1, 7, 9, 2**40),
+            "hidden_size": (..., "16", 0, 15, 2**40),
+            "layer": (..., None, "first", -1),
+            "dtype": (..., None, "float32", "int8", "<f2", "nonsense"),
+            "projection": (..., None, 5, ""),
+            "probing": ("all", True, 1, 0.0, -0.5, 1.5, float("nan")),
+        }.items()
+        for value in values
+    ],
+    ids=str,
+)
+def test_parameters_that_make_no_sense_are_refused(store: Path, parameters: dict[str, Any]) -> None:
+    edit_parameters(store, **parameters)
+    assert str(store) in refusal(store)
+
+
+def put(place: int, value: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return a change of one item of an array to a value."""
+
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        array[place] = value
+        return array
+
+    return change
+
+
+MISFITS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]], str]] = {
+    "part of a vector": ("vectors.bin", lambda a: a[:-1], "no rows of 8"),
+    "a vector less": ("vectors.bin", lambda a: a[:-8], "vectors.bin holds"),
+    "a vector more": ("vectors.bin", lambda a: np.append(a, a[:8]), "vectors.bin holds"),
+    "no vectors": ("vectors.bin", lambda a: a[:0], "vectors.bin holds 0 rows"),
+    "a position less": ("positions.bin", lambda a: a[:-1], "positions.bin holds"),
+    "positions of other entries": ("positions.bin", lambda a: np.append(a, a[:3]), "positions.bin holds"),
+    "a group less": ("groups.bin", lambda a: a[:-1], "groups.bin holds 50 rows, expected 51"),
+    "a group more": ("groups.bin", lambda a: np.append(a, a[-1]), "groups.bin holds 52 rows, expected 51"),
+    "groups that start late": ("groups.bin", put(0, 1), "groups.bin does not ascend from 0"),
+    "groups that start before": ("groups.bin", put(0, -1), "groups.bin does not ascend from 0"),
+    "groups that fall": ("groups.bin", put(5, -1), "groups.bin does not ascend"),
+    "groups that jump": ("groups.bin", put(5, 1 << 40), "groups.bin does not ascend"),
+    "groups that end late": ("groups.bin", lambda a: a + (np.arange(51) == 50), "groups.bin does not ascend"),
+    "a table of lists less": ("group_lists.bin", lambda a: a[:-1], "group_lists.bin holds 50 rows"),
+    "lists that start late": ("group_lists.bin", put(0, 1), "group_lists.bin does not ascend"),
+    "lists that fall": ("group_lists.bin", put(30, 0), "group_lists.bin does not ascend"),
+    "lists below zero": ("group_lists.bin", put(1, -5), "group_lists.bin does not ascend"),
+    "lists of another group": ("group_lists.bin", put(3, 1), "does not cover the groups"),
+    "no lists": ("lists.bin", lambda a: a[:0], "lists.bin holds 0 rows"),
+    "a list less": ("lists.bin", lambda a: a[:-1], "lists.bin holds"),
+    "lists that do not ascend": ("lists.bin", put(2, 0), "lists.bin does not ascend"),
+    "lists beyond the entries": ("lists.bin", put(-1, 1 << 40), "does not cover the groups"),
+    "lists that start behind their group": ("lists.bin", put(0, 1), "does not cover the groups"),
+    "lists before all entries": ("lists.bin", put(0, -7), "does not cover the groups"),
+    "part of a centroid": ("centroids.bin", lambda a: a[:-1], "no rows of 8"),
+    "a centroid less": ("centroids.bin", lambda a: a[:-8], "expected"),
+    "no centroids": ("centroids.bin", lambda a: a[:0], "expected 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_tables_that_do_not_fit_each_other_are_refused(store: Path, name: str) -> None:
+    file, change, message = MISFITS[name]
+    change_array(store, file, change)
+    assert message in refusal(store)
+    assert "the store is damaged" in refusal(store)
+
+
+def test_a_list_that_reaches_into_another_group_is_refused(store: Path) -> None:
+    index = DresdStore.open(store).index
+    large = np.flatnonzero(np.diff(index.group_lists))
+    last = int(index.group_lists[large[0] + 1]) - 1
+    change_array(store, "lists.bin", put(last, int(index.groups[large[0] + 1]) + 1))
+    assert "lists.bin" in refusal(store)
+
+
+def test_another_vocabulary_size_is_refused(store: Path) -> None:
+    for other in (VOCAB - 1, VOCAB + 1, 70_000, 2**31 - 1, 2**40):
+        edit_manifest(store, vocab_size=other)
+        assert "the store is damaged" in refusal(store)
+
+
+def test_what_is_not_checked_on_opening_does_no_harm(store: Path) -> None:
+    """Positions, tokens and vectors may be anything: drafts are trees of ids that exist."""
+    contexts, queries = questions()
+    rng = np.random.default_rng(0)
+    for name, most in (("positions.bin", 2**32), ("tokens.bin", 2**16), ("vectors.bin", 2**16)):
+        manifest = load_manifest(store)
+        size = manifest.files[name].size
+        numbers = rng.integers(0, most, size // 2, np.uint32 if most > 2**16 else np.uint16)
+        rewrite(store, manifest, name, numbers.tobytes()[:size])
+        for strategy in STRATEGIES:
+            for draft in DresdStore.open(store).drafter(strategy, drafts=40).draft(contexts, queries=queries):
+                draft.tree.validate()
+                assert draft.tree.tokens.max(initial=0) < VOCAB
+
+
+# -- drafting ------------------------------------------------------------------------------------------------
+
+
+def expected_drafts(
+    store: DresdStore,
+    contexts: NDArray[np.int32],
+    queries: NDArray[np.float32],
+    drafts: int,
+    length: int,
+    budget: int,
+) -> Iterator[tuple[reference.Nodes | None, int]]:
+    """Yield what an oracle drafts from the files of a store, and the size of the group; None where that is unclear."""
+    codes = store.index.vectors
+    firsts = [int(store.tokens[int(position) - 1]) for position in store.index.positions]
+    for context, query in zip(contexts[:, -1].tolist(), queries, strict=True):
+        group = [entry for entry, first in enumerate(firsts) if first == context]
+        cosines = {entry: reference.stored_cosine(codes[entry], query) for entry in group}
+        ranking = sorted(group, key=lambda entry: (-cosines[entry], entry))
+        near = [
+            (
+                cosines[entry],
+                reference.rest_of_document(store.tokens, int(store.index.positions[entry]), length),
+            )
+            for entry in ranking[:drafts]
+        ]
+        try:
+            yield reference.dense_tree(near, CALIBRATION, budget), len(group)
+        except UnclearError:
+            yield None, len(group)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize(("drafts", "length"), [(10, 10), (3, 20), (1, 1), (50, 63)])
+def test_drafts_of_a_store_are_those_of_the_oracle(
+    tmp_path: Path, dtype: str, drafts: int, length: int
+) -> None:
+    path = make_dense_store(tmp_path / "store", DOCUMENTS, STATES, projection=PROJECTION, dtype=dtype)
+    store = DresdStore.open(path)
+    contexts, queries = questions()
+    contexts[0], contexts[1] = 7, -1  # a token that no entry has, and none
+    drafter = store.drafter(drafts=drafts, length=length, probing=ALL)
+    found = drafter.draft(contexts, 40, queries=queries)
+    compared = 0
+    for draft, (nodes, size) in zip(
+        found, expected_drafts(store, contexts, queries, drafts, length, 40), strict=True
+    ):
+        assert (draft.match_length, draft.match_count) == (int(size > 0), size)
+        if nodes is not None:
+            assert nodes_of(draft.tree) == nodes
+            compared += 1
+    assert compared > len(contexts) // 2
+
+
+def test_a_batch_drafts_what_each_of_it_drafts_alone(built: Path) -> None:
+    drafter = DresdStore.open(built).drafter()
+    contexts, queries = questions()
+    queries[3], queries[5, 2], queries[6], queries[7] = np.nan, np.nan, 0.0, np.inf
+    contexts[8] = VOCAB
+    wide = np.concatenate([np.full_like(contexts, 9), contexts], axis=1)
+    together = drafter.draft(wide, 30, 0.01, queries=queries)
+    for row, draft in enumerate(together):
+        [alone] = drafter.draft(contexts[row : row + 1], 30, 0.01, queries=queries[row : row + 1])
+        assert alone == draft
+        draft.tree.validate()
+        assert len(draft.tree) <= 30
+        assert np.all(draft.tree.probs >= 0.01)
+        [scaled] = drafter.draft(contexts[row : row + 1], 30, 0.01, queries=queries[row : row + 1] * 8)
+        assert scaled == draft, "the length of a query means nothing"
+    for row in (3, 5, 6, 7, 8):
+        assert together[row] == (DraftTree.empty(), 0, 0)
+    assert sum(len(draft.tree) > 0 for draft in together) > len(together) // 2
+    assert drafter.draft_batch(wide, 30, 0.01, queries=queries).encode_trees()[0].shape == (len(wide),)
+
+
+def test_a_smaller_budget_keeps_the_best_nodes(built: Path) -> None:
+    drafter = DresdStore.open(built).drafter("wide")
+    contexts, queries = questions(most=5)
+    whole = drafter.draft(contexts, 4096, queries=queries)
+    for budget in (0, 1, 2, 7, 64, 100):
+        for draft, all_of_it in zip(drafter.draft(contexts, budget, queries=queries), whole, strict=True):
+            assert draft.tree == all_of_it.tree.prefix(budget)
+    assert max(len(draft.tree) for draft in whole) <= 100
+    assert drafter.draft(contexts, 64, 1.1, queries=queries)[0].tree == DraftTree.empty()
+
+
+def test_without_queries_nothing_is_drafted(built: Path) -> None:
+    drafter = DresdStore.open(built).drafter()
+    contexts, queries = questions(most=4)
+    for draft in [*drafter.draft(contexts), *drafter.draft(np.empty((4, 0), np.int32), queries=queries)]:
+        assert draft == (DraftTree.empty(), 0, 0)
+    assert drafter.draft(np.empty((0, 1), np.int32), queries=np.empty((0, 8), np.float32)) == []
+    drafter.warm_up()
+
+
+def test_impossible_requests_are_refused(built: Path) -> None:
+    store = DresdStore.open(built)
+    contexts, queries = questions(most=4)
+    for wrong in (queries[:3], queries[:, :7], queries[0], np.zeros((4, 16), np.float32)):
+        with pytest.raises(DraftstoreError, match=r"expected \(4, 8\), projected hidden states"):
+            store.drafter().draft(contexts, queries=wrong)
+    for budget in (-1, 4097):
+        with pytest.raises(DraftstoreError, match="expected 0 to 4096"):
+            store.drafter().draft(contexts, budget, queries=queries)
+    with pytest.raises(DraftstoreError, match="contexts are int32"):
+        store.drafter().draft(contexts[0], queries=queries)
+    with pytest.raises(DraftstoreError, match=r"no strategy 'high': choose one of deep, many, wide"):
+        store.drafter("high")
+    for changes in (
+        {"drafts": 0}, {"drafts": 1025}, {"length": 0}, {"length": 64}, {"probing": 0.0}, {"probing": 1.5},
+        {"probing": float("nan")},
+    ):  # fmt: skip
+        with pytest.raises(DraftstoreError, match=r"expected"):
+            store.drafter(**changes)
+
+
+def test_a_store_says_how_much_of_a_group_is_visited(store: Path) -> None:
+    contexts, queries = questions()
+    edit_parameters(store, probing=ALL)
+    everything = DresdStore.open(store)
+    edit_parameters(store, probing=1e-6)
+    little = DresdStore.open(store)
+    exact = everything.drafter().draft(contexts, queries=queries)
+    assert little.drafter(probing=ALL).draft(contexts, queries=queries) == exact
+    assert little.drafter().draft(contexts, queries=queries) != exact
+    assert everything.drafter(probing=1e-6).draft(contexts, queries=queries) == little.drafter().draft(
+        contexts, queries=queries
+    )
+
+
+# -- sessions ------------------------------------------------------------------------------------------------
+
+
+def test_a_session_asks_with_the_state_that_predicted_the_last_token(built: Path) -> None:
+    drafter = DresdStore.open(built).drafter()
+    document, rows = next((d, s) for d, s in zip(DOCUMENTS, STATES, strict=True) if len(d) > 20)
+    queries = PROJECTION.apply(rows)
+    session = drafter.session(document[:3], hidden=queries[1])
+    assert session.needs_hidden
+    assert not session.needs_candidates
+    assert projection_of(session) is drafter.projection
+    for size in (3, 4, 8, 15):
+        [draft] = drafter.draft(
+            np.array([[document[size - 1]]], np.int32), queries=queries[size - 2 : size - 1]
+        )
+        assert session.propose() == draft.tree
+        assert len(draft.tree) > 0
+        agreed = draft.tree.accepted(np.array(document[size:], np.int32))
+        assert len(agreed) == min(10, len(document) - size), "the entry itself is the nearest"
+        after = {3: 4, 4: 8, 8: 15, 15: 16}[size]
+        session.observe(document[size:after], tree=draft.tree, hidden=queries[after - 2])
+
+
+def test_a_session_without_a_state_drafts_nothing(built: Path) -> None:
+    drafter = DresdStore.open(built).drafter()
+    document, queries = DOCUMENTS[0], PROJECTION.apply(STATES[0])
+    session = drafter.session(document[:3])
+    assert session.propose() == DraftTree.empty()
+    session.observe(document[3:4], hidden=queries[2])
+    assert len(session.propose())
+    for hidden in (None, np.full(8, np.nan, np.float32)):
+        session.observe(document[4:5], hidden=hidden)
+        assert session.propose() == DraftTree.empty()
+    session = drafter.session(document[:3], hidden=queries[1], candidates=np.zeros((1, 8), np.int32))
+    assert len(session.propose(5)) == 5
+    assert drafter.session([], hidden=queries[1]).propose() == DraftTree.empty()
+
+
+def test_a_session_refuses_other_ids_and_states(built: Path) -> None:
+    drafter = DresdStore.open(built).drafter()
+    for ids in ([VOCAB], [-1]):
+        with pytest.raises(TokenRangeError, match="outside the store's vocabulary of 50 ids"):
+            drafter.session(ids)
+    session = drafter.session([3])
+    for size in (7, 16):
+        with pytest.raises(DraftstoreError, match=rf"of shape \({size},\), expected \(8,\)"):
+            session.observe([3], hidden=np.zeros(size, np.float32))
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------
+
+
+def test_ids_above_65535(tmp_path: Path, wide_tokenizer: TextTokenizer) -> None:
+    ids = (69_999, 65_535, 65_536, 65_534, 5)
+    documents = salad(20, 3, ids)
+    states = make_states(documents)
+    path = make_dense_store(
+        tmp_path / "wide", documents, states, projection=PROJECTION, tokenizer=wide_tokenizer
+    )
+    store = DresdStore.open(path, tokenizer=wide_tokenizer.identity)
+    assert store.tokens.dtype == np.uint32
+    assert store.manifest.token_dtype == "uint32"
+    assert load_tokenizer(path / "tokenizer").identity.fingerprint == store.manifest.tokenizer.fingerprint
+    contexts, queries = questions(documents, states)
+    drafts = store.drafter("wide", probing=ALL).draft(contexts, queries=queries)
+    seen = {token for draft in drafts for token in draft.tree.tokens.tolist()}
+    assert seen == set(ids)
+    for draft, (nodes, size) in zip(
+        drafts, expected_drafts(store, contexts, queries, 10, 10, 64), strict=True
+    ):
+        assert draft.match_count == size
+        assert nodes is None or nodes_of(draft.tree) == nodes
+
+
+@pytest.mark.parametrize("documents", [[[3, 4, 5]], [[3, 4, 5], []], [[3], [3, 4], [3, 4, 5]], [[3] * 40]])
+def test_stores_of_next_to_nothing(tmp_path: Path, documents: Documents) -> None:
+    store = DresdStore.open(make_dense_store(tmp_path / "small", documents, vocab_size=6))
+    [state] = [
+        rows[0] for rows, document in zip(make_states(documents), documents, strict=True) if len(document) > 2
+    ]
+    token = documents[-1][1] if len(documents[-1]) > 2 else documents[0][1]
+    [draft] = store.drafter().draft(
+        np.array([[token]], np.int32), queries=store.projection.apply(state)[None]
+    )
+    firsts = [first for document in documents for first in document[1:-1]]
+    assert draft.match_count == firsts.count(token) > 0
+    assert len(draft.tree) > 0
+
+
+def test_a_store_without_entries_drafts_nothing(tmp_path: Path) -> None:
+    store = DresdStore.open(make_dense_store(tmp_path / "none", [[3, 4], [5]], vocab_size=6))
+    queries = np.ones((2, 8), np.float32)
+    for draft in store.drafter().draft(np.array([[4], [5]], np.int32), queries=queries):
+        assert draft == (DraftTree.empty(), 0, 0)
+
+
+def test_the_largest_vocabulary_opens(tmp_path: Path) -> None:
+    store = DresdStore.open(make_dense_store(tmp_path / "large", [[151_664, 3, 151_664]], vocab_size=151_665))
+    [draft] = store.drafter().draft(np.array([[3]], np.int32), queries=np.ones((1, 8), np.float32))
+    assert draft.tree.tokens.tolist() == [151_664]

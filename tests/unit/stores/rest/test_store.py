@@ -1,0 +1,562 @@
+import dataclasses
+import io
+import json
+import mmap
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
+from draftstore.search.suffix import SuffixIndex
+from draftstore.storage.manifest import (
+    FORMAT_VERSION,
+    FileEntry,
+    Manifest,
+    TokenizerIdentity,
+    load_manifest,
+    save_manifest,
+    verify_files,
+)
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import BUDGET, DTYPES, KIND, STRATEGIES, RestDrafter, RestStore
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokens import sentinel
+from draftstore.trees.frontier import MAX_BUDGET
+from draftstore.trees.tree import DraftTree
+from tests import reference
+from tests.reference import Documents, make_index, nodes_of
+
+TEXTS = [
+    "def add(left, right):\n    return left + right\n",
+    "def sub(left, right):\n    return left - right\n",
+    "for item in items:\n    if item is not None:\n        print(item)\n",
+    "for item in boxes:\n    if item is not None:\n        print(item)\n",
+    "The quick brown fox jumps over the lazy dog.",
+    "naïve café, 東京, emoji 😀",
+] * 3
+
+WIDE = 151_665
+ARRAYS = ["tokens", "suffixes", "keys", "first_rows", "segments"]
+
+
+def build(folder: Path, tokenizer: TextTokenizer, texts: list[str], segment_tokens: int = 1 << 20) -> Path:
+    """Build a store from records of text, in this process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = folder / "corpus.jsonl"
+    lines = [json.dumps({"id": f"d{number}", "text": text}) for number, text in enumerate(texts)]
+    corpus.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = RestOptions((corpus,), "test", segment_tokens=segment_tokens)
+    return build_rest(options, tokenizer, folder / "store", workers=1).path
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: TextTokenizer) -> Path:
+    """Return a store of three segments or more; tests must not change it."""
+    path = build(tmp_path_factory.mktemp("rest"), small_tokenizer, TEXTS, segment_tokens=120)
+    assert len(RestStore.open(path).index.segments) >= 3
+    return path
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> Path:
+    """Return a copy of the store that a test may damage."""
+    return Path(shutil.copytree(built, tmp_path / "store"))
+
+
+def documents_in(index: SuffixIndex) -> Documents:
+    """Read the documents back from the tokens of a store."""
+    end = sentinel(index.tokens.dtype)
+    documents: Documents = [[]]
+    for token in index.tokens.tolist():
+        if token == end:
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    return documents[:-1]
+
+
+def write_index(path: Path, index: SuffixIndex) -> Path:
+    """Write arrays as a store, whatever they hold, with a manifest that fits the files."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name in ARRAYS:
+        getattr(index, name).tofile(path / f"{name}.bin")
+    files = {f"{name}.bin": FileEntry.of(path / f"{name}.bin") for name in ARRAYS}
+    identity = TokenizerIdentity("none", "0" * 64)
+    dtype = index.tokens.dtype.name
+    counts = {"documents": 0, "tokens": 0, "entries": len(index.tokens)}
+    save_manifest(
+        path, Manifest(KIND, "raw", "2025-01-01", index.vocab_size, dtype, identity, {}, {}, counts, files)
+    )
+    return path
+
+
+def rewrite(store: Path, name: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    """Change an array of a store and let its manifest agree with the file."""
+    manifest = load_manifest(store)
+    array = np.fromfile(store / name, DTYPES[name](manifest))
+    change(array).astype(array.dtype).tofile(store / name)
+    files = {**manifest.files, name: FileEntry.of(store / name)}
+    save_manifest(store, dataclasses.replace(manifest, files=files))
+    assert verify_files(store, load_manifest(store)) == []
+
+
+def edit_manifest(store: Path, **fields: Any) -> None:
+    path = store / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **fields}), encoding="utf-8")
+
+
+def refusal(store: Path) -> str:
+    """Open a store that does not open; return what is said about it."""
+    with pytest.raises(StoreError) as caught:
+        RestStore.open(store)
+    return str(caught.value)
+
+
+# -- opening -------------------------------------------------------------------------------------------------
+
+
+def test_a_store_holds_its_documents_in_order(built: Path, small_tokenizer: TextTokenizer) -> None:
+    opened = RestStore.open(built, small_tokenizer.identity)
+    expected = [document.tolist() for document in small_tokenizer.encode_documents(TEXTS)]
+    assert documents_in(opened.index) == expected
+    assert opened.index.vocab_size == small_tokenizer.vocab_size == opened.manifest.vocab_size
+    assert opened.manifest.counts["documents"] == len(TEXTS)
+    assert opened.manifest.counts["entries"] == len(opened.index.tokens)
+    assert verify_files(built, opened.manifest) == []
+    assert RestStore.open(str(built)).path == built
+    for base, length, _ in opened.index.segments.tolist():
+        segment = opened.index.tokens[base : base + length].tolist()
+        assert opened.index.suffixes[base : base + length].tolist() == reference.sort_suffixes(segment)
+
+
+def bases(array: Any) -> Iterator[Any]:
+    while array is not None:
+        yield array
+        array = getattr(array, "base", None)
+
+
+def test_a_store_is_mapped_and_read_only(built: Path) -> None:
+    index = RestStore.open(built).index
+    for name in ARRAYS:
+        array: NDArray[Any] = getattr(index, name)
+        assert type(array) is np.ndarray
+        assert any(isinstance(base, np.memmap) for base in bases(array))
+        assert any(isinstance(base, mmap.mmap) for base in bases(array))
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    drafter = RestStore.open(built).drafter()
+    assert isinstance(drafter.index.tokens, np.ndarray)
+    assert any(isinstance(base, np.memmap) for base in bases(drafter.index.tokens))
+
+
+def test_drafters_share_the_maps_of_their_store(built: Path) -> None:
+    store = RestStore.open(built)
+    first, second = store.drafter("longest"), store.drafter("backoff", rows=7)
+    for name in ARRAYS:
+        assert np.shares_memory(getattr(first.index, name), getattr(second.index, name))
+        assert np.shares_memory(getattr(first.index, name), getattr(store.index, name))
+
+
+@pytest.mark.parametrize("name", [*(f"{name}.bin" for name in ARRAYS), "tokenizer/tokenizer.json"])
+def test_a_missing_cut_or_longer_file_is_refused(store: Path, name: str) -> None:
+    path = store / name
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    assert f"{name} has {len(data) - 1:,} bytes, expected {len(data):,}" in refusal(store)
+    path.write_bytes(data + b"\0")
+    assert f"{name} has {len(data) + 1:,} bytes, expected {len(data):,}" in refusal(store)
+    path.write_bytes(b"")
+    assert f"{name} has 0 bytes, expected {len(data):,}" in refusal(store)
+    path.unlink()
+    assert f"{name} is missing" in refusal(store)
+    path.mkdir()
+    assert f"{name} is missing" in refusal(store)
+
+
+@pytest.mark.parametrize("name", [f"{name}.bin" for name in ARRAYS])
+def test_another_size_in_the_manifest_is_refused(store: Path, name: str) -> None:
+    manifest = load_manifest(store)
+    size = manifest.files[name].size
+    entry = dataclasses.replace(manifest.files[name], size=size + 8)
+    save_manifest(store, dataclasses.replace(manifest, files={**manifest.files, name: entry}))
+    assert f"{name} has {size:,} bytes, expected {size + 8:,}" in refusal(store)
+
+
+@pytest.mark.parametrize("name", [f"{name}.bin" for name in ARRAYS])
+def test_a_changed_byte_is_found_by_the_hashes(store: Path, name: str) -> None:
+    path = store / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    [problem] = verify_files(store, load_manifest(store))
+    assert f"{name} has SHA-256" in problem
+    assert "expected" in problem
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_an_unknown_format_version_is_refused(store: Path, version: Any) -> None:
+    edit_manifest(store, format_version=version)
+    message = refusal(store)
+    assert f"format version {version!r}" in message
+    assert f"reads version {FORMAT_VERSION}" in message
+
+
+@pytest.mark.parametrize("kind", ["crest", "tokens", "REST", ""])
+def test_a_store_of_another_kind_is_refused(store: Path, kind: str) -> None:
+    edit_manifest(store, kind=kind)
+    assert f"is a store of kind {kind!r}, expected 'rest'" in refusal(store)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"rest"', "{}", '{"format_version": 1}', "\0"])
+def test_what_is_no_manifest_is_refused(store: Path, text: str) -> None:
+    (store / "manifest.json").write_text(text, encoding="utf-8")
+    assert "manifest.json" in refusal(store)
+
+
+def test_a_manifest_that_is_not_text_is_refused(store: Path) -> None:
+    (store / "manifest.json").write_bytes(b"\xff\xfe\0")
+    assert "is not UTF-8 text" in refusal(store)
+
+
+def test_a_manifest_with_a_key_less_or_more_is_refused(store: Path) -> None:
+    path = store / "manifest.json"
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    for name in set(fields) - {"format_version", "target_model"}:
+        path.write_text(
+            json.dumps({key: value for key, value in fields.items() if key != name}), encoding="utf-8"
+        )
+        assert f"manifest of version {FORMAT_VERSION}" in refusal(store)
+        assert name in refusal(store)
+    path.write_text(json.dumps({**fields, "colour": "red"}), encoding="utf-8")
+    assert "colour" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vocab_size": "384"},
+        {"vocab_size": 384.5},
+        {"vocab_size": None},
+        {"vocab_size": 0},
+        {"vocab_size": -1},
+        {"token_dtype": "uint32"},
+        {"token_dtype": "float16"},
+        {"token_dtype": "nonsense"},
+        {"token_dtype": None},
+        {"files": []},
+        {"files": {}},
+        {"files": {"tokens.bin": {"size": "1", "sha256": ""}}},
+        {"tokenizer": "llama"},
+    ],
+    ids=str,
+)
+def test_manifest_values_that_make_no_sense_are_refused(store: Path, fields: dict[str, Any]) -> None:
+    if fields == {"files": {}}:
+        (store / "keys.bin").unlink()
+    edit_manifest(store, **fields)
+    assert refusal(store)
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path, store: Path) -> None:
+    assert "is not a store: there is no such directory" in refusal(tmp_path / "nowhere")
+    assert "is not a store: it is a file" in refusal(store / "tokens.bin")
+    (store / "manifest.json").unlink()
+    assert "an unfinished build has none" in refusal(store)
+
+
+def test_another_tokenizer_is_refused(built: Path, small_tokenizer: TextTokenizer) -> None:
+    other = TokenizerIdentity("other", "f" * 64)
+    with pytest.raises(TokenizerError) as caught:
+        RestStore.open(built, other)
+    for word in (small_tokenizer.name, small_tokenizer.fingerprint[:12], "other", "f" * 12):
+        assert word in str(caught.value)
+    renamed = dataclasses.replace(small_tokenizer.identity, name="renamed")
+    assert RestStore.open(built, renamed).manifest.tokenizer == small_tokenizer.identity
+
+
+# -- tables that do not fit each other, in files that fit the manifest ---------------------------------------
+
+
+def plus(place: int, amount: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return a change of one item of an array."""
+
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        array[place] += amount
+        return array
+
+    return change
+
+
+def put(place: int, value: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return a change of one item of an array to a value."""
+
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        array[place] = value
+        return array
+
+    return change
+
+
+MISFITS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]], str]] = {
+    "a token less": ("tokens.bin", lambda a: a[:-1], "do not fit each other"),
+    "a token more": ("tokens.bin", lambda a: np.append(a, 1), "do not fit each other"),
+    "a suffix less": ("suffixes.bin", lambda a: a[:-1], "do not fit each other"),
+    "a key less": ("keys.bin", lambda a: a[:-1], "do not fit each other"),
+    "a key more": ("keys.bin", lambda a: np.append(a, 0), "do not fit each other"),
+    "a row table less": ("first_rows.bin", lambda a: a[: len(a) // 3 or 1], "fit"),
+    "a row less": ("first_rows.bin", lambda a: a[:-1], "do not fit a vocabulary"),
+    "a segment less": ("segments.bin", lambda a: a[:-3], "do not fit each other"),
+    "part of a segment": ("segments.bin", lambda a: a[:-1], "do not fit"),
+    "a segment that starts later": ("segments.bin", plus(3, 1), "do not fit each other"),
+    "a segment that is longer": ("segments.bin", plus(1, 1), "do not fit each other"),
+    "a segment with other keys": ("segments.bin", plus(5, 1), "do not fit each other"),
+    "a segment of negative length": ("segments.bin", plus(1, -(10**6)), "do not fit each other"),
+    "no end of the rows": ("first_rows.bin", plus(-1, 1 << 20), "expected"),
+    "rows below zero": ("first_rows.bin", plus(-1, -(1 << 20)), "expected"),
+    "sentinels that start at once": ("first_rows.bin", put(-1, 0), "damaged"),
+    "rows beyond the segment": ("first_rows.bin", put(5, 1 << 20), "damaged"),
+    "rows that fall": ("first_rows.bin", put(40, -1), "damaged"),
+    "no tokens": ("tokens.bin", lambda a: a[:0], "cannot be mapped"),
+    "no segments": ("segments.bin", lambda a: a[:0], "cannot be mapped"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_tables_that_do_not_fit_each_other_are_refused(store: Path, name: str) -> None:
+    file, change, message = MISFITS[name]
+    rewrite(store, file, change)
+    assert message in refusal(store)
+
+
+def test_a_file_of_half_an_item_is_refused(store: Path) -> None:
+    manifest = load_manifest(store)
+    for name in ("suffixes.bin", "keys.bin", "tokens.bin"):
+        data = (store / name).read_bytes()
+        (store / name).write_bytes(data[:-1])
+        save_manifest(
+            store, dataclasses.replace(manifest, files={**manifest.files, name: FileEntry.of(store / name)})
+        )
+        assert f"{name} cannot be mapped" in refusal(store)
+        (store / name).write_bytes(data)
+
+
+def test_another_vocabulary_size_is_refused(store: Path) -> None:
+    size = load_manifest(store).vocab_size
+    for other in (size - 1, size + 1, 70_000):
+        edit_manifest(store, vocab_size=other)
+        assert f"{other:,} ids" in refusal(store)
+
+
+def true_order(tokens: NDArray[Any], _vocab_size: int) -> NDArray[np.int32]:
+    """Sort the suffixes by the values of the ids, whatever they are."""
+    return np.array(reference.sort_suffixes(tokens.tolist()), np.int32)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(30, np.uint16), (WIDE, np.uint32)])
+@pytest.mark.parametrize("segment", [0, 1])
+def test_an_id_outside_the_vocabulary_is_refused(
+    tmp_path: Path, vocab_size: int, dtype: type[np.unsignedinteger[Any]], segment: int
+) -> None:
+    corpus: list[Documents] = [[[1, 2, 3], [4, 5]], [[6, 7, 8]]]
+    fine = write_index(tmp_path / "fine", make_index(corpus, vocab_size, true_order))
+    assert RestStore.open(fine).index.tokens.dtype == dtype
+    for number, wrong in enumerate((vocab_size, vocab_size + 1, int(np.iinfo(dtype).max) - 1)):
+        corpus[segment][0][1] = wrong
+        path = write_index(tmp_path / f"true{number}", make_index(corpus, vocab_size, true_order))
+        assert verify_files(path, load_manifest(path)) == []
+        message = refusal(path)
+        assert f"segment {segment} of {path} holds id {wrong}, expected ids below {vocab_size:,}" in message
+        # Sorted by the library itself, the id need not be the first of its rows: sorting or opening refuses.
+        with pytest.raises(TokenRangeError, match=f"holds id {wrong:,}, expected ids below {vocab_size:,}"):
+            make_index(corpus, vocab_size)
+
+
+def test_an_id_written_over_another_is_never_drafted(store: Path) -> None:
+    """Opening reads a row a segment, so this is for `verify` to find; drafts end before the id."""
+    index = RestStore.open(store).index
+    documents = documents_in(index)
+    rewrite(store, "tokens.bin", put(4, index.vocab_size + 5))
+    drafter = RestStore.open(store).drafter()
+    for end in range(1, 8):
+        context = np.array([documents[0][:end]], np.int32)
+        tree = drafter.draft(context)[0].tree
+        tree.validate()
+        assert tree.tokens.max(initial=0) < index.vocab_size
+
+
+def test_a_position_beyond_the_segment_is_refused(store: Path) -> None:
+    """The row that is read on opening points outside: a damaged store, not an index error."""
+    row = int(RestStore.open(store).index.first_rows[0, -1])
+    for wrong in (2**31 - 1, -(2**31), -1):
+        rewrite(store, "suffixes.bin", put(row, wrong))
+        assert "damaged" in refusal(store)
+
+
+# -- drafting ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_drafts_of_a_store_are_those_of_the_oracle(built: Path, strategy: str) -> None:
+    store = RestStore.open(built)
+    documents = documents_in(store.index)
+    drafter = store.drafter(strategy, rows=1 << 16)
+    rule = STRATEGIES[strategy]._replace(rows=1 << 16)
+    draw = reference.longest_tree if strategy == "longest" else reference.backoff_tree
+    contexts = [document[:end] for document in documents[:5] for end in (1, 3, 8, 14)]
+    for context in contexts:
+        [draft] = drafter.draft(np.array([context], np.int32), BUDGET, 0.01)
+        bound = int(np.count_nonzero(np.exp2(-np.arange(256) / 16) >= 0.01)) - 1
+        expected = draw(documents, rule, context[-16:], BUDGET, bound)
+        assert nodes_of(draft.tree) == expected
+        match = reference.longest_match(documents, context[-16:])
+        assert (draft.match_length, draft.match_count) == (match if match[0] >= rule.min_match else (0, 0))
+
+
+def test_segments_do_not_change_drafts(tmp_path: Path, built: Path, small_tokenizer: TextTokenizer) -> None:
+    whole = RestStore.open(build(tmp_path, small_tokenizer, TEXTS))
+    parts = RestStore.open(built)
+    assert len(whole.index.segments) == 1
+    for strategy in STRATEGIES:
+        sessions = [store.drafter(strategy).session([]) for store in (whole, parts)]
+        for token in documents_in(whole.index)[2]:
+            trees = []
+            for session in sessions:
+                session.observe([token])
+                trees.append(session.propose(32, 0.02))
+            assert trees[0] == trees[1]
+
+
+def test_drafts_read_as_text(built: Path, small_tokenizer: TextTokenizer) -> None:
+    session = (
+        RestStore.open(built)
+        .drafter("longest", depth=30)
+        .session(small_tokenizer.encode("def add(", bos=True))
+    )
+    tree = session.propose()
+    path = next(tree.paths())
+    assert small_tokenizer.decode(tree.tokens[path].tolist()).startswith("left, right):\n")
+
+
+@pytest.mark.parametrize("budget", [-1, -(2**40), MAX_BUDGET + 1, 2**40])
+def test_a_budget_out_of_range_is_refused(built: Path, budget: int) -> None:
+    drafter = RestStore.open(built).drafter()
+    with pytest.raises(DraftstoreError, match=f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}"):
+        drafter.draft(np.zeros((1, 16), np.int32), budget)
+    with pytest.raises(DraftstoreError, match=f"expected 0 to {MAX_BUDGET}"):
+        drafter.session([]).propose(budget)
+
+
+def test_no_budget_and_no_chance_give_no_nodes(built: Path) -> None:
+    store = RestStore.open(built)
+    drafter = store.drafter()
+    contexts = np.array([documents_in(store.index)[0][:4]] * 2, np.int32)
+    assert len(drafter.draft(contexts)[0].tree) > 0
+    for budget, min_prob in ((0, 0.0), (64, 1.01), (64, float("inf")), (0, 2.0)):
+        drafts = drafter.draft(contexts, budget, min_prob)
+        assert [len(draft.tree) for draft in drafts] == [0, 0]
+        assert drafter.session(contexts[0]).propose(budget, min_prob) == DraftTree.empty()
+    assert drafter.draft(contexts, 64, -1.0)[0].tree == drafter.draft(contexts)[0].tree
+    assert drafter.draft(contexts[:0]) == []
+
+
+@pytest.mark.parametrize("budget", [1, 5, 64, MAX_BUDGET])
+@pytest.mark.parametrize("min_prob", [0.0, 0.05, 0.3])
+def test_budget_and_least_probability_are_respected(built: Path, budget: int, min_prob: float) -> None:
+    store = RestStore.open(built)
+    for strategy in STRATEGIES:
+        for document in documents_in(store.index)[:6]:
+            tree = store.drafter(strategy).session(document[:6]).propose(budget, min_prob)
+            tree.validate()
+            assert len(tree) <= budget
+            assert tree.probs.min(initial=1.0) >= min_prob
+
+
+def test_an_unknown_strategy_is_refused_and_names_the_known_ones(built: Path) -> None:
+    with pytest.raises(DraftstoreError, match="no strategy 'best': choose one of backoff, longest"):
+        RestStore.open(built).drafter("best")
+
+
+def test_a_rule_may_be_changed_for_experiments(built: Path) -> None:
+    store = RestStore.open(built)
+    context = documents_in(store.index)[0][:6]
+    assert store.drafter("longest", depth=1).session(context).propose().depths.max() == 1
+    assert store.drafter("longest", max_match=3).context_size == 3
+    assert store.drafter("longest").session(context).propose().depths.max() > 1
+
+
+def test_warming_up_drafts_nothing_and_needs_no_text(built: Path) -> None:
+    for strategy in STRATEGIES:
+        RestStore.open(built).drafter(strategy).warm_up()
+
+
+def test_the_published_rules_are_the_ones_of_the_paper_and_of_the_default() -> None:
+    longest = STRATEGIES["longest"]
+    assert (longest.max_match, longest.min_match, longest.depth, BUDGET) == (16, 2, 10, 64)
+    assert (longest.alpha, longest.beta) == (0.0, 0.0)
+    assert STRATEGIES["backoff"].min_match == 1
+
+
+# -- wide vocabularies ---------------------------------------------------------------------------------------
+
+
+def test_ids_above_65_535_come_back_from_a_store(tmp_path: Path) -> None:
+    low, high = [1, 2, 3, 4], [65_537, 65_538, 65_539, 65_540]  # equal if they were cut to 16 bits
+    index = make_index([[low, high], [[151_664, 65_535, 65_536, 0]]], WIDE)
+    store = RestStore.open(write_index(tmp_path / "store", index))
+    for strategy in STRATEGIES:
+        drafter: RestDrafter = store.drafter(strategy)
+        for document in (low, high, [151_664, 65_535, 65_536, 0]):
+            [draft] = drafter.draft(np.array([document[:2]], np.int32))
+            assert (draft.match_length, draft.match_count) == (2, 1)
+            path = next(draft.tree.paths())
+            assert draft.tree.tokens[path].tolist() == document[2:]
+            assert DraftTree.from_bytes(draft.tree.to_bytes()) == draft.tree
+
+
+def test_real_ids_above_65_535_come_back_from_a_store(data: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(data / "tokenizers" / "qwen2.5")
+    texts = [
+        "今天天气很好我们去公园散步吧。",
+        "Сегодня хорошая погода, пойдём гулять в парк.",
+        "a plain English line",
+    ] * 2
+    store = RestStore.open(build(tmp_path, tokenizer, texts), tokenizer.identity)
+    assert store.manifest.token_dtype == "uint32"
+    assert store.index.vocab_size == WIDE
+    documents = [document.tolist() for document in tokenizer.encode_documents(texts)]
+    assert documents_in(store.index) == documents
+    assert max(map(max, documents)) > 65_535
+    for document in documents:
+        for end in range(2, len(document)):
+            tree = store.drafter("longest").session(document[:end]).propose()
+            path = tree.accepted(np.array(document[end:], np.int32))
+            assert len(path) == min(10, len(document) - end)
+
+
+def test_real_text_drafts_what_it_holds(data: Path, tmp_path: Path) -> None:
+    """Whatever stands in the store is drafted again, token by token, from any place of it."""
+    tokenizer = load_tokenizer(data / "tokenizers" / "llama2")
+    path = data / "corpora" / "code_instruct.jsonl.zst"
+    with path.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as stream:
+        records = [json.loads(line) for line in islice(io.TextIOWrapper(stream, "utf-8", newline="\n"), 60)]
+    texts = [record["messages"][-1]["content"] for record in records]
+    store = RestStore.open(build(tmp_path, tokenizer, texts, segment_tokens=2_000))
+    assert len(store.index.segments) > 1
+    documents = documents_in(store.index)
+    for document in documents[:20]:
+        for end in range(16, len(document) - 1, 25):
+            tree = store.drafter("longest", rows=1 << 20).session(document[:end]).propose(MAX_BUDGET)
+            tree.validate()
+            assert len(tree.accepted(np.array(document[end:], np.int32))) == min(10, len(document) - end)
+            match, count = reference.longest_match(documents, document[:end][-16:])
+            [draft] = store.drafter().draft(np.array([document[:end][-16:]], np.int32))
+            assert (draft.match_length, draft.match_count) == (match, count)
+            draft.tree.validate()

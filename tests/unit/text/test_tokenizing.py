@@ -1,0 +1,113 @@
+"""Token shards as a store, and builds that take them instead of reading the texts again."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftstore.errors import BuildError, NoTextError, StoreError
+from draftstore.storage.manifest import load_manifest, verify_files
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text import tokenizing
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import REPORT, CorpusOptions, build_tokens
+from draftstore.text.tokens import open_shards
+from tests.conftest import write_texts
+from tests.unit.stores.rest.test_build import contents, names, no_space
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> RestOptions:
+    corpus = write_texts(tmp_path / "c.jsonl", 30)
+    with corpus.open("a", encoding="utf-8") as file:
+        file.write('{"no text": 1}\n{"text": ""}\n')
+    return RestOptions((corpus,), "small", segment_tokens=400)
+
+
+def plain(options: RestOptions) -> CorpusOptions:
+    return CorpusOptions(options.corpus, options.name)
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the texts were read again")
+
+
+def test_a_store_of_shards(options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    made = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens")
+    assert verify_files(made.path, load_manifest(made.path, "tokens")) == []
+    shards = open_shards(made.path)
+    assert (shards.document_count, made.manifest.counts["documents"], made.report.bad_records) == (30, 30, 1)
+    assert made.manifest.counts["tokens"] == shards.token_count
+    again = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens")
+    assert (again.reused, again.report.bad_records) == (True, 1)
+    assert names(tmp_path) == ["c.jsonl", "tokens"]
+
+
+def test_a_build_takes_the_shards(
+    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build_rest(options, small_tokenizer, tmp_path / "whole")
+    tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
+    before = contents(tokens)
+    monkeypatch.setattr(TextTokenizer, "encode_documents", never)
+    taken = build_rest(options, small_tokenizer, tmp_path / "taken", tokens=tokens)
+    assert contents(taken.path) == contents(whole.path)
+    assert (taken.report.bad_records, taken.report.empty_documents) == (1, 1)
+    assert taken.manifest.corpus == whole.manifest.corpus
+    assert contents(tokens) == before
+
+
+def test_copies_where_files_cannot_be_linked(
+    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build_rest(options, small_tokenizer, tmp_path / "whole")
+    monkeypatch.setattr(os, "link", no_space)
+    tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
+    assert contents(build_rest(options, small_tokenizer, tmp_path / "taken", tokens=tokens).path) == contents(
+        whole.path
+    )
+
+
+@pytest.mark.parametrize("change", ["corpus", "column", "tokens"])
+def test_shards_of_something_else_are_refused(
+    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, change: str
+) -> None:
+    tokens = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens").path
+    other = options
+    if change == "corpus":
+        other = replace(options, corpus=(write_texts(tmp_path / "d.jsonl", 3, seed=5),))
+    elif change == "column":
+        other = replace(options, column="body")
+    else:
+        tokens = build_rest(options, small_tokenizer, tmp_path / "rest").path
+    expected = StoreError if change == "tokens" else BuildError
+    with pytest.raises(expected, match="kind 'rest'" if change == "tokens" else "differ in inputs"):
+        build_rest(other, small_tokenizer, tmp_path / "taken", tokens=tokens)
+    assert not (tmp_path / "taken").exists()
+
+
+@pytest.mark.parametrize("step", ["link_or_copy", "save_manifest", "hash_files"])
+def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
+    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, step: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizing, step, no_space)
+        with pytest.raises(OSError, match="No space left"):
+            build_tokens(plain(options), small_tokenizer, tmp_path / "tokens")
+    assert not (tmp_path / "tokens").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextTokenizer, "encode_documents", never)  # the shards were finished
+        made = build_tokens(plain(options), small_tokenizer, tmp_path / "tokens")
+    assert (made.path / REPORT).exists()
+    assert verify_files(made.path, made.manifest) == []
+
+
+def test_an_empty_corpus(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"text": ""}\n', encoding="utf-8")
+    with pytest.raises(NoTextError, match="no text found in"):
+        build_tokens(CorpusOptions((tmp_path / "c.jsonl",), "none"), small_tokenizer, tmp_path / "tokens")
+    assert names(tmp_path) == ["c.jsonl"]

@@ -1,0 +1,137 @@
+"""Drafts of many contexts at once: the same bytes as one tree after the other, and nothing broken gets through."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from draftstore.errors import DraftTreeError
+from draftstore.trees.batch import DraftBatch, decode_trees, warm_up
+from draftstore.trees.tree import DraftTree
+from tests.unit.trees.test_tree import ANIMALS, WIDE, trees
+
+relaxed = settings(deadline=None)
+
+
+def slow_bytes(tree: DraftTree) -> bytes:
+    """Encode a tree number by number."""
+    n = len(tree)
+    wide_tokens = any(token > 0xFFFF for token in tree.tokens.tolist())
+    wide_parents = n > 256
+    return b"".join(
+        [
+            struct.pack("<BBH", 1, wide_tokens + 2 * wide_parents, n),
+            struct.pack(f"<{n}{'I' if wide_tokens else 'H'}", *tree.tokens.tolist()),
+            struct.pack(
+                f"<{n}{'H' if wide_parents else 'B'}", *[parent + 1 for parent in tree.parents.tolist()]
+            ),
+            struct.pack(f"<{n}B", *tree.levels.tolist()),
+        ]
+    )
+
+
+def batch_of(forest: list[DraftTree], width: int) -> DraftBatch:
+    """Lay trees into rows; what follows a tree is filled with what must not matter."""
+    tokens = np.full((len(forest), width), 99_999, np.int32)
+    parents = np.full((len(forest), width), 77, np.int16)
+    levels = np.full((len(forest), width), 5, np.uint8)
+    for row, tree in enumerate(forest):
+        tokens[row, : len(tree)], parents[row, : len(tree)] = tree.tokens, tree.parents
+        levels[row, : len(tree)] = tree.levels
+    numbers = np.arange(len(forest))
+    sizes = np.array([len(tree) for tree in forest], np.int32)
+    return DraftBatch(tokens, parents, levels, sizes, numbers.astype(np.int32), numbers * 10)
+
+
+def lengths_of(parts: list[bytes]) -> NDArray[np.uint32]:
+    return np.frombuffer(np.array([len(part) for part in parts], np.uint32).tobytes(), np.uint32)
+
+
+@relaxed
+@given(st.lists(trees(), max_size=6), st.integers(0, 5))
+def test_a_batch_is_encoded_as_each_tree_by_itself(forest: list[DraftTree], more: int) -> None:
+    batch = batch_of(forest, max([len(tree) for tree in forest], default=0) + more)
+    lengths, data = batch.encode_trees()
+    parts = [slow_bytes(tree) for tree in forest]
+    assert lengths.tolist() == [len(part) for part in parts]
+    assert bytes(data) == b"".join(parts)
+    assert [draft.tree for draft in batch.drafts()] == forest
+    assert [draft[1:] for draft in batch.drafts()] == [(i, 10 * i) for i in range(len(forest))]
+
+
+@pytest.mark.parametrize("tree", [DraftTree.empty(), ANIMALS, WIDE], ids=len)
+def test_one_tree_is_encoded_number_by_number(tree: DraftTree) -> None:
+    assert tree.to_bytes() == slow_bytes(tree)
+
+
+@relaxed
+@given(st.lists(trees(), max_size=6), st.binary(max_size=9))
+def test_decoding_gives_the_trees_back(forest: list[DraftTree], head: bytes) -> None:
+    parts = [slow_bytes(tree) for tree in forest]
+    assert decode_trees(head + b"".join(parts), len(head), lengths_of(parts), 2**31) == forest
+
+
+@relaxed
+@given(st.lists(trees(12), min_size=1, max_size=4), st.data())
+def test_a_changed_byte_gives_an_error_or_another_valid_tree(
+    forest: list[DraftTree], data: st.DataObject
+) -> None:
+    parts = [slow_bytes(tree) for tree in forest]
+    broken = bytearray(b"".join(parts))
+    broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = decode_trees(bytes(broken), 0, lengths_of(parts), 70_000)
+    except DraftTreeError:
+        return
+    for tree in found:
+        tree.validate()
+        assert tree.tokens.max(initial=0) < 70_000
+
+
+@relaxed
+@given(st.integers(0, 3), st.integers(0, 6), st.data())
+def test_what_validate_refuses_is_refused_and_nothing_else(flags: int, n: int, data: st.DataObject) -> None:
+    ids, places = st.integers(0, 3), st.integers(0, n)
+    body = b"".join(
+        [
+            struct.pack(f"<{n}{'I' if flags & 1 else 'H'}", *[data.draw(ids) for _ in range(n)]),
+            struct.pack(f"<{n}{'H' if flags & 2 else 'B'}", *[data.draw(places) for _ in range(n)]),
+            bytes(sorted(data.draw(ids) for _ in range(n))),
+        ]
+    )
+    tree = struct.pack("<BBH", 1, flags, n) + body
+    try:
+        valid = DraftTree.from_bytes(tree)
+        valid.validate()
+    except DraftTreeError:
+        with pytest.raises(DraftTreeError):
+            decode_trees(tree, 0, lengths_of([tree]), 4)
+    else:
+        assert decode_trees(tree, 0, lengths_of([tree]), 4) == [valid]
+
+
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
+    data = ANIMALS.to_bytes()
+    most = int(ANIMALS.tokens.max())
+    assert decode_trees(data, 0, lengths_of([data]), most + 1) == [ANIMALS]
+    with pytest.raises(DraftTreeError, match="tree 1 of 1: a token id lies outside the vocabulary"):
+        decode_trees(data, 0, lengths_of([data]), most)
+
+
+def test_bytes_left_over_or_missing_are_refused() -> None:
+    data = ANIMALS.to_bytes()
+    with pytest.raises(DraftTreeError, match="more than the 1 trees take"):
+        decode_trees(data + b"\0", 0, lengths_of([data]), 2**31)
+    with pytest.raises(DraftTreeError, match="tree 2 of 2"):
+        decode_trees(data + data[:-1], 0, lengths_of([data, data]), 2**31)
+
+
+def test_no_contexts_have_no_drafts() -> None:
+    assert DraftBatch.empty(2).drafts() == [(DraftTree.empty(), 0, 0)] * 2
+
+
+def test_warming_up_loads_the_kernels() -> None:
+    warm_up()

@@ -1,0 +1,263 @@
+"""The decoding worker with a real model: what it answers is what transformers says without it."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftstore.storage.report import ReadReport
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.corpus import read_corpus
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from services.worker.work import Facts, Sampling, Work
+from tests.fakes.dense_stores import make_dense_store, make_projection
+from tests.fakes.lookups import until
+from tests.fakes.served import Service
+from tests.fakes.workers import chain, read_stream, served_worker, text_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+PROMPTS = ["Once upon a time", "Tom and Lily went to the park.", "The cat 東京", " said", "One day, Tom"]
+TALE = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+CHAT = [{"role": "user", "content": "Tell me of Tom."}]
+
+
+@pytest.fixture(scope="module")
+def stories(data: Path) -> Path:
+    return data / "models" / "stories260K"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(stories: Path) -> TextTokenizer:
+    return load_tokenizer(stories)
+
+
+@pytest.fixture(scope="module")
+def model(stories: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(stories, dtype="float64").eval()
+
+
+@pytest.fixture(scope="module")
+def service(
+    stories: Path, tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """Return a running `draftstore worker` that drafts from a store, the request and recycled candidates."""
+    folder = tmp_path_factory.mktemp("worker")
+    (folder / "tales.jsonl").write_text(json.dumps({"text": TALE * 3}) + "\n")
+    build_rest(RestOptions((folder / "tales.jsonl",), "tales"), tokenizer, folder / "store", workers=1)
+    make_dense_store(
+        folder / "dense",
+        [tokenizer.encode(TALE, bos=True).tolist()],
+        projection=make_projection(hidden_size=64),
+        target_model="stories260K",
+        tokenizer=tokenizer,
+    )
+    sources = ("--store", folder / "store", "--store", folder / "dense", "--recycling")
+    arguments = ("--model", stories, "--dtype", "float64", *sources)
+    log = ("--response-log", folder / "answers.jsonl")
+    with served_worker(*arguments, "--budget", "12", "--fixed-budget", *log, folder=folder) as service:
+        yield service
+
+
+def ask(service: Service, path: str, **asked: Any) -> dict[str, Any]:
+    status, body = service.request("POST", f"/v1/{path}", asked)
+    assert status == 200, body
+    reply: dict[str, Any] = json.loads(body)
+    return reply
+
+
+def stream(service: Service, path: str, **asked: Any) -> str:
+    import http.client
+
+    connection = http.client.HTTPConnection(service.started["url"].removeprefix("http://"), timeout=60)
+    body = json.dumps({**asked, "stream": True})
+    connection.request("POST", f"/v1/{path}", body, {"Content-Type": "application/json"})
+    try:
+        return text_of(read_stream(connection.getresponse()))
+    finally:
+        connection.close()
+
+
+def plain(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, **options: Any) -> str:
+    """Return what the model says without drafts, by transformers alone."""
+    ids = torch.from_numpy(tokenizer.encode(prompt, bos=True)).to(torch.int64)[None]
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **{"do_sample": False, **options}
+    )
+    texts = [
+        tokenizer.decode([t for t in row if t not in tokenizer.special_ids])
+        for row in (ids[0].tolist(), output[0].tolist())
+    ]
+    return texts[1][len(texts[0]) :].rstrip("\ufffd")
+
+
+def test_what_drafts(service: Service) -> None:
+    assert service.started["drafters"] == ["request", "rest:tales", "dresd:dense", "recycling"]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_answers_are_those_of_plain_generate(
+    service: Service, model: Any, tokenizer: TextTokenizer, prompt: str
+) -> None:
+    asked = {"prompt": prompt, "max_tokens": 100, "temperature": 0}
+    reply = ask(service, "completions", **asked)
+    expected = plain(model, tokenizer, prompt, 100)
+    assert reply["choices"][0]["text"] == expected
+    assert stream(service, "completions", **asked) == expected
+    stop = expected[40:44]
+    assert (
+        ask(service, "completions", **asked, stop=stop)["choices"][0]["text"]
+        == expected[: expected.index(stop)]
+    )
+    usage = reply["usage"]["draftstore"]
+    assert usage["passes"] + usage["accepted"] == reply["usage"]["completion_tokens"] - 1
+    assert usage["drafted"] >= usage["accepted"]
+
+
+def test_sampled_answers_are_those_of_plain_generate_with_the_same_seed(
+    service: Service, model: Any, tokenizer: TextTokenizer
+) -> None:
+    chosen = {"temperature": 0.8, "top_p": 0.95}
+    asked = {"prompt": PROMPTS[0], "max_tokens": 60, "seed": 5, **chosen}
+    texts = [ask(service, "completions", **asked)["choices"][0]["text"] for _ in range(2)]
+    torch.manual_seed(5)
+    expected = plain(model, tokenizer, PROMPTS[0], 60, do_sample=True, top_k=0, **chosen)
+    assert texts == [expected, expected]
+    assert stream(service, "completions", **asked) == expected
+    others = {
+        ask(service, "completions", **{**asked, "seed": seed})["choices"][0]["text"] for seed in range(3)
+    }
+    assert len(others) == 3
+
+
+def test_a_chat_without_a_template(service: Service, model: Any, tokenizer: TextTokenizer) -> None:
+    reply = ask(service, "chat/completions", messages=CHAT, max_tokens=40, temperature=0)
+    expected = plain(model, tokenizer, "USER: Tell me of Tom. ASSISTANT:", 40).removeprefix(" ")
+    assert reply["choices"][0]["message"]["content"] == expected
+    assert stream(service, "chat/completions", messages=CHAT, max_tokens=40, temperature=0) == expected
+
+
+def test_penalties_and_bias(service: Service, model: Any, tokenizer: TextTokenizer) -> None:
+    from services.worker.penalties import Penalties
+
+    prompt = PROMPTS[1]
+    length = len(tokenizer.encode(prompt, bos=True))
+    penalties = Penalties(length, presence=0.5, frequency=0.7, bias={300: -5.0})
+    expected = plain(
+        model, tokenizer, prompt, 60, logits_processor=transformers.LogitsProcessorList([penalties])
+    )
+    asked = {"prompt": prompt, "max_tokens": 60, "temperature": 0}
+    reply = ask(
+        service, "completions", **asked, presence_penalty=0.5, frequency_penalty=0.7, logit_bias={"300": -5}
+    )
+    assert reply["choices"][0]["text"] == expected
+    assert expected != plain(model, tokenizer, prompt, 60)
+
+
+def test_repetition_penalty(service: Service, model: Any, tokenizer: TextTokenizer) -> None:
+    reply = ask(
+        service, "completions", prompt=PROMPTS[0], max_tokens=60, temperature=0, repetition_penalty=1.3
+    )
+    assert reply["choices"][0]["text"] == plain(model, tokenizer, PROMPTS[0], 60, repetition_penalty=1.3)
+
+
+def test_an_answer_to_the_end_of_the_positions(service: Service) -> None:
+    reply = ask(service, "completions", prompt=[1] + [300] * 500, max_tokens=11, temperature=0)
+    assert reply["usage"]["total_tokens"] <= 512
+    status, body = service.request("POST", "/v1/completions", {"prompt": [1] * 501, "max_tokens": 12})
+    assert (status, json.loads(body)["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_several_clients_at_once(service: Service) -> None:
+    """One after the other, each with its own answer."""
+    alone = [ask(service, "completions", prompt=p, max_tokens=30, temperature=0)["choices"] for p in PROMPTS]
+    together: dict[int, Any] = {}
+
+    def one(number: int) -> None:
+        asked = {"prompt": PROMPTS[number], "max_tokens": 30, "temperature": 0}
+        together[number] = ask(service, "completions", **asked)["choices"]
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[number] for number in range(len(PROMPTS))] == alone
+
+
+def test_the_response_log_is_a_corpus(service: Service, tokenizer: TextTokenizer) -> None:
+    before = service.metric("draftstore_decoding_response_log_lines_total", outcome="written")
+    reply = ask(service, "chat/completions", messages=CHAT, max_tokens=20)
+    until(lambda: service.metric("draftstore_decoding_response_log_lines_total", outcome="written") > before)
+    report = ReadReport()
+    documents = list(
+        read_corpus(
+            [service.folder / "answers.jsonl"],
+            render=lambda messages: tokenizer.render_chat(messages, add_generation_prompt=False),
+            report=report,
+            strict=True,
+        )
+    )
+    assert documents[-1].id == reply["id"]
+    content = reply["choices"][0]["message"]["content"]
+    assert documents[-1].text == f"USER: Tell me of Tom. ASSISTANT: {content}"
+
+
+def test_drafts_are_accepted(service: Service) -> None:
+    usage = ask(service, "completions", prompt=TALE, max_tokens=60, temperature=0)["usage"]["draftstore"]
+    assert usage["accepted"] > 0
+    assert usage["accepted_length"] > 1.0
+    assert service.metric("draftstore_decoding_accepted_tokens_total") >= usage["accepted"]
+
+
+def test_it_stops(service: Service) -> None:
+    assert service.request("GET", "/healthz")[0] == 200
+    assert service.stop() == 0
+
+
+# --- without a process -----------------------------------------------------------------------------------------
+
+
+def test_penalties_are_those_of_openai() -> None:
+    from services.worker.penalties import Penalties
+
+    draw = np.random.default_rng(0)
+    scores = draw.normal(size=(1, 10))
+    ids = [1, 2, 3, 3, 5, 3, 7, 7]
+    expected = scores.copy()
+    for token in range(10):
+        count = ids[3:].count(token)
+        expected[0, token] -= count * 0.5 + (count > 0) * 0.25
+    expected[0, 4] += 2.0
+    penalties = Penalties(3, presence=0.25, frequency=0.5, bias={4: 2.0})
+    given = torch.from_numpy(scores)
+    found = penalties(torch.tensor([ids]), given)
+    np.testing.assert_allclose(found.numpy(), expected)
+    np.testing.assert_array_equal(given.numpy(), scores)
+
+
+def test_settings_of_the_model_fill_what_a_request_leaves_open() -> None:
+    from services.worker.engine import _choices
+
+    own = transformers.GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
+    bare = transformers.GenerationConfig()
+    usual = {"repetition_penalty": 1.0, "do_sample": True, "min_p": None}
+    assert _choices(Sampling(), bare) == usual | {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    assert _choices(Sampling(), own) == usual | {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    assert _choices(Sampling(temperature=1.5, top_k=0), own) == usual | {
+        "temperature": 1.5, "top_p": 0.9, "top_k": 0,
+    }  # fmt: skip
+    greedy = {"repetition_penalty": 1.0, "do_sample": False}
+    assert _choices(Sampling(temperature=0.0), own) == _choices(Sampling(top_p=0.0), own) == greedy
+
+
+def test_works_are_plain_values() -> None:
+    work = Work(np.array([1], np.int32), 5)
+    assert work.sampling == Sampling()
+    assert Facts("m", 5, 6, frozenset()).public() == {"max_model_len": 5, "vocab_size": 6, "drafters": []}
+    assert len(chain([1, 2])) == 2

@@ -1,0 +1,164 @@
+import json
+import multiprocessing
+import os
+import stat
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftstore.errors import DraftstoreError
+from draftstore.stores.registry import open_store
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import TextTokenizer
+from services.worker import response_log
+from services.worker.response_log import ResponseLog, append, older
+from tests.fakes.lookups import until
+from tests.fakes.workers import MODEL, FakeEngine, Worker, running_worker
+
+CHAT = [
+    {"role": "developer", "content": "Be brief.\n"},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def wait_for_count(count: Counter[str], written: int) -> None:
+    until(lambda: count["written"] == written)
+
+
+def wait_for_lines(worker: Worker, outcome: str, lines: int) -> None:
+    until(lambda: worker.metric("response_log_lines_total", outcome=outcome) == lines)
+
+
+def test_finished_answers_are_kept_as_a_corpus(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    log = tmp_path / "answers.jsonl"
+    ids = small_tokenizer.encode("zero", bos=True).tolist()
+    with running_worker(FakeEngine(small_tokenizer, " naïve\n東京"), log=log) as worker:
+        replies = [
+            worker.ask("chat", messages=CHAT)[1],
+            worker.ask("completions", prompt="zero", max_tokens=100)[1],
+            worker.ask("completions", prompt=ids, max_tokens=2)[1],
+        ]
+        worker.stream("chat", messages=CHAT)
+        worker.ask("chat", messages=[])  # refused
+        worker.ask("completions", prompt="zero", max_tokens=100, stop=[" na"])  # nothing was said
+        wait_for_lines(worker, "written", 4)
+    kept = records(log)
+    assert [record["id"] for record in kept[:3]] == [reply["id"] for reply in replies]
+    assert {record["model"] for record in kept} == {MODEL}
+    turns = [{"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": "Hi"}]
+    assert (
+        kept[0]["messages"]
+        == kept[3]["messages"]
+        == [*turns, {"role": "assistant", "content": "naïve\n東京"}]
+    )
+    assert kept[1]["text"] == "zero naïve\n東京"
+    assert kept[2]["text"] == "zero" + replies[2]["choices"][0]["text"]
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    built = build_rest(RestOptions((log,), "answers"), small_tokenizer, tmp_path / "store", workers=1).path
+    store = open_store(built)
+    assert store.manifest.counts["documents"] == 4
+    store.close()
+
+
+def test_what_nobody_waited_for_is_not_kept(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    engine = FakeEngine(small_tokenizer)
+    engine.gate = threading.Semaphore(0)
+    with running_worker(engine, log=tmp_path / "a.jsonl") as worker:
+        connection = worker.begin(prompt="zero")
+        until(lambda: engine.works)
+        connection.close()
+        until(lambda: worker.decoder._running is None or worker.decoder._running.cancelled)
+        engine.gate.release(1000)
+        until(lambda: worker.decoder.idle)
+    assert records(tmp_path / "a.jsonl") == []
+
+
+def test_a_full_log_drops_its_older_half(tmp_path: Path) -> None:
+    path, count = tmp_path / "a.jsonl", Counter[str]()
+    log = ResponseLog(path, 1000, lambda word: count.update([word]))
+    for number in range(40):
+        log.put({"text": f"{number:03}" + "x" * 80})
+        wait_for_count(count, number + 1)
+        assert path.stat().st_size <= 500
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 1000
+    log.put({"text": "y" * 500})
+    log.close()
+    assert count == {"written": 40, "dropped": 1}
+    assert older(path) == tmp_path / "a.1.jsonl"
+    kept = [int(record["text"][:3]) for file in (older(path), path) for record in records(file)]
+    assert kept == list(range(kept[0], 40))
+    assert len(kept) >= 5
+
+
+def _append_many(path: Path, name: str) -> None:
+    for number in range(200):
+        append(path, json.dumps({"text": f"{name} {number} " + "z" * 50}).encode() + b"\n", 1 << 20)
+
+
+def test_several_processes_write_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_append_many, args=(path, name)) for name in "abc"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = Counter(record["text"][0] for record in records(path))
+    assert found == {"a": 200, "b": 200, "c": 200}
+
+
+def test_a_full_disk_breaks_no_answer_and_leaves_no_half_line(
+    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "a.jsonl", os.write
+    full = threading.Event()
+
+    def write_some(file: int, data: Any) -> int:
+        if not full.is_set():
+            return write(file, data)
+        if len(data) < 50:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:-40])
+
+    monkeypatch.setattr(os, "write", write_some)
+    with running_worker(FakeEngine(small_tokenizer), log=path) as worker:
+        for change, outcome, expected in (
+            (full.clear, "written", 1), (full.set, "failed", 1), (full.clear, "written", 2),
+        ):  # fmt: skip
+            change()
+            assert worker.ask("completions", prompt="zero", max_tokens=100)[0] == 200
+            wait_for_lines(worker, outcome, expected)
+    assert len(records(path)) == 2
+
+
+def test_a_disk_that_hangs_breaks_no_answer(
+    small_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, original = threading.Event(), response_log.append
+
+    def hang(path: Path, line: bytes, most: int) -> None:
+        hanging.wait(60)
+        original(path, line, most)
+
+    monkeypatch.setattr(response_log, "append", hang)
+    monkeypatch.setattr(response_log, "MOST_WAITING", 2)
+    with running_worker(FakeEngine(small_tokenizer), log=tmp_path / "a.jsonl") as worker:
+        for _ in range(5):
+            assert worker.ask("completions", prompt="zero")[0] == 200
+        until(lambda: worker.metric("response_log_lines_total", outcome="dropped") >= 2)
+        hanging.set()
+    assert 2 <= len(records(tmp_path / "a.jsonl")) <= 3
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(DraftstoreError, match="cannot be written"):
+        ResponseLog(tmp_path / "nowhere" / "a.jsonl", 1000)
+    with pytest.raises(DraftstoreError, match="cannot be written"):
+        ResponseLog(tmp_path, 1000)

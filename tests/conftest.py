@@ -4,7 +4,6 @@ import json
 import os
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from draftstore.storage.streams import read_lines
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from tests.fakes.kernels import remove_stale_kernels
 
 pytest_plugins = ["tests.fakes.databases"]
 
@@ -27,14 +27,8 @@ TRAINING_TEXT = [
 
 
 def pytest_configure() -> None:
-    """Remove compiled kernels that are older than any file of kernels: numba looks at one file alone."""
-    package = Path(draftstore.__file__).parent
-    sources = [path for path in package.glob("*.py") if "jit import" in path.read_text(encoding="utf-8")]
-    newest = max(path.stat().st_mtime for path in [*sources, package / "jit.py"])
-    for kept in package.glob("__pycache__/*.nb[ic]"):
-        with suppress(FileNotFoundError):  # another process does the same
-            if kept.stat().st_mtime < newest:
-                kept.unlink()
+    """Begin without compiled kernels of older sources."""
+    remove_stale_kernels(Path(draftstore.__file__).parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

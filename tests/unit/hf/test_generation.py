@@ -98,10 +98,17 @@ def test_stories_are_the_same(data: Path, attention: str, cache: str) -> None:
     shutil.which("g++") is None, reason="no C++ compiler: torch compiles flex_attention with it"
 )
 def test_compiled_flex_attention_tells_the_same_story(data: Path) -> None:
-    """With a dynamic cache alone: what torch 2.13 makes for processors of a prompt in a static one may not compile."""
+    """With a dynamic cache alone: what torch 2.13 makes for processors of a prompt in a static one may not compile.
+
+    On processors without AVX-512 it gives wrong logits to a single row (off by 8 where float32 is off by 1e-5).
+    """
     model = stories(data, torch.float32, "flex_attention")
     ids = story_ids(data)
     expected = plain(model, ids, max_new_tokens=160)
+    if not torch.equal(expected, plain(stories(data, torch.float32, "sdpa"), ids, max_new_tokens=160)):
+        pytest.skip(
+            "what torch compiles for this processor tells another story than sdpa, without drafts too"
+        )
     watched = Watched()
     drafter = Prophet(512, [[*expected[0].tolist(), *range(8)]], error_rate=0.3)
     assert torch.equal(drafted(model, drafter, ids, max_new_tokens=160, **watched.options), expected)

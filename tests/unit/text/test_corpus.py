@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import CorpusError, MissingExtraError, TokenizerError
+from draftstore.storage import report as report_module
 from draftstore.storage import streams
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
-from draftstore.text import corpus
 from draftstore.text.chat import Message
 from draftstore.text.corpus import corpus_fingerprint, list_files, read_corpus
 from draftstore.text.records import Document, read_json_records
@@ -193,7 +193,7 @@ def test_empty_documents_are_counted_and_skipped(tmp_path: Path) -> None:
 def test_damaged_packed_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str, damage: str
 ) -> None:
-    monkeypatch.setattr(corpus, "PROBLEMS_KEPT", 10_000)
+    monkeypatch.setattr(report_module, "PROBLEMS_KEPT", 10_000)
     many = lines(*({"text": f"{n} {os.urandom(40).hex()}"} for n in range(5_000)))
     data = PACKERS[packed](many)
     middle = len(data) // 2

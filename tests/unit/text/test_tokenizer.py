@@ -1,7 +1,6 @@
 import json
 import re
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -393,8 +392,5 @@ def test_real_chat_templates(data: Path) -> None:
     ("name", "fingerprint"),
     [("llama2", "da34a658ac93b968"), ("qwen2.5", "1fddc2ac33b8e610"), ("smollm2", "bce6833ae66f38ed")],
 )
-def test_real_fingerprints_are_stable_and_fast(data: Path, name: str, fingerprint: str) -> None:
-    tokenizer = load_tokenizer(data / "tokenizers" / name)
-    start = time.perf_counter()
-    assert tokenizer.fingerprint.startswith(fingerprint)
-    assert time.perf_counter() - start < 3  # well below 1 s on an idle machine
+def test_real_fingerprints_are_stable(data: Path, name: str, fingerprint: str) -> None:
+    assert load_tokenizer(data / "tokenizers" / name).fingerprint.startswith(fingerprint)

@@ -77,7 +77,9 @@ class Workers:
 
     def put(self, name: str, path: Path) -> None:
         """Serve a store under a name."""
-        book = open_book(Target(name, path), warm=False)
+        book = open_book(
+            Target(name, path)
+        )  # kernels that are still to be compiled would keep the first request waiting
         self._loop.loop.call_soon_threadsafe(self.shelf.put, name, book)
         self._served[name] = Labels(book.kind, f"{book.build:016x}", f"{book.tokenizer:016x}")
         self.slot.announce(self._served.items())

@@ -90,7 +90,8 @@ class Workers:
             listening = socket.socket(socket.AF_UNIX)
             Path(self.path).unlink(missing_ok=True)
             listening.bind(self.path)
-            await server.listen([listening])
+            listening.listen()
+            server.share([listening], self.figures, 0)
             self._beat()
             return server
 

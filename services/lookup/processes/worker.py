@@ -12,8 +12,8 @@ import uvloop
 from draftstore.errors import DraftstoreError
 from services.lookup import logs
 from services.lookup.figures.totals import Labels, State
-from services.lookup.frames.accepting import SharingServer
 from services.lookup.frames.answering import Answerer
+from services.lookup.frames.server import FrameServer
 from services.lookup.permissions import Permissions
 from services.lookup.processes.forking import REFUSED, Ties
 from services.lookup.processes.inheritance import Inheritance
@@ -62,7 +62,7 @@ class Worker:
         sockets = self._inherited.keep_for_worker()
         self._slot.begin()
         answerer = Answerer(self._shelf, self._inherited.permissions, self._settings.limits, self._slot)
-        server = SharingServer(answerer)
+        server = FrameServer(answerer)
         self._watch(loop, server)
         keeper = Keeper(self._shelf, self._runner(loop), swapped=self._swapped)
         follower = make_follower(self._settings, keeper)
@@ -85,7 +85,7 @@ class Worker:
         follower.stop(timeout=0.5)
         return 0
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, server: SharingServer) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop, server: FrameServer) -> None:
         """Follow signals, and the end of the supervisor."""
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload_permissions, self._inherited, server.change_permissions)
@@ -117,7 +117,7 @@ class Worker:
             for book in books
         )
 
-    async def _beat(self, server: SharingServer) -> None:
+    async def _beat(self, server: FrameServer) -> None:
         """Show that the loop goes round, and keep no more connections than our part."""
         while True:
             self._slot.heartbeat()

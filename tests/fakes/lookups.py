@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from draftstore.remote import wire
 from draftstore.stores.registry import open_store
-from services.lookup.figures.counting import Figures
+from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.totals import ReleaseTotals
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
@@ -188,7 +188,7 @@ class Place(NamedTuple):
 class Lookups:
     """A server that runs in a thread, and all its parts."""
 
-    def __init__(self, place: Place, shelf: Shelf, figures: Figures, server: FrameServer) -> None:
+    def __init__(self, place: Place, shelf: Shelf, figures: SharedCounters, server: FrameServer) -> None:
         self.place = place
         self.shelf = shelf
         self.figures = figures
@@ -259,7 +259,7 @@ def serving(
     if not isinstance(stores, Shelf):
         for name, path in stores.items():
             shelf.put(name, open_book(Target(name, path)))
-    figures = Figures(1)
+    figures = SharedCounters(1)
     answerer = Answerer(shelf, permissions or Permissions.open_to_all(), limits or Limits(), figures.slot(0))
     running = new_loop(loop)
     folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
@@ -336,7 +336,7 @@ async def _serve(folder: Path, stores: Mapping[str, Path]) -> None:
     shelf = Shelf()
     for name, path in stores.items():
         shelf.put(name, open_book(Target(name, path)))
-    figures = Figures(1)
+    figures = SharedCounters(1)
     server = FrameServer(Answerer(shelf, Permissions.open_to_all(), Limits(), figures.slot(0)))
     server.share(make_sockets(folder)[1], figures, 0)
     await asyncio.Event().wait()

@@ -11,7 +11,7 @@ from typing import cast
 
 from draftstore.errors import WireError
 from draftstore.remote.wire import CLOSING, Frame, FrameBuffer, Header, LongFrameError, Operation, Status
-from services.lookup.frames.answering import Job
+from services.lookup.frames.answering import DraftJob
 from services.lookup.frames.turns import Turns
 from services.lookup.permissions import Grant
 
@@ -29,14 +29,14 @@ _NOBODY = Header(0, 1, 0, 0, 0, 0)
 """Stands in for a header that cannot be read."""
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """Takes frames apart and answers them.
 
     A small request is answered at once, inside the callback that brought it. What takes longer than a slice is done
     piece by piece, when the server says that it is this connection's turn. No task is made for any of it.
     """
 
-    def __init__(self, turns: Turns, peers: "set[Connection]") -> None:
+    def __init__(self, turns: Turns, peers: "set[FrameConnection]") -> None:
         """Serve one client.
 
         Args:
@@ -61,8 +61,8 @@ class Connection(asyncio.Protocol):
         self._frames: Iterator[Frame] | None = (
             None  # what has arrived and is not answered; nothing is read then
         )
-        self._jobs: deque[Job] = deque()
-        self._threads: dict[Job, Future[None]] = {}
+        self._jobs: deque[DraftJob] = deque()
+        self._threads: dict[DraftJob, Future[None]] = {}
         self._open = True  # answers may be written
         self._deaf = False  # sent away: what it still sends is dropped
         self._hello: asyncio.TimerHandle | None = None
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         else:
             self._write(answerer.answer_other(frame, self.grant, turns.flags))
 
-    def _send(self, job: Job) -> None:
+    def _send(self, job: DraftJob) -> None:
         """Send the answer to a job that is done, and count it while the client wakes up."""
         data = job.encode(self.turns.flags)
         self._write(data)
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
         if not (self._deaf or self.transport.is_closing()):
             self.transport.write(data)
 
-    def _admit(self, job: Job) -> bool:
+    def _admit(self, job: DraftJob) -> bool:
         """Make room for a job among those that wait; tell the client if there is none."""
         turns, limits = self.turns, self.turns.limits
         if (
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             header = Header(job.request_bytes, 1, _DRAFT, 0, 0, job.request_id)
             message = f"{turns.waiting} contexts wait for their turn: try again later"
             self._write(
-                self._answerer.refuse(header, Status.BUSY, message, turns.flags, seconds, job.line.figures)
+                self._answerer.refuse(header, Status.BUSY, message, turns.flags, seconds, job.stats.figures)
             )
             return False
         job.book.acquire()
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
         turns.count_waiting(job.batch, 1)
         return True
 
-    def _dismiss_job(self, job: Job) -> None:
+    def _dismiss_job(self, job: DraftJob) -> None:
         """Let go of what a job held."""
         job.book.release()
         self.waiting -= job.batch
@@ -223,17 +223,17 @@ class Connection(asyncio.Protocol):
             if perf_counter() >= end:
                 break
 
-    def _conclude(self, job: Job) -> None:
+    def _conclude(self, job: DraftJob) -> None:
         """Send the answer to a job that waited."""
         self._dismiss_job(job)
         self._send(job)
 
-    def _delegate(self, job: Job) -> None:
+    def _delegate(self, job: DraftJob) -> None:
         """Have a thread look up what may wait for a database."""
         if self._admit(job):
             self._threads[job] = self.turns.delegate(job, self._delegated)
 
-    def _delegated(self, job: Job) -> None:
+    def _delegated(self, job: DraftJob) -> None:
         """Send what a thread has found; called in the loop."""
         if self._threads.pop(job, None) is not None:
             self._conclude(job)

@@ -11,10 +11,10 @@ from math import ceil
 from typing import Any
 
 from draftstore.remote.wire import CLOSING, Status
-from services.lookup.figures.counting import Figures
+from services.lookup.figures.counting import SharedCounters
 from services.lookup.frames.accepting import Acceptor
 from services.lookup.frames.answering import Answerer
-from services.lookup.frames.connection import Connection
+from services.lookup.frames.connection import FrameConnection
 from services.lookup.frames.turns import Turns
 from services.lookup.permissions import Permissions
 
@@ -31,11 +31,11 @@ class FrameServer(Turns):
     def __init__(self, answerer: Answerer, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Serve answers; inside the loop, or with the loop given."""
         super().__init__(answerer, loop or asyncio.get_running_loop())
-        self.connections: set[Connection] = set()
+        self.connections: set[FrameConnection] = set()
         self._acceptors: list[Acceptor] = []
         self._crowded = 0
 
-    def share(self, sockets: Sequence[socket.socket], figures: Figures, number: int) -> None:
+    def share(self, sockets: Sequence[socket.socket], figures: SharedCounters, number: int) -> None:
         """Take connections from now on.
 
         Args:
@@ -45,7 +45,9 @@ class FrameServer(Turns):
         """
 
         def take(accepted: socket.socket) -> Coroutine[Any, Any, object]:
-            return self.loop.connect_accepted_socket(lambda: Connection(self, self.connections), accepted)
+            return self.loop.connect_accepted_socket(
+                lambda: FrameConnection(self, self.connections), accepted
+            )
 
         def others() -> list[int]:
             return figures.connections(besides=number)
@@ -95,7 +97,7 @@ class FrameServer(Turns):
         self.flags = CLOSING
         self.stop_listening()
         end = self.loop.time() + (self.limits.drain_seconds if seconds is None else seconds)
-        looks: dict[Connection, tuple[int, int]] = {}
+        looks: dict[FrameConnection, tuple[int, int]] = {}
         while self.connections and self.loop.time() < end:
             for connection in list(self.connections):
                 seen, quiet = looks.get(connection, (-1, 0))

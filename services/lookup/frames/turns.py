@@ -9,14 +9,14 @@ from time import perf_counter
 from typing import Protocol
 
 from draftstore.remote.wire import Failure, Status
-from services.lookup.frames.answering import Answerer, Job
+from services.lookup.frames.answering import Answerer, DraftJob
 
 PATIENCE = 1.0
 """Seconds after which a lookup that still waits for a thread is refused: its decoder has gone on without it."""
 
 
 class TurnTaker(Protocol):
-    """What can be given a turn: `services.lookup.frames.connection.Connection`."""
+    """What can be given a turn: `services.lookup.frames.connection.FrameConnection`."""
 
     queued: bool
 
@@ -74,7 +74,7 @@ class Turns:
             if self._queue:
                 self.loop.call_soon(self._next_turn)
 
-    def delegate(self, job: Job, done: Callable[[Job], None]) -> Future[None]:
+    def delegate(self, job: DraftJob, done: Callable[[DraftJob], None]) -> Future[None]:
         """Have a thread do a job, and call `done` in the loop afterwards, also if it is cancelled."""
 
         def tell(_: Future[None]) -> None:
@@ -90,7 +90,7 @@ class Turns:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(job: Job) -> None:
+def _work(job: DraftJob) -> None:
     """Do a whole job in a thread, unless it has waited for one too long."""
     if perf_counter() - job.began > PATIENCE:
         job.left = 0

@@ -11,13 +11,13 @@ import uvloop
 
 from draftstore.errors import DraftstoreError
 from services.lookup import logs
-from services.lookup.figures.totals import Labels, State
+from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.permissions import Permissions
-from services.lookup.processes.forking import REFUSED, Ties
+from services.lookup.processes.forking import REFUSED, SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
-from services.lookup.settings import Settings
+from services.lookup.settings import LookupSettings
 from services.lookup.stores.following import Catalogue, Follower, OnTargets
 from services.lookup.stores.keeping import Keeper
 from services.lookup.stores.shelf import DIGEST_SHOWN, Shelf
@@ -34,23 +34,23 @@ ORPHAN_PATIENCE = 3.0
 """Seconds beyond those for draining that a process has to end when its supervisor is gone."""
 
 
-def main(inherited: Inheritance, number: int, ties: Ties) -> int:
+def main(inherited: Inheritance, number: int, link: SupervisorLink) -> int:
     """Run worker `number` until it is told to end; returns the exit status."""
     settings = inherited.settings
     logs.configure(settings.log_format, settings.log_level, f"worker-{number}")
     sys.setswitchinterval(SWITCH)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Worker(inherited, number, ties).run())
+        return runner.run(LookupWorker(inherited, number, link).run())
 
 
-class Worker:
+class LookupWorker:
     """What a worker process is made of."""
 
-    def __init__(self, inherited: Inheritance, number: int, ties: Ties) -> None:
+    def __init__(self, inherited: Inheritance, number: int, link: SupervisorLink) -> None:
         """Open nothing yet."""
         self._inherited = inherited
         self._settings = inherited.settings
-        self._ties = ties
+        self._link = link
         self._number = number
         self._slot = inherited.figures.slot(number)
         self._shelf = Shelf()
@@ -71,15 +71,15 @@ class Worker:
         await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
         problem = find_problem(self._settings, self._shelf, keeper, follower)
         if problem and not self._slot.restarts:
-            self._ties.report(failed=problem)
+            self._link.report(failed=problem)
             return REFUSED
         gc.collect()
         gc.freeze()  # what lives as long as the process need not be looked at again
         server.share(sockets, self._inherited.figures, self._number)
-        self._slot.state = State.READY
-        self._ties.report(ready=True, releases=self._shelf.describe())
+        self._slot.state = WorkerState.READY
+        self._link.report(ready=True, releases=self._shelf.describe())
         await self._stop.wait()
-        self._slot.state = State.DRAINING
+        self._slot.state = WorkerState.DRAINING
         await server.drain()
         beats.cancel()
         follower.stop(timeout=0.5)
@@ -89,7 +89,7 @@ class Worker:
         """Follow signals, and the end of the supervisor."""
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload_permissions, self._inherited, server.change_permissions)
-        self._ties.watch(
+        self._link.watch(
             lambda: loop.call_soon_threadsafe(self._stop.set),
             self._settings.limits.drain_seconds + ORPHAN_PATIENCE,
         )
@@ -121,12 +121,12 @@ class Worker:
         """Show that the loop goes round, and keep no more connections than our part."""
         while True:
             self._slot.heartbeat()
-            if self._slot.state == State.READY:
+            if self._slot.state == WorkerState.READY:
                 server.share_out(self._inherited.figures.connections())
             await asyncio.sleep(BEAT)
 
 
-def make_follower(settings: Settings, on_targets: OnTargets) -> Follower:
+def make_follower(settings: LookupSettings, on_targets: OnTargets) -> Follower:
     """Return what follows the stores and releases of the settings; the catalogue only where it is needed."""
     catalogue = None
     if settings.uses_catalogue:
@@ -134,7 +134,7 @@ def make_follower(settings: Settings, on_targets: OnTargets) -> Follower:
     return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds)
 
 
-def find_problem(settings: Settings, shelf: Shelf, keeper: Keeper, follower: Follower) -> str | None:
+def find_problem(settings: LookupSettings, shelf: Shelf, keeper: Keeper, follower: Follower) -> str | None:
     """Return why the service should not start; None if it may.
 
     A store or release that the user named must open. Of releases that nobody named, one is enough.

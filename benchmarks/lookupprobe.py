@@ -73,7 +73,7 @@ def _copy(
     connection: psycopg.Connection[Any], table: str, build_id: int, items: Sequence[tuple[bytes, bytes]]
 ) -> None:
     """Send rows by binary COPY."""
-    statement = copy_statement(table, COLUMNS, freeze=True)
+    statement = copy_statement(table, COLUMNS, "binary", freeze=True)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(TYPES)
         for key, value in items:

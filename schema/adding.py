@@ -1,6 +1,5 @@
 """The statistics of a store that something else built: what its kind has, into the tables that SQL asks."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from draftstore.storage.manifest import load_manifest
@@ -10,9 +9,8 @@ from draftstore.stores.crest.store import KIND as CREST
 from schema.crest_loading import tree_reader
 from schema.database import connect, database_errors
 from schema.partitions import partition_name
-from schema.statistics import HEAD, load_counts, load_kept
+from schema.statistics import HEAD, Progress, load_counts, load_kept
 
-Progress = Callable[[int, int], None]
 TABLES = {NGRAMS: "ngrams", CREST: "kept_ngrams"}
 
 

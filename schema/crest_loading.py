@@ -101,7 +101,7 @@ def fill_trees(
 ) -> None:
     """Load entries inside `loading`, in place of what was there of this build.
 
-    They come one by one, and psycopg's own writer of rows takes them so faster than arrays made of them would go.
+    They come one by one, and psycopg's own writer of rows takes them faster than frames made of them would go.
 
     Args:
         connection: where.
@@ -125,7 +125,7 @@ def fill_trees(
                 progress(done)
 
     with filling(connection, "trees", build_id) as table:
-        statement = copy_statement(table, COLUMNS, freeze=True)
+        statement = copy_statement(table, COLUMNS, "binary", freeze=True)
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             found = entries_digest(sent(copy))
         if found != expected:

@@ -20,10 +20,10 @@ from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifes
 from draftstore.stores.crest.store import KEPT_FILE
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
-from schema.copying import Blobs, IntegerLists, Integers, RowCopy, blobs, copying, offsets_of
+from schema.copying import array_text, copy_frames
 from schema.drawing import TreeText
 from schema.loading import filling, loading
-from schema.texts import NgramTexts
+from schema.texts import NgramTexts, offsets_of
 
 HEAD = 1_000_000
 DRAWN = 1_000
@@ -69,19 +69,20 @@ def load_counts(
     files = count_files(counts, manifest)
     spectra = {n: spectrum(path) for n, path in files.items()}
     total = sum(min(head, int(found["ngrams"].sum())) for found in spectra.values())
-    done = 0
-    progress(done, total)
+    progress(0, total)
+
+    def rows() -> Iterator[pl.DataFrame]:
+        done = 0
+        for n, path in files.items():
+            for batch in most_common(path, spectra[n], head).iter_slices(BATCH_ROWS):
+                yield _ngram_rows(build_id, n, batch, renderer)
+                done += len(batch)
+                progress(done, total)
+
     with loading(connection, build_id):
         _load_spectra(connection, build_id, spectra)
-        with (
-            filling(connection, "ngrams", build_id) as table,
-            copying(connection, table, NGRAM_COLUMNS, freeze=True) as copy,
-        ):
-            for n, path in files.items():
-                for rows in _batches(most_common(path, spectra[n], head)):
-                    _copy_ngrams(copy, build_id, n, rows, renderer)
-                    done += len(rows)
-                    progress(done, total)
+        with filling(connection, "ngrams", build_id) as table:
+            copy_frames(connection, table, NGRAM_COLUMNS, rows(), freeze=True)
 
 
 def count_files(counts: Path, manifest: Manifest) -> dict[int, Path]:
@@ -131,28 +132,20 @@ def _load_spectra(
     connection: psycopg.Connection[Any], build_id: int, spectra: Mapping[int, pl.DataFrame]
 ) -> None:
     connection.execute("DELETE FROM ngram_spectrum WHERE build_id = %s", (build_id,))
-    with copying(connection, "ngram_spectrum", SPECTRUM_COLUMNS) as copy:
-        for n, rows in spectra.items():
-            numbers = [rows[name].to_numpy() for name in ("count", "ngrams")]
-            copy.write(
-                [Integers(np.full(len(rows), value)) for value in (build_id, n)]
-                + list(map(Integers, numbers))
-            )
+    frames = (rows.with_columns(build_id=pl.lit(build_id), n=pl.lit(n)) for n, rows in spectra.items())
+    copy_frames(connection, "ngram_spectrum", SPECTRUM_COLUMNS, frames)
     connection.execute("ANALYZE ngram_spectrum")  # the curve is asked at once
 
 
-def _copy_ngrams(copy: RowCopy, build_id: int, n: int, rows: pl.DataFrame, renderer: NgramTexts) -> None:
-    """Send n-grams of one length with their text."""
-    tokens = np.column_stack([rows[f"t{i + 1}"].to_numpy() for i in range(n)]).astype(np.int64).ravel()
-    offsets = np.arange(len(rows) + 1) * n
-    copy.write(
-        [
-            *(Integers(np.full(len(rows), value)) for value in (build_id, n)),
-            Integers(rows["rank"].to_numpy()),
-            IntegerLists(tokens, offsets),
-            renderer.render(tokens, offsets),
-            Integers(rows["count"].to_numpy()),
-        ]
+def _ngram_rows(build_id: int, n: int, rows: pl.DataFrame, renderer: NgramTexts) -> pl.DataFrame:
+    """Return n-grams of one length, columns `t1` and so on, with their text."""
+    columns = [f"t{i + 1}" for i in range(n)]
+    tokens = rows.select(columns).to_numpy().astype(np.int64).ravel()
+    return rows.with_columns(
+        build_id=pl.lit(build_id),
+        n=pl.lit(n),
+        tokens=array_text(pl.concat_str(columns, separator=",")),
+        text=renderer.render(tokens, np.arange(len(rows) + 1) * n),
     )
 
 
@@ -198,21 +191,23 @@ def fill_kept(
     """Do the work of `load_kept` inside `loading`; `store` need not be finished, `tokenizer` is its own."""
     renderer, drawing = NgramTexts(tokenizer), TreeText(tokenizer)
     to_draw = _most_common_of_each_n(store / KEPT_FILE, drawn)
-    done = 0
+
+    def rows(file: parquet.ParquetFile) -> Iterator[pl.DataFrame]:
+        done, total = 0, file.metadata.num_rows
+        for batch in map(pl.DataFrame, file.iter_batches(BATCH_ROWS)):
+            chosen = to_draw[slice(*np.searchsorted(to_draw, (done, done + len(batch))))] - done
+            ngrams = batch["tokens"].gather(chosen).to_list()
+            trees = ((row, tree_of(tuple(ngram))) for row, ngram in zip(chosen.tolist(), ngrams, strict=True))
+            drawings = {row: drawing.draw(tree) for row, tree in trees if tree is not None}
+            yield _kept_rows(build_id, batch, drawings, renderer)
+            done += len(batch)
+            progress(done, total)
+
     with (
         parquet.ParquetFile(store / KEPT_FILE) as file,
         filling(connection, "kept_ngrams", build_id) as table,
-        copying(connection, table, KEPT_COLUMNS, freeze=True) as copy,
     ):
-        total = file.metadata.num_rows
-        for rows in file.iter_batches(BATCH_ROWS):
-            chosen = to_draw[slice(*np.searchsorted(to_draw, (done, done + len(rows))))] - done
-            ngrams = rows.column("tokens").take(chosen).to_pylist()
-            trees = ((row, tree_of(tuple(ngram))) for row, ngram in zip(chosen.tolist(), ngrams, strict=True))
-            drawings = {row: drawing.draw(tree) for row, tree in trees if tree is not None}
-            _copy_kept(copy, build_id, rows, drawings, renderer)
-            done += len(rows)
-            progress(done, total)
+        copy_frames(connection, table, KEPT_COLUMNS, rows(file), freeze=True)
 
 
 def _most_common_of_each_n(path: Path, limit: int) -> NDArray[np.int64]:
@@ -226,36 +221,18 @@ def _most_common_of_each_n(path: Path, limit: int) -> NDArray[np.int64]:
     return best
 
 
-def _copy_kept(
-    copy: RowCopy, build_id: int, rows: Any, drawings: Mapping[int, str], renderer: NgramTexts
-) -> None:
-    """Send rows of kept.parquet with their text, and the trees of some."""
-    tokens = rows.column("tokens").flatten().to_numpy().astype(np.int64)
-    offsets = offsets_of(rows.column("tokens").value_lengths().to_numpy())
-    copy.write(
-        [
-            Integers(np.full(len(rows), build_id)),
-            IntegerLists(tokens, offsets),
-            renderer.render(tokens, offsets),
-            _sparse_texts(drawings, len(rows)),
-            *(Integers(rows.column(name).to_numpy()) for name in KEPT_NUMBERS),
-        ]
+def _kept_rows(
+    build_id: int, rows: pl.DataFrame, drawings: Mapping[int, str], renderer: NgramTexts
+) -> pl.DataFrame:
+    """Return rows of kept.parquet with their text, and the trees of some."""
+    tokens = rows["tokens"].explode().to_numpy().astype(np.int64)
+    offsets = offsets_of(rows["tokens"].list.len().to_numpy())
+    return rows.with_columns(
+        build_id=pl.lit(build_id),
+        tokens=array_text(pl.col("tokens").cast(pl.List(pl.String)).list.join(",")),
+        text=renderer.render(tokens, offsets),
+        tree=pl.Series([drawings.get(row) for row in range(len(rows))], dtype=pl.String),
     )
-
-
-def _sparse_texts(values: Mapping[int, str], rows: int) -> Blobs:
-    """Return a column of texts most of which are NULL."""
-    present = np.zeros(rows, np.bool_)
-    present[list(values)] = True
-    encoded = blobs([values[row].encode() for row in sorted(values)])
-    lengths = np.zeros(rows, np.int64)
-    lengths[present] = np.diff(encoded.offsets)
-    return Blobs(encoded.data, offsets_of(lengths), present)
-
-
-def _batches(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the rows of a table in batches that fit the caches."""
-    return (rows.slice(begin, BATCH_ROWS) for begin in range(0, len(rows), BATCH_ROWS))
 
 
 def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:

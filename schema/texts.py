@@ -11,12 +11,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from draftstore.errors import TokenRangeError
 from draftstore.jit import kernel, read_only
 from draftstore.text.tokenizer import TextTokenizer
-from schema.copying import Blobs, offsets_of
 
 MAX_TEXT_BYTES = 2_500
 """Longer texts end in `…`: an entry of PostgreSQL's index has room for 2,704 bytes."""
@@ -33,8 +34,8 @@ class NgramTexts:
         self._pieces = read_only(np.frombuffer(b"".join(pieces), np.uint8))
         self._offsets = read_only(offsets_of(np.array([len(piece) for piece in pieces], np.int64)))
 
-    def render(self, tokens: NDArray[np.int64], offsets: NDArray[np.int64]) -> Blobs:
-        """Return the texts of n-grams as a column.
+    def render(self, tokens: NDArray[np.int64], offsets: NDArray[np.int64]) -> pl.Series:
+        """Return the texts of n-grams: String [n-grams].
 
         Args:
             tokens: ids, n-grams one behind the other; int64 [any].
@@ -66,7 +67,13 @@ class NgramTexts:
             out,
             ends,
         )
-        return Blobs(out[: ends[-1]], ends)
+        texts = pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(ends), pa.py_buffer(out))
+        return pl.Series(texts)
+
+
+def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return where each of several runs begins, and the end of the last: int64 [runs + 1]."""
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def piece_bytes(tokenizer: TextTokenizer, token: int) -> bytes:

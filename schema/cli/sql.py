@@ -38,7 +38,7 @@ class QueryError(DraftstoreError):
     """PostgreSQL refuses a question; the message shows where."""
 
 
-class Answer(NamedTuple):
+class StatementResult(NamedTuple):
     """What a statement yields.
 
     Attributes:
@@ -119,7 +119,7 @@ def _read(query: str) -> str:
         raise QueryError(f"{query} is not UTF-8 text: {error}") from None
 
 
-def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[Answer]:
+def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[StatementResult]:
     """Run SQL and yield the answer of each statement.
 
     Raises:
@@ -128,12 +128,12 @@ def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[Answer]
     with connection.cursor() as cursor:
         names = _column_names(connection, text)
         if names:  # row by row: a large answer need not fit into memory
-            yield Answer(names, cursor.stream(text), "")
+            yield StatementResult(names, cursor.stream(text), "")
             return
         cursor.execute(text.encode())
         for result in cursor.results():
             found = [column.name for column in result.description or ()]
-            yield Answer(found, iter(result) if found else (), result.statusmessage or "")
+            yield StatementResult(found, iter(result) if found else (), result.statusmessage or "")
 
 
 def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
@@ -157,7 +157,7 @@ def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
     return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]
 
 
-def _print_answer(answer: Answer, as_json: bool, as_csv: bool, shown: int) -> None:
+def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: int) -> None:
     if not answer.names:
         click.echo(answer.done, err=as_json or as_csv)
     elif as_json:
@@ -171,7 +171,7 @@ def _print_answer(answer: Answer, as_json: bool, as_csv: bool, shown: int) -> No
         _print_table(answer, shown)
 
 
-def _print_table(answer: Answer, shown: int) -> None:
+def _print_table(answer: StatementResult, shown: int) -> None:
     """Print at most so many rows (0: all), numbers to the right."""
     rows = iter(answer.rows)
     head = list(islice(rows, shown)) if shown else list(rows)

@@ -7,7 +7,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from schema.postgres.plan import DATA, MAJOR, NAME, PORT, SOCKET_BYTES, SOCKET_FILE, ClusterError, Plan
+from schema.postgres.plan import DATA, MAJOR, NAME, PORT, SOCKET_BYTES, SOCKET_FILE, ClusterError, ClusterPlan
 from schema.postgres.programs import run
 
 SETTINGS = {
@@ -34,7 +34,7 @@ SETTINGS = {
 PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")
 
 
-def ensure_cluster(plan: Plan, binaries: Path, keep: int) -> None:
+def ensure_cluster(plan: ClusterPlan, binaries: Path, keep: int) -> None:
     """Make the cluster unless it is there: under another name first, so that a half-made one is never taken for one.
 
     Raises:
@@ -65,7 +65,7 @@ def ensure_cluster(plan: Plan, binaries: Path, keep: int) -> None:
     fsync_folder(data.parent)
 
 
-def _must(plan: Plan, arguments: list[str], keep: int, given: bytes = b"") -> None:
+def _must(plan: ClusterPlan, arguments: list[str], keep: int, given: bytes = b"") -> None:
     status, printed = run(plan, arguments, keep, given)
     if status or "ERROR:" in printed or "FATAL:" in printed:
         raise ClusterError(f"{arguments[0]} ended with status {status}: {printed[-2_000:]}")
@@ -80,7 +80,7 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def socket_folder(plan: Plan, previous: str | None) -> Path:
+def socket_folder(plan: ClusterPlan, previous: str | None) -> Path:
     """Return a folder of the server's account alone whose path is short enough for a socket, making it if need be.
 
     It lies beside the cluster, or under /tmp where that path is too long or holds characters that mean something in a
@@ -110,7 +110,7 @@ def _is_private(folder: Path, uid: int) -> bool:
     return found.st_mode == 0o040700 and found.st_uid == uid
 
 
-def remove_stale(plan: Plan, sockets: Path) -> None:
+def remove_stale(plan: ClusterPlan, sockets: Path) -> None:
     """Remove what a killed server has left: to be called when no process of it is left.
 
     These files name its process id, which may belong to another process by now, as it often does in containers, or
@@ -124,7 +124,7 @@ def remove_stale(plan: Plan, sockets: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def server_command(plan: Plan, binaries: Path, sockets: Path) -> list[str]:
+def server_command(plan: ClusterPlan, binaries: Path, sockets: Path) -> list[str]:
     """Return the command line of the server, after writing the files that say who may connect."""
     base = Path(plan.base)
     rules = {
@@ -144,7 +144,7 @@ def server_command(plan: Plan, binaries: Path, sockets: Path) -> list[str]:
     return [*command, *(part for name, value in settings.items() for part in ("-c", f"{name}={value}"))]
 
 
-def is_ready(plan: Plan, pid: int) -> bool:
+def is_ready(plan: ClusterPlan, pid: int) -> bool:
     """Tell whether the server with this process id takes connections, as it says in its own file."""
     try:
         lines = (Path(plan.base) / DATA / "postmaster.pid").read_text(errors="replace").splitlines()

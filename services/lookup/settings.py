@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to recognize them
 
 
-class Endpoint(NamedTuple):
+class ListenAddress(NamedTuple):
     """A place to listen at with TCP.
 
     Attributes:
@@ -53,7 +53,7 @@ class Endpoint(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def reached_as(self) -> "Endpoint":
+    def reached_as(self) -> "ListenAddress":
         """The same as a program on this machine would name it."""
         return self._replace(host=LOOPBACK) if self.host in _EVERYWHERE else self
 
@@ -83,7 +83,7 @@ class Endpoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class LookupSettings:
     """What one run of the service is told.
 
     Attributes:
@@ -107,8 +107,8 @@ class Settings:
 
     socket: Path
     socket_mode: int = 0o600
-    listen: Endpoint | None = None
-    http: Endpoint | None = None
+    listen: ListenAddress | None = None
+    http: ListenAddress | None = None
     stores: tuple[Target, ...] = ()
     releases: tuple[str, ...] = ()
     backend: str | None = None

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from draftstore.errors import LookupServiceError
-from services.lookup.settings import Endpoint
+from services.lookup.settings import ListenAddress
 
 PORT = 8000
 BODY = 4 << 20
@@ -29,7 +29,7 @@ class Settings:
         log_level: the least level that is logged.
     """
 
-    endpoint: Endpoint
+    endpoint: ListenAddress
     queue: int = 16
     max_tokens: int = 2048
     body: int = BODY

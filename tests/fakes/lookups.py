@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from draftstore.remote import wire
 from draftstore.stores.registry import open_store
-from services.lookup.figures.counting import Figures
+from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.totals import ReleaseTotals
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
 from services.lookup.permissions import Permissions
+from services.lookup.processes.sockets import BACKLOG
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import load_kernels, sample_contexts
@@ -187,7 +188,7 @@ class Place(NamedTuple):
 class Lookups:
     """A server that runs in a thread, and all its parts."""
 
-    def __init__(self, place: Place, shelf: Shelf, figures: Figures, server: FrameServer) -> None:
+    def __init__(self, place: Place, shelf: Shelf, figures: SharedCounters, server: FrameServer) -> None:
         self.place = place
         self.shelf = shelf
         self.figures = figures
@@ -224,11 +225,13 @@ class Lookups:
 
 
 def make_sockets(folder: Path) -> tuple[Place, list[socket.socket]]:
-    """Return a Unix socket and a TCP socket that are bound, and where."""
+    """Return a Unix socket and a TCP socket that listen, and where."""
     unix = socket.socket(socket.AF_UNIX)
     unix.bind(str(folder / "s"))
+    unix.listen(BACKLOG)
     tcp = socket.socket(socket.AF_INET)
     tcp.bind(("127.0.0.1", 0))
+    tcp.listen(BACKLOG)
     return Place(folder / "s", tcp.getsockname()), [unix, tcp]
 
 
@@ -256,13 +259,13 @@ def serving(
     if not isinstance(stores, Shelf):
         for name, path in stores.items():
             shelf.put(name, open_book(Target(name, path)))
-    figures = Figures(1)
+    figures = SharedCounters(1)
     answerer = Answerer(shelf, permissions or Permissions.open_to_all(), limits or Limits(), figures.slot(0))
     running = new_loop(loop)
     folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
     place, sockets = make_sockets(folder)
     server = FrameServer(answerer, running)
-    running.run_until_complete(server.listen(sockets))
+    server.share(sockets, figures, 0)
     thread = threading.Thread(target=running.run_forever, name="lookups")
     thread.start()
     lookups = Lookups(place, shelf, figures, server)
@@ -333,9 +336,9 @@ async def _serve(folder: Path, stores: Mapping[str, Path]) -> None:
     shelf = Shelf()
     for name, path in stores.items():
         shelf.put(name, open_book(Target(name, path)))
-    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), Figures(1).slot(0))
-    server = FrameServer(answerer)
-    await server.listen(make_sockets(folder)[1])
+    figures = SharedCounters(1)
+    server = FrameServer(Answerer(shelf, Permissions.open_to_all(), Limits(), figures.slot(0)))
+    server.share(make_sockets(folder)[1], figures, 0)
     await asyncio.Event().wait()
 
 

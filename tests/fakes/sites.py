@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 import uvloop
 from starlette.applications import Starlette
 
-from services.lookup.figures.counting import Figures, Slot
+from services.lookup.figures.counting import SharedCounters, Slot
 from services.lookup.figures.metrics import metrics_text
-from services.lookup.figures.totals import Labels, State
+from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
 from services.lookup.permissions import EVERY, Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target, with_digest
-from services.lookup.web.app import Site, make_app
+from services.lookup.web.app import LookupSite, make_app
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live
@@ -62,7 +62,7 @@ class Workers:
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="draftstore-web-")
         self.path = str(Path(self._folder.name) / "lookup.sock")
-        self.figures = Figures(1)
+        self.figures = SharedCounters(1)
         self.slot: Slot = self.figures.slot(0)
         self.slot.begin()
         self.shelf = Shelf()
@@ -72,7 +72,7 @@ class Workers:
         self._loop = Loop()
         for name, path in stores.items():
             self.put(name, path)
-        self.slot.state = State.READY
+        self.slot.state = WorkerState.READY
         self.start()
 
     def put(self, name: str, path: Path) -> None:
@@ -92,7 +92,8 @@ class Workers:
             listening = socket.socket(socket.AF_UNIX)
             Path(self.path).unlink(missing_ok=True)
             listening.bind(self.path)
-            await server.listen([listening])
+            listening.listen()
+            server.share([listening], self.figures, 0)
             self._beat()
             return server
 
@@ -128,10 +129,10 @@ class Running:
     lexicon: Lexicon
     grants: tuple[Grant, ...]
 
-    def site(self, most_at_once: int = 32) -> Site:
+    def site(self, most_at_once: int = 32) -> LookupSite:
         """Return a new HTTP side; each belongs to one event loop."""
         upstream = Upstream(self.workers.path, _OWN if self.grants else "")
-        return Site(
+        return LookupSite(
             upstream=upstream,
             desk=DraftDesk(upstream, self.lexicon, most_at_once),
             gate=Permissions(self.grants or None),

@@ -33,7 +33,7 @@ from schema.errors import EmbeddedServerError
 from schema.postgres import placement
 from schema.postgres import supervisor as supervisor_module
 from schema.postgres.placement import find_binaries, find_place, make_place
-from schema.postgres.plan import LOG, SERVER_LOCK, Plan
+from schema.postgres.plan import LOG, SERVER_LOCK, ClusterPlan
 from schema.postgres.state import ServerState, server_state, try_lock
 
 ROOT = os.geteuid() == 0
@@ -548,10 +548,10 @@ def test_other_users_cannot_connect(folder: Path, python_for_all: Python) -> Non
 
 
 def test_the_log_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(str(folder), "", "", 0, 0, 0.0)
+    plan = ClusterPlan(str(folder), "", "", 0, 0, 0.0)
     log = folder / LOG
     log.write_text("old\n")
-    supervisor = supervisor_module.Supervisor(plan)
+    supervisor = supervisor_module.ServerSupervisor(plan)
     supervisor.bound_log()
     assert log.read_text() == "old\n"
     monkeypatch.setattr(supervisor_module, "LOG_BYTES", 3)
@@ -643,8 +643,8 @@ class Elsewhere:
         class Place:
             base = place.base
 
-            def plan(self, linger: float) -> Plan:
-                return Plan(**{**json.loads(place.plan(linger).to_json()), "binaries": binaries})
+            def plan(self, linger: float) -> ClusterPlan:
+                return ClusterPlan(**{**json.loads(place.plan(linger).to_json()), "binaries": binaries})
 
         return Place()
 

@@ -1,10 +1,10 @@
 """The figures of the service: counters of all its processes in one piece of shared memory.
 
-The supervisor makes `Figures` before it forks. Each worker writes into its own `Slot` alone, so nothing is locked;
-whoever reads sees all of them. A worker that is started again takes over the slot of the one that died: totals never
-go down, and what was counted up to the moment of a `kill -9` stays counted.
+The supervisor makes `SharedCounters` before it forks. Each worker writes into its own `Slot` alone, so nothing is
+locked; whoever reads sees all of them. A worker that is started again takes over the slot of the one that died: totals
+never go down, and what was counted up to the moment of a `kill -9` stays counted.
 
-    figures = Figures(slots=2)
+    figures = SharedCounters(slots=2)
     ...fork...
     slot = figures.slot(0)
     slot.begin()
@@ -29,8 +29,8 @@ from services.lookup.figures.totals import (
     NO_RELEASE,
     Labels,
     ReleaseTotals,
-    State,
     WorkerFigures,
+    WorkerState,
     add_up,
     read_labels,
     read_slot,
@@ -42,7 +42,7 @@ _FEW = 8
 """From so many contexts on, numpy counts faster than a loop."""
 
 
-class ReleaseFigures:
+class ReleaseCounters:
     """The counters of one release in one process; only the thread of its event loop counts."""
 
     __slots__ = ("_words", "name")
@@ -137,11 +137,11 @@ class Slot:
     def __init__(self, words: memoryview) -> None:
         """Write into int64 [SLOT]."""
         self._words = words
-        self._found: dict[str, ReleaseFigures] = {}
+        self._found: dict[str, ReleaseCounters] = {}
         self._read_before = 0
         for position in range(words[at.USED]):
             self._add(1 + position)
-        self.nothing = ReleaseFigures(at.entry_of(words, 0), NO_RELEASE)
+        self.nothing = ReleaseCounters(at.entry_of(words, 0), NO_RELEASE)
         """Counts what belongs to no release that is served."""
 
     @property
@@ -154,7 +154,7 @@ class Slot:
         self.end()
         self._read_before = _storage_read()
         self._words[at.PID] = os.getpid()
-        self.state = State.STARTING
+        self.state = WorkerState.STARTING
         self.heartbeat()
 
     def end(self) -> None:
@@ -168,7 +168,7 @@ class Slot:
         """Count that the process of this slot is started again; the supervisor calls it."""
         self._words[at.RESTARTS] += 1
 
-    def release(self, name: str) -> ReleaseFigures:
+    def release(self, name: str) -> ReleaseCounters:
         """Return the counters of a release that is or was served; they may be kept.
 
         Names that a request invents belong to `nothing`: every name takes a place for good.
@@ -182,10 +182,10 @@ class Slot:
         self._words[at.USED] = used + 1  # last: readers look at whole entries alone
         return self._add(1 + used)
 
-    def _add(self, position: int) -> ReleaseFigures:
+    def _add(self, position: int) -> ReleaseCounters:
         entry = at.entry_of(self._words, position)
         name = at.read_text(entry[at.NAME : at.KIND])
-        self._found[name] = made = ReleaseFigures(entry, name)
+        self._found[name] = made = ReleaseCounters(entry, name)
         return made
 
     def announce(self, served: Iterable[tuple[str, Labels]]) -> None:
@@ -205,16 +205,16 @@ class Slot:
         self._read_before = read
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """What the process is doing."""
-        return State(self._words[at.STATE])
+        return WorkerState(self._words[at.STATE])
 
     @state.setter
-    def state(self, state: State) -> None:
+    def state(self, state: WorkerState) -> None:
         self._words[at.STATE] = state
 
 
-class Figures:
+class SharedCounters:
     """The counters of all processes."""
 
     def __init__(self, slots: int) -> None:
@@ -235,7 +235,7 @@ class Figures:
         return [
             words[at.CONNECTIONS]
             for number, words in enumerate(self._slots)
-            if number != besides and words[at.STATE] == State.READY
+            if number != besides and words[at.STATE] == WorkerState.READY
         ]
 
     def snapshot(self) -> list[WorkerFigures]:

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 
 import draftstore
 from draftstore.remote.wire import Status
-from services.lookup.figures.counting import Figures
-from services.lookup.figures.totals import ReleaseTotals, State, WorkerFigures, add_up
+from services.lookup.figures.counting import SharedCounters
+from services.lookup.figures.totals import ReleaseTotals, WorkerFigures, WorkerState, add_up
 from services.lookup.figures.words import BATCH_BUCKETS, MATCH_BUCKETS, SECONDS_BUCKETS
 
 RELEASE_COUNTERS = {
@@ -38,7 +38,7 @@ WORKER_GAUGES = {
 }
 
 
-def metrics_text(figures: Figures) -> bytes:
+def metrics_text(figures: SharedCounters) -> bytes:
     """Return all metrics in the text format of Prometheus, version 0.0.4."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FiguresCollector(figures))
@@ -48,7 +48,7 @@ def metrics_text(figures: Figures) -> bytes:
 class FiguresCollector(Collector):
     """Reads shared memory whenever metrics are asked for."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: SharedCounters) -> None:
         """Tell of the processes that count into `figures`."""
         self._figures = figures
 
@@ -142,7 +142,7 @@ def _worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
     )
     for worker in workers:
         label = [str(worker.slot)]
-        up.add_metric(label, float(worker.state == State.READY))
+        up.add_metric(label, float(worker.state == WorkerState.READY))
         for field, family in gauges.items():
             family.add_metric(label, getattr(worker, field))
         restarts.add_metric(label, worker.restarts)

@@ -11,7 +11,7 @@ NO_RELEASE = ""
 """Stands for what belongs to no release that is served: unknown names, broken requests."""
 
 
-class State(enum.IntEnum):
+class WorkerState(enum.IntEnum):
     """What a process is doing."""
 
     ABSENT = 0
@@ -101,7 +101,7 @@ class WorkerFigures(NamedTuple):
 
     slot: int
     pid: int
-    state: State
+    state: WorkerState
     silence: float
     restarts: int
     in_flight: int
@@ -126,8 +126,8 @@ def read_slot(number: int, words: memoryview) -> WorkerFigures:
     silence = (time.monotonic_ns() - words[at.HEARTBEAT]) / 1e9 if words[at.HEARTBEAT] else 0.0
     restarts, in_flight, connections, waiting, storage_read = words[at.RESTARTS : at.USED].tolist()
     return WorkerFigures(
-        number, words[at.PID], State(words[at.STATE]), silence, restarts, in_flight, connections, waiting, storage_read,
-        {totals.name: totals for totals in read},
+        number, words[at.PID], WorkerState(words[at.STATE]), silence, restarts, in_flight, connections, waiting,
+        storage_read, {totals.name: totals for totals in read},
     )  # fmt: skip
 
 

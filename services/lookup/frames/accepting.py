@@ -2,9 +2,6 @@
 
 The system wakes all of them for every connection, and whoever is awake first would take it: one worker may end up with
 all of them. So the one that has fewer connections takes it, and the others leave it to that one for a moment.
-
-When a worker dies, its clients go to the others, and its successor would have none: so whoever has more than its part
-tells some clients to connect anew, by the same flag that tells them of a drain.
 """
 
 import asyncio
@@ -12,14 +9,8 @@ import errno
 import logging
 import select
 import socket
-from collections.abc import Sequence
-from math import ceil
-
-from draftstore.remote.wire import CLOSING
-from services.lookup.figures.counting import Figures
-from services.lookup.frames.answering import Answerer
-from services.lookup.frames.connection import Connection
-from services.lookup.frames.server import FrameServer
+from collections.abc import Callable, Coroutine, Sequence, Sized
+from typing import Any
 
 LOG = logging.getLogger(__name__)
 
@@ -27,98 +18,38 @@ MOMENT = 0.001
 """Seconds that a connection is left to another worker; uvloop counts in milliseconds."""
 PATIENCE = 0.004
 """Seconds after which the other one is too busy, or hangs."""
-LOOKS = 2
-"""A worker with too many connections lets some go after so many looks in a row; a client that was told to go, and is
-quiet for so many looks, has gone."""
 AT_ONCE = 16
 """Connections that are taken before requests have their turn."""
 FULL_PAUSE = 0.1
 """Seconds until another attempt where the process has no room for another connection."""
-_FLAGS = 7
-"""Where the flags are in a frame."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class SharingServer(FrameServer):
-    """A server of frames that shares its sockets with the servers of other processes."""
-
-    def __init__(self, answerer: Answerer) -> None:
-        """Serve answers; inside the loop."""
-        super().__init__(answerer)
-        self._acceptors: list[Acceptor] = []
-        self._crowded = 0
-
-    def share(self, sockets: Sequence[socket.socket], figures: Figures, number: int) -> None:
-        """Take connections from now on.
-
-        Args:
-            sockets: bound and listening, Unix or TCP.
-            figures: that tell how many connections the others have.
-            number: of our own slot.
-        """
-        self._acceptors = [Acceptor(self, listening, figures, number) for listening in sockets]
-
-    def share_out(self, counts: Sequence[int]) -> None:
-        """Let go of connections that others have room for; to be called now and then.
-
-        Args:
-            counts: connections of every worker that is ready, our own too.
-        """
-        shared = [connection for connection in self.connections if isinstance(connection, SharedConnection)]
-        for connection in shared:
-            connection.close_if_gone()
-        staying = [connection for connection in shared if not connection.leaving]
-        surplus = len(staying) - ceil(sum(counts) / max(len(counts), 1))
-        self._crowded = self._crowded + 1 if surplus > 0 else 0
-        if self._crowded >= LOOKS:
-            self._crowded = 0
-            for connection in staying[:surplus]:
-                connection.leaving = True
-
-    def stop_listening(self) -> None:
-        """Take no more connections; other processes still do."""
-        super().stop_listening()
-        while self._acceptors:
-            self._acceptors.pop().close()
-
-
-class SharedConnection(Connection):
-    """A connection that may be told to go to another worker."""
-
-    def __init__(self, server: SharingServer) -> None:
-        """Serve one client."""
-        super().__init__(server)
-        self.leaving = False
-        self._told = False
-        self._seen = self._quiet = 0
-
-    def _write(self, data: bytes) -> None:
-        if self.leaving:
-            self._told = True
-            flags = data[_FLAGS] | CLOSING
-            data = b"".join((data[:_FLAGS], bytes([flags]), data[_FLAGS + 1 :]))
-        super()._write(data)
-
-    def close_if_gone(self) -> None:
-        """Close it once the client was told to go, and is quiet; one that stays is served as before."""
-        self._quiet = self._quiet + 1 if self._told and self.idle and self.frames_seen == self._seen else 0
-        self._seen = self.frames_seen
-        if self._quiet > LOOKS:
-            self.close()
 
 
 class Acceptor:
     """Takes the connections of one socket."""
 
     def __init__(
-        self, server: SharingServer, listening: socket.socket, figures: Figures, number: int
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listening: socket.socket,
+        take: Callable[[socket.socket], Coroutine[Any, Any, object]],
+        connections: Sized,
+        others: Callable[[], Sequence[int]],
     ) -> None:
-        """Begin; see `SharingServer.share`."""
-        self._server = server
-        self._loop = server.loop
+        """Begin, in the thread of the loop or before it runs.
+
+        Args:
+            loop: of this process.
+            listening: bound and listening, Unix or TCP.
+            take: serves a connection that was accepted.
+            connections: those of this process.
+            others: returns how many connections each of the other workers has.
+        """
+        self._loop = loop
         self._listening = listening
-        self._figures = figures
-        self._number = number
+        self._serve = take
+        self._connections = connections
+        self._others = others
         self._waits_since: float | None = None
         self._begun: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -155,8 +86,8 @@ class Acceptor:
 
     def _is_for_another(self) -> bool:
         """Tell whether another worker has fewer connections."""
-        others = self._figures.connections(besides=self._number)
-        return bool(others) and len(self._server.connections) + len(self._begun) > min(others)
+        others = self._others()
+        return bool(others) and len(self._connections) + len(self._begun) > min(others)
 
     def _may_wait(self) -> bool:
         """Tell whether what waits may wait for the other worker a little longer."""
@@ -187,6 +118,6 @@ class Acceptor:
 
     async def _connect(self, accepted: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: SharedConnection(self._server), accepted)
+            await self._serve(accepted)
         except OSError:
             accepted.close()  # the client has left

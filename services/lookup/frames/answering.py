@@ -3,7 +3,8 @@
     job = answerer.begin(frame, grant)      # a draft request, checked; or the bytes of a refusal
     while job.left:
         job.work(rows)                      # all of them, or some at a time
-    data = answerer.finish(job)
+    data = job.encode(flags)
+    job.count(len(data))
 
 A job keeps its book to the end, so that no answer mixes builds.
 """
@@ -37,7 +38,7 @@ from draftstore.remote.wire import (
     join_answer,
 )
 from draftstore.remote.wire import frame as encode_frame
-from services.lookup.figures.counting import ReleaseFigures, Slot
+from services.lookup.figures.counting import ReleaseCounters, Slot
 from services.lookup.limits import Limits
 from services.lookup.permissions import Grant, Permissions
 from services.lookup.stores.shelf import Book, Shelf, UnknownReleaseError
@@ -54,12 +55,12 @@ _LOG_SECONDS = 1.0
 """A release that fails is logged once in this time."""
 
 
-class Line:
+class ReleaseStats:
     """What is known of the requests for one release: its counters, and what a lookup costs."""
 
     __slots__ = ("costs", "figures", "logged")
 
-    def __init__(self, figures: ReleaseFigures) -> None:
+    def __init__(self, figures: ReleaseCounters) -> None:
         """Start with a guess of the costs."""
         self.figures = figures
         self.costs = [10e-6 + 0.2e-6 * 2.0**bits for bits in range(14)]
@@ -74,26 +75,42 @@ class Line:
         )  # a page that had to be read is no rule
 
 
-class Job:
+class DraftJob:
     """A draft request that was found right, and what is done of it.
 
     It keeps one book to its end: no answer mixes builds.
     """
 
     __slots__ = (
-        "_bits", "_contexts", "_drafter", "_matches", "_min_prob", "_parts", "_queries", "_sizes", "batch", "began",
-        "book", "budget", "failure", "left", "line", "request_bytes", "request_id", "seconds",
+        "_bits",
+        "_contexts",
+        "_drafter",
+        "_matches",
+        "_min_prob",
+        "_parts",
+        "_queries",
+        "_sizes",
+        "batch",
+        "began",
+        "book",
+        "budget",
+        "failure",
+        "left",
+        "request_bytes",
+        "request_id",
+        "seconds",
+        "stats",
     )  # fmt: skip
 
     def __init__(
-        self, frame: Frame, request: DraftRequest, book: Book, drafter: StoreDrafter, line: Line, began: float,
+        self, frame: Frame, request: DraftRequest, book: Book, drafter: StoreDrafter, stats: ReleaseStats, began: float,
         queries: NDArray[np.float32] | None = None,
     ) -> None:  # fmt: skip
         """Begin with nothing done; of a dense store with `queries`, float32 [batch, dims], or without."""
         self.request_id = frame.header.request_id
         self.request_bytes = frame.header.length
         self.book = book
-        self.line = line
+        self.stats = stats
         self.began = began
         self.budget = request.budget
         self.batch = self.left = len(request.contexts)
@@ -111,7 +128,7 @@ class Job:
     @property
     def cost(self) -> float:
         """Seconds that a context will probably take."""
-        return self.line.costs[self._bits]
+        return self.stats.costs[self._bits]
 
     def work(self, rows: int) -> None:
         """Draft for the next contexts, at most `rows`; what goes wrong ends the job with a failure."""
@@ -140,7 +157,7 @@ class Job:
         self._sizes.append(drafts.sizes)
         self._matches.append(drafts.match_lengths)
         if count:
-            self.line.learn(self._bits, seconds / count)
+            self.stats.learn(self._bits, seconds / count)
 
     def encode(self, flags: int) -> bytes:
         """Return the answer; the job is over then."""
@@ -151,7 +168,7 @@ class Job:
 
     def count(self, answer_bytes: int) -> None:
         """Count what was done; best when the answer is on its way."""
-        figures = self.line.figures
+        figures = self.stats.figures
         if self.failure is not None:
             figures.fail(self.failure.status, self.request_bytes, answer_bytes)
             return
@@ -171,8 +188,8 @@ class Job:
         name = self.book.name
         self.failure = Failure(status, _AGAIN_SECONDS, f"no drafts from {name!r}: {message}")
         now = monotonic()
-        if now - self.line.logged >= _LOG_SECONDS:
-            self.line.logged = now
+        if now - self.stats.logged >= _LOG_SECONDS:
+            self.stats.logged = now
             unexpected = error if status == Status.INTERNAL else None
             LOG.error("no drafts from %r: %s", name, error or type(error).__name__, exc_info=unexpected)
 
@@ -198,19 +215,9 @@ class Answerer:
         self.limits = limits
         self.slot = slot
         self._shelf = shelf
-        self._lines: dict[str, Line] = {}
+        self._stats: dict[str, ReleaseStats] = {}
 
-    def answer(self, frame: Frame, grant: Grant | None, flags: int = 0) -> bytes:
-        """Answer one request from beginning to end."""
-        if frame.header.operation != _DRAFT:
-            return self.answer_other(frame, grant, flags)
-        job = self.begin(frame, grant, flags)
-        if isinstance(job, bytes):
-            return job
-        job.work(job.batch)
-        return self.finish(job, flags)
-
-    def begin(self, frame: Frame, grant: Grant | None, flags: int = 0) -> Job | bytes:
+    def begin(self, frame: Frame, grant: Grant | None, flags: int = 0) -> DraftJob | bytes:
         """Check a draft request.
 
         Args:
@@ -236,7 +243,7 @@ class Answerer:
             return self.refuse(frame.header, Status.TOO_LARGE, self._too_large(request), flags)
         return self._find(frame, request, began, flags)
 
-    def _find(self, frame: Frame, request: DraftRequest, began: float, flags: int) -> Job | bytes:
+    def _find(self, frame: Frame, request: DraftRequest, began: float, flags: int) -> DraftJob | bytes:
         """Find the book of a request, and see that the request suits it."""
         name = request.name
         try:
@@ -246,25 +253,19 @@ class Answerer:
             return self.refuse(frame.header, Status.NOT_FOUND, str(error), flags)
         except DraftstoreError as error:
             return self.refuse(frame.header, Status.NOT_FOUND, f"{name!r}: {error}", flags)
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = Line(self.slot.release(name))
+        stats = self._stats.get(name)
+        if stats is None:
+            stats = self._stats[name] = ReleaseStats(self.slot.release(name))
         if book.projection is None:  # what a dense store would look at is skipped
-            return Job(frame, request, book, drafter, line, began)
+            return DraftJob(frame, request, book, drafter, stats, began)
         try:
             queries = read_queries(request.sections, len(request.contexts), book.projection)
         except WireError as error:
             return self.refuse(frame.header, Status.BAD_REQUEST, f"{name!r}: {error}", flags)
         except OtherProjectionError as error:
             message = f"{name!r}: {error}"
-            return self.refuse(frame.header, Status.OTHER_PROJECTION, message, flags, figures=line.figures)
-        return Job(frame, request, book, drafter, line, began, queries)
-
-    def finish(self, job: Job, flags: int = 0) -> bytes:
-        """Return the answer to a job that is done, and count it."""
-        data = job.encode(flags)
-        job.count(len(data))
-        return data
+            return self.refuse(frame.header, Status.OTHER_PROJECTION, message, flags, figures=stats.figures)
+        return DraftJob(frame, request, book, drafter, stats, began, queries)
 
     def answer_other(self, frame: Frame, grant: Grant | None, flags: int = 0) -> bytes:
         """Answer a request that is neither for drafts nor a greeting."""
@@ -319,7 +320,7 @@ class Answerer:
 
     def refuse(
         self, header: Header, status: Status, message: str, flags: int = 0, retry_after: float = 0.0,
-        figures: ReleaseFigures | None = None,
+        figures: ReleaseCounters | None = None,
     ) -> bytes:  # fmt: skip
         """Return a failure, and count it: for a release that is served, or for none."""
         data = encode_failure(

@@ -7,35 +7,43 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from draftstore.errors import WireError
-from draftstore.remote.wire import Frame, FrameBuffer, Header, LongFrameError, Operation, Status
-from services.lookup.frames.answering import Job
+from draftstore.remote.wire import CLOSING, Frame, FrameBuffer, Header, LongFrameError, Operation, Status
+from services.lookup.frames.answering import DraftJob
+from services.lookup.frames.turns import Turns
 from services.lookup.permissions import Grant
-
-if TYPE_CHECKING:
-    from services.lookup.frames.server import FrameServer
 
 SLICE = 0.0005
 """Seconds that a connection may take before the others have their turn."""
 LINGER = 1.0
 """Seconds for a client to read why it is sent away."""
+QUIET_LOOKS = 2
+"""A client that was told to go to another worker, and sends nothing for more looks in a row, has gone."""
+_FLAGS = 7
+"""Where the flags are in a frame."""
 _DRAFT = int(Operation.DRAFT)
 _HELLO = int(Operation.HELLO)
 _NOBODY = Header(0, 1, 0, 0, 0, 0)
 """Stands in for a header that cannot be read."""
 
 
-class Connection(asyncio.Protocol):
+class FrameConnection(asyncio.Protocol):
     """Takes frames apart and answers them.
 
     A small request is answered at once, inside the callback that brought it. What takes longer than a slice is done
     piece by piece, when the server says that it is this connection's turn. No task is made for any of it.
     """
 
-    def __init__(self, server: "FrameServer") -> None:
-        self.server = server
+    def __init__(self, turns: Turns, peers: "set[FrameConnection]") -> None:
+        """Serve one client.
+
+        Args:
+            turns: of the server.
+            peers: the connections that are open; this one joins them if there is room.
+        """
+        self.turns = turns
         self.grant: Grant | None = None
         self.transport: asyncio.Transport
         self.frames_seen = 0
@@ -43,13 +51,18 @@ class Connection(asyncio.Protocol):
         """Whether it is in the server's queue for a turn."""
         self.waiting = 0
         """Contexts of its jobs that are not done."""
-        self._answerer = server.answerer
-        self._buffer = FrameBuffer(server.limits.payload)
+        self.leaving = False
+        """Whether its answers tell the client to connect anew, to another worker."""
+        self._told = False
+        self._seen = self._quiet = 0
+        self._peers = peers
+        self._answerer = turns.answerer
+        self._buffer = FrameBuffer(turns.limits.payload)
         self._frames: Iterator[Frame] | None = (
             None  # what has arrived and is not answered; nothing is read then
         )
-        self._jobs: deque[Job] = deque()
-        self._threads: dict[Job, Future[None]] = {}
+        self._jobs: deque[DraftJob] = deque()
+        self._threads: dict[DraftJob, Future[None]] = {}
         self._open = True  # answers may be written
         self._deaf = False  # sent away: what it still sends is dropped
         self._hello: asyncio.TimerHandle | None = None
@@ -68,23 +81,25 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a client in, if there is room."""
         self.transport = transport = cast("asyncio.Transport", transport)  # that of uvloop is no subclass
-        limits = self.server.limits
+        limits = self.turns.limits
         transport.set_write_buffer_limits(high=limits.write_buffer)
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if not self.server.admit(self):
+        if len(self._peers) >= limits.connections:
             message = f"all {limits.connections} connections are in use: try again later"
-            self._send_away(self._answerer.refuse(_NOBODY, Status.BUSY, message, self.server.flags, 1.0))
+            self._send_away(self._answerer.refuse(_NOBODY, Status.BUSY, message, self.turns.flags, 1.0))
             return
+        self._peers.add(self)
+        self._answerer.slot.connections = len(self._peers)
         self.change_grant(self._answerer.permissions.identify(None))
         if self.grant is None:
-            self._hello = self.server.loop.call_later(limits.hello_seconds, self._not_greeted)
+            self._hello = self.turns.loop.call_later(limits.hello_seconds, self._not_greeted)
 
     def change_grant(self, grant: Grant | None) -> None:
         """Note what the client may do, and with that how much it may send."""
         self.grant = grant
-        limits = self.server.limits
+        limits = self.turns.limits
         self._buffer.most = limits.greeting if grant is None else limits.payload
         if grant is not None and self._hello:
             self._hello.cancel()
@@ -129,15 +144,15 @@ class Connection(asyncio.Protocol):
             return
         self._frames = frames
         self.transport.pause_reading()
-        self.server.enqueue(self)
+        self.turns.enqueue(self)
 
     def _take(self, frame: Frame) -> None:
         """Answer one frame, or queue it."""
         self.frames_seen += 1
-        answerer, server = self._answerer, self.server
+        answerer, turns = self._answerer, self.turns
         operation = frame.header.operation
         if operation == _DRAFT:
-            job = answerer.begin(frame, self.grant, server.flags)
+            job = answerer.begin(frame, self.grant, turns.flags)
             if isinstance(job, bytes):
                 self._write(job)
             elif job.book.blocking:
@@ -147,50 +162,53 @@ class Connection(asyncio.Protocol):
                 self._send(job)
             elif self._admit(job):
                 self._jobs.append(job)
-                server.enqueue(self)
+                turns.enqueue(self)
         elif operation == _HELLO:
-            grant, data = answerer.greet(frame, server.flags)
+            grant, data = answerer.greet(frame, turns.flags)
             if grant is None:
                 self._send_away(data)  # one guess a connection
             else:
                 self.change_grant(grant)
                 self._write(data)
         else:
-            self._write(answerer.answer_other(frame, self.grant, server.flags))
+            self._write(answerer.answer_other(frame, self.grant, turns.flags))
 
-    def _send(self, job: Job) -> None:
+    def _send(self, job: DraftJob) -> None:
         """Send the answer to a job that is done, and count it while the client wakes up."""
-        data = job.encode(self.server.flags)
+        data = job.encode(self.turns.flags)
         self._write(data)
         job.count(len(data))
 
     def _write(self, data: bytes) -> None:
+        if self.leaving:
+            self._told = True
+            data = b"".join((data[:_FLAGS], bytes([data[_FLAGS] | CLOSING]), data[_FLAGS + 1 :]))
         if not (self._deaf or self.transport.is_closing()):
             self.transport.write(data)
 
-    def _admit(self, job: Job) -> bool:
+    def _admit(self, job: DraftJob) -> bool:
         """Make room for a job among those that wait; tell the client if there is none."""
-        server, limits = self.server, self.server.limits
+        turns, limits = self.turns, self.turns.limits
         if (
-            server.waiting + job.batch > limits.waiting or self.waiting + job.batch > limits.waiting_each
-        ) and server.waiting:
-            seconds = max(0.005, server.waiting * job.cost)
+            turns.waiting + job.batch > limits.waiting or self.waiting + job.batch > limits.waiting_each
+        ) and turns.waiting:
+            seconds = max(0.005, turns.waiting * job.cost)
             header = Header(job.request_bytes, 1, _DRAFT, 0, 0, job.request_id)
-            message = f"{server.waiting} contexts wait for their turn: try again later"
+            message = f"{turns.waiting} contexts wait for their turn: try again later"
             self._write(
-                self._answerer.refuse(header, Status.BUSY, message, server.flags, seconds, job.line.figures)
+                self._answerer.refuse(header, Status.BUSY, message, turns.flags, seconds, job.stats.figures)
             )
             return False
         job.book.acquire()
         self.waiting += job.batch
-        server.count_waiting(job.batch, 1)
+        turns.count_waiting(job.batch, 1)
         return True
 
-    def _dismiss_job(self, job: Job) -> None:
+    def _dismiss_job(self, job: DraftJob) -> None:
         """Let go of what a job held."""
         job.book.release()
         self.waiting -= job.batch
-        self.server.count_waiting(-job.batch, -1)
+        self.turns.count_waiting(-job.batch, -1)
 
     def _work(self) -> None:
         """Do a piece of the first job; more, while there is time."""
@@ -205,17 +223,17 @@ class Connection(asyncio.Protocol):
             if perf_counter() >= end:
                 break
 
-    def _conclude(self, job: Job) -> None:
+    def _conclude(self, job: DraftJob) -> None:
         """Send the answer to a job that waited."""
         self._dismiss_job(job)
         self._send(job)
 
-    def _delegate(self, job: Job) -> None:
+    def _delegate(self, job: DraftJob) -> None:
         """Have a thread look up what may wait for a database."""
         if self._admit(job):
-            self._threads[job] = self.server.delegate(job, self._delegated)
+            self._threads[job] = self.turns.delegate(job, self._delegated)
 
-    def _delegated(self, job: Job) -> None:
+    def _delegated(self, job: DraftJob) -> None:
         """Send what a thread has found; called in the loop."""
         if self._threads.pop(job, None) is not None:
             self._conclude(job)
@@ -227,7 +245,7 @@ class Connection(asyncio.Protocol):
         self._open = False
         if not self._deaf:
             self.transport.pause_reading()
-            self._set_timer(self.server.limits.stall_seconds)
+            self._set_timer(self.turns.limits.stall_seconds)
 
     def resume_writing(self) -> None:
         """Go on."""
@@ -236,7 +254,7 @@ class Connection(asyncio.Protocol):
         self._open = True
         self._set_timer(None)
         if self.wants_turn:
-            self.server.enqueue(self)
+            self.turns.enqueue(self)
         self._read_on()
 
     def _read_on(self) -> None:
@@ -248,13 +266,20 @@ class Connection(asyncio.Protocol):
         """Take it that the client has left: drop its requests, and close when what was written is taken."""
         self._open, self._deaf = False, True
         self._forget()
-        self._set_timer(self.server.limits.stall_seconds)
+        self._set_timer(self.turns.limits.stall_seconds)
 
     def close(self) -> None:
         """Close when the client has taken what was written, and anyway after a while."""
         if not self.transport.is_closing():
-            self._set_timer(self.server.limits.stall_seconds)
+            self._set_timer(self.turns.limits.stall_seconds)
             self.transport.close()
+
+    def close_if_gone(self) -> None:
+        """Close it once the client was told to go, and is quiet; one that stays is served as before."""
+        self._quiet = self._quiet + 1 if self._told and self.idle and self.frames_seen == self._seen else 0
+        self._seen = self.frames_seen
+        if self._quiet > QUIET_LOOKS:
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Forget what nobody waits for any more."""
@@ -263,16 +288,17 @@ class Connection(asyncio.Protocol):
         if self._hello:
             self._hello.cancel()
         self._forget()
-        self.server.forget(self)
+        self._peers.discard(self)
+        self._answerer.slot.connections = len(self._peers)
 
     def dismiss(self, status: Status, message: str, header: Header = _NOBODY) -> None:
         """Say why the connection cannot go on, and end it."""
         if not self._deaf:
-            self._send_away(self._answerer.refuse(header, status, message, self.server.flags))
+            self._send_away(self._answerer.refuse(header, status, message, self.turns.flags))
 
     def _not_greeted(self) -> None:
         self._hello = None
-        seconds = self.server.limits.hello_seconds
+        seconds = self.turns.limits.hello_seconds
         self.dismiss(Status.UNAUTHORIZED, f"no token came within {seconds:g} s: begin with operation HELLO")
 
     def _send_away(self, data: bytes) -> None:
@@ -300,4 +326,4 @@ class Connection(asyncio.Protocol):
         """Cut the connection off after a while; None for not at all."""
         if self._timer:
             self._timer.cancel()
-        self._timer = None if seconds is None else self.server.loop.call_later(seconds, self.transport.abort)
+        self._timer = None if seconds is None else self.turns.loop.call_later(seconds, self.transport.abort)

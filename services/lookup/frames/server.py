@@ -1,108 +1,76 @@
-"""The server of frames: connections on one event loop, in turn, and a graceful end."""
+"""The server of frames: connections on one event loop, its share of those of all workers, and a graceful end.
+
+When a worker dies, its clients go to the others, and its successor would have none: so whoever has more than its part
+tells some clients to connect anew, by the same flag that tells them of a drain.
+"""
 
 import asyncio
 import socket
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from time import perf_counter
+from collections.abc import Coroutine, Sequence
+from math import ceil
+from typing import Any
 
-from draftstore.remote.wire import CLOSING, Failure, Status
-from services.lookup.frames.answering import Answerer, Job
-from services.lookup.frames.connection import Connection
+from draftstore.remote.wire import CLOSING, Status
+from services.lookup.figures.counting import SharedCounters
+from services.lookup.frames.accepting import Acceptor
+from services.lookup.frames.answering import Answerer
+from services.lookup.frames.connection import FrameConnection
+from services.lookup.frames.turns import Turns
 from services.lookup.permissions import Permissions
 
-PATIENCE = 1.0
-"""Seconds after which a lookup that still waits for a thread is refused: its decoder has gone on without it."""
 _LOOK_SECONDS = 0.05
 _QUIET_LOOKS = 5
-"""A connection that sent nothing for so many looks is closed when the service stops."""
+"""A connection that sends nothing for this number of looks is closed when the service stops."""
+_CROWDED_LOOKS = 2
+"""A worker that has too many connections for this number of looks in a row lets some go."""
 
 
-class FrameServer:
-    """Serves the frames of one process. Everything but `delegate`d lookups happens in the thread of the loop."""
+class FrameServer(Turns):
+    """Serves the frames of one process, at sockets that other processes may listen at too."""
 
     def __init__(self, answerer: Answerer, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Serve answers; inside the loop, or with the loop given."""
-        self.answerer = answerer
-        self.limits = answerer.limits
-        self.loop = loop or asyncio.get_running_loop()
-        self.flags = 0
-        """Of every answer: `CLOSING` once the service is about to stop."""
-        self.waiting = 0
-        """Contexts that wait for their turn."""
-        self.connections: set[Connection] = set()
-        self._slot = answerer.slot
-        self._in_flight = 0
-        self._turns: deque[Connection] = deque()
-        self._servers: list[asyncio.Server] = []
-        self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="lookup")
+        super().__init__(answerer, loop or asyncio.get_running_loop())
+        self.connections: set[FrameConnection] = set()
+        self._acceptors: list[Acceptor] = []
+        self._crowded = 0
 
-    async def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Take connections on sockets that are bound, Unix or TCP; other processes may share them."""
-        for listening in sockets:
-            listening.setblocking(False)
-            make = (
-                self.loop.create_unix_server
-                if listening.family == socket.AF_UNIX
-                else self.loop.create_server
+    def share(self, sockets: Sequence[socket.socket], figures: SharedCounters, number: int) -> None:
+        """Take connections from now on.
+
+        Args:
+            sockets: bound and listening, Unix or TCP.
+            figures: that tell how many connections the others have.
+            number: of our own slot.
+        """
+
+        def take(accepted: socket.socket) -> Coroutine[Any, Any, object]:
+            return self.loop.connect_accepted_socket(
+                lambda: FrameConnection(self, self.connections), accepted
             )
-            self._servers.append(await make(lambda: Connection(self), sock=listening, backlog=1024))
 
-    def admit(self, connection: Connection) -> bool:
-        """Take a connection in; False if there are too many."""
-        if len(self.connections) >= self.limits.connections:
-            return False
-        self.connections.add(connection)
-        self._slot.connections = len(self.connections)
-        return True
+        def others() -> list[int]:
+            return figures.connections(besides=number)
 
-    def forget(self, connection: Connection) -> None:
-        """Let go of a connection that has ended."""
-        self.connections.discard(connection)
-        self._slot.connections = len(self.connections)
+        self._acceptors += [
+            Acceptor(self.loop, listening, take, self.connections, others) for listening in sockets
+        ]
 
-    def count_waiting(self, contexts: int, jobs: int) -> None:
-        """Count what waits, up or down."""
-        self.waiting += contexts
-        self._in_flight += jobs
-        self._slot.waiting = self.waiting
-        self._slot.in_flight = self._in_flight
+    def share_out(self, counts: Sequence[int]) -> None:
+        """Let go of connections that others have room for; to be called now and then.
 
-    def enqueue(self, connection: Connection) -> None:
-        """Give a connection a turn, behind those that wait for theirs."""
-        if not connection.queued:
-            connection.queued = True
-            self._turns.append(connection)
-            if len(self._turns) == 1:
-                self.loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        """Let one connection work for a slice of time; then the loop looks at its sockets."""
-        connection = self._turns[0]
-        try:
-            if connection.wants_turn:
-                connection.turn()
-        finally:
-            self._turns.popleft()
-            connection.queued = False
-            if connection.wants_turn:
-                connection.queued = True
-                self._turns.append(connection)
-            if self._turns:
-                self.loop.call_soon(self._next_turn)
-
-    def delegate(self, job: Job, done: Callable[[Job], None]) -> Future[None]:
-        """Have a thread do a job, and call `done` in the loop afterwards, also if it is cancelled."""
-
-        def tell(_: Future[None]) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                self.loop.call_soon_threadsafe(done, job)
-
-        future = self._threads.submit(_work, job)
-        future.add_done_callback(tell)
-        return future
+        Args:
+            counts: connections of every worker that is ready, our own too.
+        """
+        for connection in list(self.connections):
+            connection.close_if_gone()
+        staying = [connection for connection in self.connections if not connection.leaving]
+        surplus = len(staying) - ceil(sum(counts) / max(len(counts), 1))
+        self._crowded = self._crowded + 1 if surplus > 0 else 0
+        if self._crowded >= _CROWDED_LOOKS:
+            self._crowded = 0
+            for connection in staying[:surplus]:
+                connection.leaving = True
 
     def change_permissions(self, permissions: Permissions) -> None:
         """Follow a changed file of tokens: who lost a token loses the connection."""
@@ -117,9 +85,8 @@ class FrameServer:
 
     def stop_listening(self) -> None:
         """Take no more connections; other processes that share the sockets still do."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        while self._acceptors:
+            self._acceptors.pop().close()
 
     async def drain(self, seconds: float | None = None) -> None:
         """End without losing an answer.
@@ -130,7 +97,7 @@ class FrameServer:
         self.flags = CLOSING
         self.stop_listening()
         end = self.loop.time() + (self.limits.drain_seconds if seconds is None else seconds)
-        looks: dict[Connection, tuple[int, int]] = {}
+        looks: dict[FrameConnection, tuple[int, int]] = {}
         while self.connections and self.loop.time() < end:
             for connection in list(self.connections):
                 seen, quiet = looks.get(connection, (-1, 0))
@@ -147,13 +114,4 @@ class FrameServer:
         self.stop_listening()
         for connection in list(self.connections):
             connection.transport.abort()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _work(job: Job) -> None:
-    """Do a whole job in a thread, unless it has waited for one too long."""
-    if perf_counter() - job.began > PATIENCE:
-        job.left = 0
-        job.failure = Failure(Status.BUSY, PATIENCE, "lookups wait for the database: try again later")
-    else:
-        job.work(job.batch)
+        super().close()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from services.lookup.figures.counting import Slot
-from services.lookup.processes.forking import Nursery, Ties, ended_as
+from services.lookup.processes.forking import Spawner, SupervisorLink, ended_as
 
 LOG = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _REPORT = 1 << 20
 class Child:
     """One process."""
 
-    def __init__(self, name: str, main: Callable[[Ties], int], slot: Slot | None = None) -> None:
+    def __init__(self, name: str, main: Callable[[SupervisorLink], int], slot: Slot | None = None) -> None:
         """Know how to start it.
 
         Args:
@@ -48,11 +48,11 @@ class Child:
         self._deaths = 0
         self._heard = b""
 
-    def start(self, nursery: Nursery, forget: Callable[[], None]) -> None:
+    def start(self, spawner: Spawner, forget: Callable[[], None]) -> None:
         """Fork it."""
         self.due, self.ready, self.said, self._heard = None, False, {}, b""
         self._started = time.monotonic()
-        self.pid, self.reading = nursery.fork(self._main, forget)
+        self.pid, self.reading = spawner.fork(self._main, forget)
 
     def listen(self) -> None:
         """Take in what it reports; the end of the file comes with the whole of it."""

@@ -26,8 +26,8 @@ REFUSED = 78
 """Exit status of a child that cannot do what it is told, and has reported why (EX_CONFIG)."""
 
 
-class Ties:
-    """What a child has of its supervisor."""
+class SupervisorLink:
+    """The child's side of the pipes to its supervisor: one for a report, one that closes when the supervisor ends."""
 
     def __init__(self, life: int, report: int) -> None:
         """Hold both pipes.
@@ -65,14 +65,14 @@ class Ties:
         threading.Thread(target=wait, name="supervisor", daemon=True).start()
 
 
-class Nursery:
+class Spawner:
     """Forks children, and holds their pipes."""
 
     def __init__(self) -> None:
         """Make the pipe that tells children that we live."""
         self._life, self._alive = os.pipe()  # not inherited by programs, but by forks
 
-    def fork(self, main: Callable[[Ties], int], forget: Callable[[], None]) -> tuple[int, int]:
+    def fork(self, main: Callable[[SupervisorLink], int], forget: Callable[[], None]) -> tuple[int, int]:
         """Start a child.
 
         Args:
@@ -97,7 +97,7 @@ class Nursery:
         return pid, reading
 
     def _become_child(
-        self, main: Callable[[Ties], int], forget: Callable[[], None], reading: int, writing: int
+        self, main: Callable[[SupervisorLink], int], forget: Callable[[], None], reading: int, writing: int
     ) -> None:
         """Run the child; never returns."""
         status = CRASHED
@@ -112,7 +112,7 @@ class Nursery:
             os.close(reading)
             forget()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-            status = main(Ties(self._life, writing))
+            status = main(SupervisorLink(self._life, writing))
         except BaseException:
             LOG.exception("an unexpected error ends this process")
         finally:

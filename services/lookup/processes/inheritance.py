@@ -4,10 +4,10 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-from services.lookup.figures.counting import Figures
+from services.lookup.figures.counting import SharedCounters
 from services.lookup.permissions import EVERY, Grant, Permissions, hash_token
 from services.lookup.processes.sockets import UnixListener, open_tcp, port_of
-from services.lookup.settings import Settings
+from services.lookup.settings import LookupSettings
 
 WEB = "web"
 
@@ -26,8 +26,8 @@ class Inheritance:
         permissions: who may do what.
     """
 
-    settings: Settings
-    figures: Figures
+    settings: LookupSettings
+    figures: SharedCounters
     unix: UnixListener
     tcp: list[socket.socket]
     http: list[socket.socket]
@@ -35,14 +35,14 @@ class Inheritance:
     permissions: Permissions = field(default_factory=Permissions.open_to_all)
 
     @classmethod
-    def open(cls, settings: Settings) -> "Inheritance":
+    def open(cls, settings: LookupSettings) -> "Inheritance":
         """Open everything that a run needs.
 
         Raises:
             DraftstoreError: a socket cannot be opened, or the file of tokens cannot be used.
         """
         unix = UnixListener(settings.socket, settings.socket_mode)
-        made = cls(settings, Figures(settings.workers), unix, [], [])
+        made = cls(settings, SharedCounters(settings.workers), unix, [], [])
         try:
             made.reload_permissions()
             if settings.listen:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from draftstore.errors import LookupServiceError
 from draftstore.remote.addresses import MAX_SOCKET_PATH, check_owner
-from services.lookup.settings import Endpoint
+from services.lookup.settings import ListenAddress
 
 BACKLOG = 1024
 PATIENCE = 2.0
@@ -155,7 +155,7 @@ class UnixListener:
         os.close(self._lock)
 
 
-def open_tcp(endpoint: Endpoint, option: str) -> list[socket.socket]:
+def open_tcp(endpoint: ListenAddress, option: str) -> list[socket.socket]:
     """Return listening sockets, one for each address of the host.
 
     Args:
@@ -216,7 +216,7 @@ def _bind_tcp(address: str, port: int) -> socket.socket:
     return made
 
 
-def _explain(error: OSError, endpoint: Endpoint, option: str) -> str:
+def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
     """Return what to do about a socket that cannot be opened."""
     if error.errno == errno.EADDRINUSE:
         return f"port {endpoint.port} of {endpoint.host} is in use: stop who listens there, or choose another {option}"

@@ -17,13 +17,13 @@ from typing import Any
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from services.lookup import logs
-from services.lookup.figures.totals import State
+from services.lookup.figures.totals import WorkerState
 from services.lookup.processes import web as web_process
 from services.lookup.processes import worker
 from services.lookup.processes.children import Child
-from services.lookup.processes.forking import HANDLED, Nursery
+from services.lookup.processes.forking import HANDLED, Spawner
 from services.lookup.processes.inheritance import WEB, Inheritance
-from services.lookup.settings import Settings
+from services.lookup.settings import LookupSettings
 from services.lookup.stores import warming
 
 LOG = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ END_PATIENCE = 3.0
 """Seconds beyond those for draining that a worker has to end."""
 
 
-def run(settings: Settings, started: Callable[[dict[str, Any]], None] = lambda _: None) -> int:
+def run(settings: LookupSettings, started: Callable[[dict[str, Any]], None] = lambda _: None) -> int:
     """Serve until SIGTERM or SIGINT.
 
     Args:
@@ -66,7 +66,7 @@ class Supervisor:
         self._inherited = inherited
         self._started = started
         self._settings = inherited.settings
-        self._nursery = Nursery()
+        self._spawner = Spawner()
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._signals = socket.socketpair()
         self._workers = [
@@ -100,7 +100,7 @@ class Supervisor:
                 self._drain()
             finally:
                 self._kill_all()
-                self._nursery.close()
+                self._spawner.close()
                 self._selector.close()
         return int(self._hurry)
 
@@ -122,7 +122,7 @@ class Supervisor:
             self._signals.close()
 
     def _start(self, child: Child) -> None:
-        child.start(self._nursery, self._forget)
+        child.start(self._spawner, self._forget)
         assert child.reading is not None
         self._selector.register(child.reading, selectors.EVENT_READ, child)
 
@@ -247,7 +247,11 @@ class Supervisor:
     def _end_hanging(self) -> None:
         """End workers whose event loop has stopped going round."""
         for figures, child in zip(self._inherited.figures.snapshot(), self._workers, strict=True):
-            if child.ready and figures.state == State.READY and figures.silence > self._settings.hang_seconds:
+            if (
+                child.ready
+                and figures.state == WorkerState.READY
+                and figures.silence > self._settings.hang_seconds
+            ):
                 extra = {"child": child.name, "pid": child.pid, "silence": round(figures.silence, 1)}
                 LOG.error("process hangs, it is ended", extra=extra)
                 child.signal(signal.SIGKILL)

@@ -12,10 +12,10 @@ from starlette.types import ASGIApp
 from services.lookup import logs
 from services.lookup.figures.metrics import metrics_text
 from services.lookup.permissions import Permissions
-from services.lookup.processes.forking import Ties
+from services.lookup.processes.forking import SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
 from services.lookup.processes.worker import ORPHAN_PATIENCE, make_follower, reload_permissions
-from services.lookup.web.app import Site, make_app
+from services.lookup.web.app import LookupSite, make_app
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live
@@ -24,35 +24,35 @@ from services.lookup.web.server import HttpServer
 from services.lookup.web.upstream import Upstream
 
 NICE = 5
-"""People wait in favour of drafts where processors are short: a new release's tokenizer takes a while to load."""
+"""Niceness of this process: where processors are short, drafts go before pages and before loading a tokenizer."""
 GRACE = 1.0
 """Seconds that requests have to end when the service stops."""
 FIRST_LOOK = 60.0
 """Seconds that the tokenizers may take before the first request is answered without them."""
 
 
-def main(inherited: Inheritance, ties: Ties) -> int:
+def main(inherited: Inheritance, link: SupervisorLink) -> int:
     """Run the HTTP side until it is told to end; returns the exit status."""
     logs.configure(inherited.settings.log_format, inherited.settings.log_level, "web")
     os.nice(NICE)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(inherited, ties))
+        runner.run(_serve(inherited, link))
     return 0
 
 
-async def _serve(inherited: Inheritance, ties: Ties) -> None:
+async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
     loop = asyncio.get_running_loop()
     sockets = inherited.keep_for_web()
     lexicon = Lexicon()
     site = make_site(inherited, lexicon)
-    server = Server(make_app(site, _hosts(inherited)), ties)
+    server = Server(make_app(site, _hosts(inherited)), link)
     loop.add_signal_handler(signal.SIGTERM, server.stop)
 
     def follow_permissions(permissions: Permissions) -> None:
         site.gate = permissions
 
     loop.add_signal_handler(signal.SIGHUP, reload_permissions, inherited, follow_permissions)
-    ties.watch(lambda: loop.call_soon_threadsafe(server.stop), GRACE + ORPHAN_PATIENCE)
+    link.watch(lambda: loop.call_soon_threadsafe(server.stop), GRACE + ORPHAN_PATIENCE)
     follower = make_follower(inherited.settings, lexicon.follow)
     follower.start()
     await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
@@ -60,13 +60,13 @@ async def _serve(inherited: Inheritance, ties: Ties) -> None:
     follower.stop(timeout=0.5)
 
 
-def make_site(inherited: Inheritance, lexicon: Lexicon) -> Site:
+def make_site(inherited: Inheritance, lexicon: Lexicon) -> LookupSite:
     """Return what the HTTP side is made of."""
     figures = inherited.figures
     upstream = Upstream(
         str(inherited.unix.path), inherited.token if inherited.permissions.needs_token else ""
     )
-    return Site(
+    return LookupSite(
         upstream,
         DraftDesk(upstream, lexicon),
         inherited.permissions,
@@ -85,12 +85,12 @@ def _hosts(inherited: Inheritance) -> tuple[str, ...] | None:
 class Server(HttpServer):
     """The HTTP server of this process."""
 
-    def __init__(self, app: ASGIApp, ties: Ties) -> None:
+    def __init__(self, app: ASGIApp, link: SupervisorLink) -> None:
         """Serve an application, and tell the supervisor when it does."""
         super().__init__(app, GRACE)
-        self._ties = ties
+        self._link = link
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin."""
         await super().startup(sockets)
-        self._ties.report(ready=True)
+        self._link.report(ready=True)

@@ -11,13 +11,13 @@ import uvloop
 
 from draftstore.errors import DraftstoreError
 from services.lookup import logs
-from services.lookup.figures.totals import Labels, State
-from services.lookup.frames.accepting import SharingServer
+from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
+from services.lookup.frames.server import FrameServer
 from services.lookup.permissions import Permissions
-from services.lookup.processes.forking import REFUSED, Ties
+from services.lookup.processes.forking import REFUSED, SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
-from services.lookup.settings import Settings
+from services.lookup.settings import LookupSettings
 from services.lookup.stores.following import Catalogue, Follower, OnTargets
 from services.lookup.stores.keeping import Keeper
 from services.lookup.stores.shelf import DIGEST_SHOWN, Shelf
@@ -34,23 +34,23 @@ ORPHAN_PATIENCE = 3.0
 """Seconds beyond those for draining that a process has to end when its supervisor is gone."""
 
 
-def main(inherited: Inheritance, number: int, ties: Ties) -> int:
+def main(inherited: Inheritance, number: int, link: SupervisorLink) -> int:
     """Run worker `number` until it is told to end; returns the exit status."""
     settings = inherited.settings
     logs.configure(settings.log_format, settings.log_level, f"worker-{number}")
     sys.setswitchinterval(SWITCH)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Worker(inherited, number, ties).run())
+        return runner.run(LookupWorker(inherited, number, link).run())
 
 
-class Worker:
+class LookupWorker:
     """What a worker process is made of."""
 
-    def __init__(self, inherited: Inheritance, number: int, ties: Ties) -> None:
+    def __init__(self, inherited: Inheritance, number: int, link: SupervisorLink) -> None:
         """Open nothing yet."""
         self._inherited = inherited
         self._settings = inherited.settings
-        self._ties = ties
+        self._link = link
         self._number = number
         self._slot = inherited.figures.slot(number)
         self._shelf = Shelf()
@@ -62,7 +62,7 @@ class Worker:
         sockets = self._inherited.keep_for_worker()
         self._slot.begin()
         answerer = Answerer(self._shelf, self._inherited.permissions, self._settings.limits, self._slot)
-        server = SharingServer(answerer)
+        server = FrameServer(answerer)
         self._watch(loop, server)
         keeper = Keeper(self._shelf, self._runner(loop), swapped=self._swapped)
         follower = make_follower(self._settings, keeper)
@@ -71,25 +71,25 @@ class Worker:
         await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
         problem = find_problem(self._settings, self._shelf, keeper, follower)
         if problem and not self._slot.restarts:
-            self._ties.report(failed=problem)
+            self._link.report(failed=problem)
             return REFUSED
         gc.collect()
         gc.freeze()  # what lives as long as the process need not be looked at again
         server.share(sockets, self._inherited.figures, self._number)
-        self._slot.state = State.READY
-        self._ties.report(ready=True, releases=self._shelf.describe())
+        self._slot.state = WorkerState.READY
+        self._link.report(ready=True, releases=self._shelf.describe())
         await self._stop.wait()
-        self._slot.state = State.DRAINING
+        self._slot.state = WorkerState.DRAINING
         await server.drain()
         beats.cancel()
         follower.stop(timeout=0.5)
         return 0
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, server: SharingServer) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop, server: FrameServer) -> None:
         """Follow signals, and the end of the supervisor."""
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload_permissions, self._inherited, server.change_permissions)
-        self._ties.watch(
+        self._link.watch(
             lambda: loop.call_soon_threadsafe(self._stop.set),
             self._settings.limits.drain_seconds + ORPHAN_PATIENCE,
         )
@@ -117,16 +117,16 @@ class Worker:
             for book in books
         )
 
-    async def _beat(self, server: SharingServer) -> None:
+    async def _beat(self, server: FrameServer) -> None:
         """Show that the loop goes round, and keep no more connections than our part."""
         while True:
             self._slot.heartbeat()
-            if self._slot.state == State.READY:
+            if self._slot.state == WorkerState.READY:
                 server.share_out(self._inherited.figures.connections())
             await asyncio.sleep(BEAT)
 
 
-def make_follower(settings: Settings, on_targets: OnTargets) -> Follower:
+def make_follower(settings: LookupSettings, on_targets: OnTargets) -> Follower:
     """Return what follows the stores and releases of the settings; the catalogue only where it is needed."""
     catalogue = None
     if settings.uses_catalogue:
@@ -134,7 +134,7 @@ def make_follower(settings: Settings, on_targets: OnTargets) -> Follower:
     return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds)
 
 
-def find_problem(settings: Settings, shelf: Shelf, keeper: Keeper, follower: Follower) -> str | None:
+def find_problem(settings: LookupSettings, shelf: Shelf, keeper: Keeper, follower: Follower) -> str | None:
     """Return why the service should not start; None if it may.
 
     A store or release that the user named must open. Of releases that nobody named, one is enough.

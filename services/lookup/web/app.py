@@ -9,7 +9,6 @@ import math
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
@@ -21,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftstore.remote import wire
+from services.lookup.permissions import Grant, Permissions
 from services.lookup.web import openapi, page
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.guards import Guard, ProblemError, bearer_token, problem_response
@@ -32,22 +32,8 @@ SAMPLE_SECONDS = 1.0
 NO_STORE = {"Cache-Control": "no-store"}
 
 
-class Grant(Protocol):
-    """What someone may do."""
-
-    def allows(self, name: str) -> bool:
-        """Tell whether a release may be used; `*` stands for all of them."""
-
-
-class Gate(Protocol):
-    """Knows who may do what; `services.lookup.permissions.Permissions` is one."""
-
-    def identify(self, token: str | bytes | None) -> Grant | None:
-        """Return what the bearer of a token may do; None for an unknown token, or where none may be missing."""
-
-
 @dataclass
-class Site:
+class LookupSite:
     """What the HTTP side is made of.
 
     Attributes:
@@ -61,30 +47,24 @@ class Site:
 
     upstream: Upstream
     desk: DraftDesk
-    gate: Gate
+    gate: Permissions
     live: Live
     metrics: Callable[[], bytes]
     ready: Callable[[], ReadyReply]
 
 
-def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
+def make_app(site: LookupSite, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application.
 
     Args:
         site: what it shows.
         hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.Guard`.
     """
-    api = _Api(site)
+    api = _LookupApi(site)
     routes = [
         Route("/", api.page, name="page"),
         Route("/static/{name}", api.static),
-        Route("/v1/draft", api.draft, methods=["POST"]),
-        Route("/v1/releases", api.releases),
-        Route("/v1/figures", api.figures),
-        Route("/healthz", api.health),
-        Route("/readyz", api.ready),
-        Route("/metrics", api.metrics),
-        Route("/openapi.json", api.openapi),
+        *(Route(at.path, getattr(api, at.name), methods=[at.method.upper()]) for at in openapi.OPERATIONS),
     ]
     return Starlette(
         routes=routes,
@@ -99,10 +79,10 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
     )
 
 
-class _Api:
+class _LookupApi:
     """The handlers of all paths."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: LookupSite) -> None:
         self._site = site
         self._document = openapi.document()
 

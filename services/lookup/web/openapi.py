@@ -30,7 +30,7 @@ RETRIED = (429, 503)
 """Statuses that come with Retry-After."""
 
 
-class Operation(NamedTuple):
+class ApiOperation(NamedTuple):
     """One path with its method."""
 
     path: str
@@ -47,21 +47,21 @@ class Operation(NamedTuple):
 
 
 OPERATIONS = (
-    Operation(
+    ApiOperation(
         "/v1/draft", "post", "draft", "Draft for a text, or for a batch of contexts", m.DraftReply, tuple(PROBLEMS)
     ),
-    Operation("/v1/releases", "get", "releases", "List what is served", m.ReleasesReply, (401, 500, 503)),
-    Operation("/v1/figures", "get", "figures", "Live figures of the service", m.FiguresReply, (401,)),
-    Operation("/healthz", "get", "health", "Whether the HTTP process is alive", m.HealthReply, open=True),
-    Operation(
+    ApiOperation("/v1/releases", "get", "releases", "List what is served", m.ReleasesReply, (401, 500, 503)),
+    ApiOperation("/v1/figures", "get", "figures", "Live figures of the service", m.FiguresReply, (401,)),
+    ApiOperation("/healthz", "get", "health", "Whether the HTTP process is alive", m.HealthReply, open=True),
+    ApiOperation(
         "/readyz", "get", "ready", "Whether drafts are served", m.ReadyReply,
         also={503: m.ReadyReply}, open=True,
     ),
-    Operation(
+    ApiOperation(
         "/metrics", "get", "metrics", "Metrics for Prometheus; needs a token for all releases", None, (401, 403),
         "text/plain",
     ),
-    Operation("/openapi.json", "get", "openapi", "This document", None, open=True),
+    ApiOperation("/openapi.json", "get", "openapi", "This document", None, open=True),
 )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _schemas() -> dict[str, Any]:
     return dict(sorted(schemas["$defs"].items()))
 
 
-def _operation(operation: Operation) -> dict[str, Any]:
+def _operation(operation: ApiOperation) -> dict[str, Any]:
     """Describe one operation."""
     content: dict[str, Any] = {"schema": {"type": "object"}}
     if operation.reply:

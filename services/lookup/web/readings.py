@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from services.lookup.figures.counting import Figures
-from services.lookup.figures.totals import ReleaseTotals, State, WorkerFigures, add_up
+from services.lookup.figures.counting import SharedCounters
+from services.lookup.figures.totals import ReleaseTotals, WorkerFigures, WorkerState, add_up
 from services.lookup.figures.words import SECONDS_BUCKETS
 from services.lookup.web.live import Reading, Totals
 from services.lookup.web.messages import ReadyReply
@@ -12,7 +12,7 @@ SILENT = 10.0
 """Seconds after which a worker whose loop does not go round counts as hanging."""
 
 
-def read_figures(figures: Figures) -> Reading:
+def read_figures(figures: SharedCounters) -> Reading:
     """Return what all workers counted up to now."""
     workers = figures.snapshot()
     return Reading(
@@ -27,7 +27,7 @@ def read_figures(figures: Figures) -> Reading:
     )
 
 
-def read_readiness(figures: Figures, wanted: Collection[str] = ()) -> ReadyReply:
+def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> ReadyReply:
     """Tell whether drafts are served: at least one worker answers, for at least one release.
 
     A release that cannot be opened is told of, but does not take the others out of service.
@@ -48,7 +48,7 @@ def read_readiness(figures: Figures, wanted: Collection[str] = ()) -> ReadyReply
 
 
 def _answers(worker: WorkerFigures) -> bool:
-    return worker.state == State.READY and worker.silence < SILENT
+    return worker.state == WorkerState.READY and worker.silence < SILENT
 
 
 def _totals(totals: ReleaseTotals, workers: Collection[WorkerFigures]) -> Totals:

@@ -17,8 +17,8 @@ from draftstore.remote import wire
 from draftstore.remote.queries import Queries, decode_projection
 from draftstore.remote.wire import Frame, Header, Operation, Status
 from draftstore.stores.registry import open_store
-from services.lookup.figures.counting import Figures
-from services.lookup.frames.answering import Answerer, Job, Line
+from services.lookup.figures.counting import SharedCounters
+from services.lookup.frames.answering import Answerer, DraftJob, ReleaseStats
 from services.lookup.limits import Limits
 from services.lookup.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Shelf, open_book
@@ -39,12 +39,12 @@ def shelf(small_crest: Path, small_store: Path, small_dense: Path) -> Iterator[S
 
 
 @pytest.fixture
-def figures() -> Figures:
-    return Figures(1)
+def figures() -> SharedCounters:
+    return SharedCounters(1)
 
 
 @pytest.fixture
-def answerer(shelf: Shelf, figures: Figures) -> Answerer:
+def answerer(shelf: Shelf, figures: SharedCounters) -> Answerer:
     return Answerer(shelf, Permissions.open_to_all(), Limits(), figures.slot(0))
 
 
@@ -57,7 +57,25 @@ def request(name: str, contexts: np.ndarray, budget: int = 64, number: int = 7, 
     return frame_of(wire.encode_request(number, name, contexts, budget, **options))
 
 
-def refusal(data: bytes | Job) -> wire.Failure:
+def finish(job: DraftJob, flags: int = 0) -> bytes:
+    """Return the answer to a job that is done, and count it, as a connection does."""
+    data = job.encode(flags)
+    job.count(len(data))
+    return data
+
+
+def answer(answerer: Answerer, asked: Frame, grant: Grant | None, flags: int = 0) -> bytes:
+    """Answer one request from beginning to end."""
+    if asked.header.operation != Operation.DRAFT:
+        return answerer.answer_other(asked, grant, flags)
+    job = answerer.begin(asked, grant, flags)
+    if isinstance(job, bytes):
+        return job
+    job.work(job.batch)
+    return finish(job, flags)
+
+
+def refusal(data: bytes | DraftJob) -> wire.Failure:
     assert isinstance(data, bytes)
     frame = frame_of(data)
     assert frame.header.request_id == 7
@@ -78,19 +96,19 @@ def zeros(batch: int = 1, width: int = 16) -> np.ndarray:
 def test_in_pieces_or_at_once_the_answer_is_the_same(
     shelf: Shelf, name: str, seed: int, batch: int, width: int, rows: list[int]
 ) -> None:
-    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), Figures(1).slot(0))
+    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), SharedCounters(1).slot(0))
     contexts = np.random.default_rng(seed).integers(-2, 100, (batch, width)).astype(np.int32)
     asked = request(name, contexts, 1 + seed % 100)
-    whole = answerer.answer(asked, ANYBODY)
+    whole = answer(answerer, asked, ANYBODY)
     job = answerer.begin(asked, ANYBODY)
-    assert isinstance(job, Job)
+    assert isinstance(job, DraftJob)
     if not job.left:
         job.work(rows[0])
     for number in itertools.cycle(rows):
         if not job.left:
             break
         job.work(number)
-    pieces = answerer.finish(job)
+    pieces = finish(job)
     assert pieces[: 16 + 20] == whole[: 16 + 20]
     assert pieces[16 + 24 :] == whole[16 + 24 :]  # all but the duration
     book = shelf.get(name)
@@ -108,7 +126,7 @@ def projection_frame(name: bytes) -> Frame:
     rows=st.lists(st.integers(1, 21), min_size=1, max_size=4),
 )
 def test_queries_are_cut_with_their_contexts(shelf: Shelf, seed: int, batch: int, rows: list[int]) -> None:
-    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), Figures(1).slot(0))
+    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), SharedCounters(1).slot(0))
     book = shelf.get("dense")
     assert book.projection is not None
     salad = np.random.default_rng(seed)
@@ -116,47 +134,47 @@ def test_queries_are_cut_with_their_contexts(shelf: Shelf, seed: int, batch: int
     queries = salad.standard_normal((batch, book.projection.dims)).astype(np.float32)
     queries[salad.random(batch) < 0.3, 0] = np.nan
     asked = request("dense", contexts, 1 + seed % 100, sections=Queries(queries, book.projection).sections())
-    whole = answerer.answer(asked, ANYBODY)
+    whole = answer(answerer, asked, ANYBODY)
     job = answerer.begin(asked, ANYBODY)
-    assert isinstance(job, Job)
+    assert isinstance(job, DraftJob)
     for number in itertools.cycle(rows):
         job.work(number)
         if not job.left:
             break
-    assert answerer.finish(job)[16 + 24 :] == whole[16 + 24 :]
+    assert finish(job)[16 + 24 :] == whole[16 + 24 :]
     drafter: Any = book.drafter()
     drafts = drafter.draft_batch(contexts, 1 + seed % 100, queries=queries)
     assert whole[40:] == wire.encode_answer(7, 0, 0, 0, drafts)[40:]
 
 
 def test_queries_of_another_projection_are_counted_for_their_release(
-    answerer: Answerer, figures: Figures
+    answerer: Answerer, figures: SharedCounters
 ) -> None:
     sections = Queries(np.ones((1, 8), np.float32), make_projection(seed=1)).sections()
-    failure = refusal(answerer.answer(request("dense", zeros(), sections=sections), ANYBODY))
+    failure = refusal(answer(answerer, request("dense", zeros(), sections=sections), ANYBODY))
     assert (failure.status, failure.retry_after) == (Status.OTHER_PROJECTION, 0)
     assert failure.message.startswith("'dense': queries of the projection ")
     assert figures.totals()["dense"].failures[Status.OTHER_PROJECTION] == 1
     for wrong in ({1: sections[1]}, {3: b"x"}):
-        failure = refusal(answerer.answer(request("dense", zeros(), sections=wrong), ANYBODY))
+        failure = refusal(answer(answerer, request("dense", zeros(), sections=wrong), ANYBODY))
         assert failure.status == Status.BAD_REQUEST
-        assert isinstance(answerer.begin(request("rest", zeros(), sections=wrong), ANYBODY), Job)
+        assert isinstance(answerer.begin(request("rest", zeros(), sections=wrong), ANYBODY), DraftJob)
 
 
 def test_a_projection(answerer: Answerer, shelf: Shelf) -> None:
     book = shelf.get("dense")
-    answer = frame_of(answerer.answer(projection_frame(b"dense"), ANYBODY))
-    assert (answer.header.operation, answer.header.status) == (0x84, Status.OK)
+    found = frame_of(answer(answerer, projection_frame(b"dense"), ANYBODY))
+    assert (found.header.operation, found.header.status) == (0x84, Status.OK)
     assert book.projection is not None
-    assert decode_projection(answer.payload).digest == book.projection.digest
-    assert decode_projection(answer.payload).digest == book.manifest.parameters["projection"]
+    assert decode_projection(found.payload).digest == book.projection.digest
+    assert decode_projection(found.payload).digest == book.manifest.parameters["projection"]
 
 
 def test_the_flags_of_an_answer(answerer: Answerer) -> None:
     others = (Frame(Header(0, 1, 3, 0, 0, 7), b""), projection_frame(b"dense"), projection_frame(b"rest"))
     for asked in (request("crest", zeros()), request("none", zeros()), *others):
         for flags in (0, wire.CLOSING):
-            assert frame_of(answerer.answer(asked, ANYBODY, flags)).header.flags == flags
+            assert frame_of(answer(answerer, asked, ANYBODY, flags)).header.flags == flags
     for flags in (0, wire.CLOSING):
         assert frame_of(answerer.greet(Frame(Header(0, 1, 1, 0, 0, 7), b""), flags)[1]).header.flags == flags
 
@@ -186,9 +204,9 @@ def test_the_flags_of_an_answer(answerer: Answerer) -> None:
     ],
 )
 def test_refusals(
-    answerer: Answerer, figures: Figures, asked: Frame, grant: Grant | None, status: Status, words: str
+    answerer: Answerer, figures: SharedCounters, asked: Frame, grant: Grant | None, status: Status, words: str
 ) -> None:
-    failure = refusal(answerer.answer(asked, grant))
+    failure = refusal(answer(answerer, asked, grant))
     assert failure.status == status
     assert failure.retry_after == 0
     assert re.search(words, failure.message)
@@ -210,14 +228,14 @@ def test_what_fails_to_draft_says_so_and_no_more(
     error: Exception = DraftstoreError("/secret is damaged")
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            failure = refusal(answerer.answer(request("crest", zeros(3)), ANYBODY))
+            failure = refusal(answer(answerer, request("crest", zeros(3)), ANYBODY))
             assert (failure.status, failure.retry_after) == (Status.UNAVAILABLE, 1.0)
             assert "secret" not in failure.message
         [record] = caplog.records  # not once for each request
         assert "/secret is damaged" in record.getMessage()
         assert not record.exc_info
     error = MemoryError()
-    failure = refusal(answerer.answer(request("crest", zeros(3)), ANYBODY))
+    failure = refusal(answer(answerer, request("crest", zeros(3)), ANYBODY))
     assert failure.status == Status.INTERNAL
 
 
@@ -225,13 +243,13 @@ def test_a_job_that_fails_in_the_middle_is_a_failure(
     answerer: Answerer, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = answerer.begin(request("rest", zeros(10)), ANYBODY)
-    assert isinstance(job, Job)
+    assert isinstance(job, DraftJob)
     job.work(4)
     assert job.left == 6
     monkeypatch.setattr(shelf.get("rest").drafter(), "draft_batch", lambda *_: 1 / 0)
     job.work(4)
     assert job.left == 0
-    assert refusal(answerer.finish(job)).status == Status.INTERNAL
+    assert refusal(finish(job)).status == Status.INTERNAL
 
 
 def test_releases_that_one_may_use(answerer: Answerer) -> None:
@@ -241,12 +259,12 @@ def test_releases_that_one_may_use(answerer: Answerer) -> None:
         (SOME, ["crest"]),
         (Grant("x", frozenset()), []),
     ):
-        answer = frame_of(answerer.answer(asked, grant))
-        assert answer.header.operation == 0x83
-        assert [entry["name"] for entry in json.loads(answer.payload)["releases"]] == names
+        found = frame_of(answer(answerer, asked, grant))
+        assert found.header.operation == 0x83
+        assert [entry["name"] for entry in json.loads(found.payload)["releases"]] == names
 
 
-def test_greetings(shelf: Shelf, figures: Figures) -> None:
+def test_greetings(shelf: Shelf, figures: SharedCounters) -> None:
     answerer = Answerer(shelf, Permissions([SOME]), Limits(batch=9), figures.slot(0))
 
     def greet(token: bytes) -> tuple[Grant | None, bytes]:
@@ -263,40 +281,40 @@ def test_greetings(shelf: Shelf, figures: Figures) -> None:
     assert greet(b"")[0] == ANYBODY
 
 
-def test_figures_of_a_release(answerer: Answerer, figures: Figures, small_store: Path) -> None:
+def test_figures_of_a_release(answerer: Answerer, figures: SharedCounters, small_store: Path) -> None:
     contexts = contexts_of(small_store, 30)
     store = open_store(small_store)
     drafts = store.drafter().draft(contexts)
     store.close()
     asked = request("rest", contexts)
-    answered = answerer.answer(asked, ANYBODY)
+    answered = answer(answerer, asked, ANYBODY)
     totals = figures.totals()["rest"]
     assert (totals.queries, totals.contexts) == (1, 30)
     assert totals.nodes == sum(len(draft.tree) for draft in drafts)
     assert totals.misses == sum(not len(draft.tree) for draft in drafts) > 0
     assert totals.matched == sum(draft.match_length for draft in drafts)
     assert (totals.request_bytes, totals.answer_bytes) == (asked.header.length, len(answered))
-    answerer.answer(request("rest", zeros(0)), ANYBODY)
+    answer(answerer, request("rest", zeros(0)), ANYBODY)
     assert figures.totals()["rest"].queries == 2
 
 
 def test_threads_may_work_on_jobs(answerer: Answerer, small_crest: Path) -> None:
     contexts = contexts_of(small_crest, 200)
     asked = request("crest", contexts)
-    expected = answerer.answer(asked, ANYBODY)[40:]
+    expected = answer(answerer, asked, ANYBODY)[40:]
     jobs = [answerer.begin(asked, ANYBODY) for _ in range(4)]
-    threads = [threading.Thread(target=job.work, args=(200,)) for job in jobs if isinstance(job, Job)]
+    threads = [threading.Thread(target=job.work, args=(200,)) for job in jobs if isinstance(job, DraftJob)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     for job in jobs:
-        assert isinstance(job, Job)
-        assert answerer.finish(job)[40:] == expected
+        assert isinstance(job, DraftJob)
+        assert finish(job)[40:] == expected
 
 
-def test_costs_follow_what_lookups_take(figures: Figures) -> None:
-    line = Line(figures.slot(0).release("x"))
+def test_costs_follow_what_lookups_take(figures: SharedCounters) -> None:
+    line = ReleaseStats(figures.slot(0).release("x"))
     before = line.costs[7]
     line.learn(7, 1.0)
     assert line.costs[7] < 2 * before  # once is no rule

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.remote.wire import Status
-from services.lookup.figures.counting import Figures, Slot
-from services.lookup.figures.totals import NO_RELEASE, Labels, State, add_up
+from services.lookup.figures.counting import SharedCounters, Slot
+from services.lookup.figures.totals import NO_RELEASE, Labels, WorkerState, add_up
 from services.lookup.figures.words import BATCH_BUCKETS, MATCH_BUCKETS, RELEASES, SECONDS_BUCKETS
 
 LABELS = Labels("rest", "0123456789abcdef", "fedcba9876543210")
@@ -24,16 +24,16 @@ def lengths(*matches: int) -> NDArray[np.int32]:
 
 
 def test_nothing_is_counted_at_the_start() -> None:
-    figures = Figures(2)
+    figures = SharedCounters(2)
     totals = figures.totals()
     assert list(totals) == [NO_RELEASE]
     assert totals[NO_RELEASE].queries == totals[NO_RELEASE].ready == 0
-    assert [worker.state for worker in figures.snapshot()] == [State.ABSENT] * 2
+    assert [worker.state for worker in figures.snapshot()] == [WorkerState.ABSENT] * 2
     assert len(figures) == 2
 
 
 def test_requests_are_counted_by_release() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     slot = figures.slot(0)
     record(slot, "chat", lengths(3, 0, 16))
     record(slot, "chat", lengths(5), 0.2)
@@ -60,7 +60,7 @@ def test_requests_are_counted_by_release() -> None:
     nanos=st.integers(0, 10**9),
 )
 def test_histograms_hold_what_was_recorded(matches: list[int], nanos: int) -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     record(figures.slot(0), "r", lengths(*matches), nanos / 1e9)
     totals = figures.totals()["r"]
     longest = len(MATCH_BUCKETS)
@@ -77,7 +77,7 @@ def test_histograms_hold_what_was_recorded(matches: list[int], nanos: int) -> No
 
 
 def test_several_processes_add_up() -> None:
-    figures = Figures(3)
+    figures = SharedCounters(3)
     for number in range(3):
         slot = figures.slot(number)
         slot.begin()
@@ -96,7 +96,7 @@ def test_several_processes_add_up() -> None:
 
 
 def test_what_is_served_is_announced() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     slot = figures.slot(0)
     slot.announce([("chat", LABELS), ("code", Labels("crest", "1", "2"))])
     slot.announce([("chat", LABELS._replace(build="b" * 99))])
@@ -107,10 +107,10 @@ def test_what_is_served_is_announced() -> None:
 
 
 def test_a_process_that_takes_over_goes_on_counting() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     first = figures.slot(0)
     first.begin()
-    first.state = State.READY
+    first.state = WorkerState.READY
     record(first, "chat", lengths(2))
     first.announce([("chat", LABELS)])
     first.connections = 7
@@ -123,7 +123,7 @@ def test_a_process_that_takes_over_goes_on_counting() -> None:
     record(second, "code", lengths(2))
     [worker] = figures.snapshot()
     assert (worker.state, worker.restarts, worker.connections, worker.pid) == (
-        State.STARTING,
+        WorkerState.STARTING,
         1,
         0,
         os.getpid(),
@@ -133,7 +133,7 @@ def test_a_process_that_takes_over_goes_on_counting() -> None:
 
 
 def test_names_are_bounded() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     slot = figures.slot(0)
     longest = "é" * 127
     for name in (longest, *(f"r{number}" for number in range(RELEASES))):
@@ -146,7 +146,7 @@ def test_names_are_bounded() -> None:
 
 
 def test_a_forked_process_counts_into_shared_memory_until_it_is_killed() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:  # a child does nothing that could return into the test
@@ -169,7 +169,7 @@ def test_a_forked_process_counts_into_shared_memory_until_it_is_killed() -> None
 
 
 def test_silence_is_the_time_since_the_last_sign_of_life() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     slot = figures.slot(0)
     slot.begin()
     before = figures.snapshot()[0].silence

@@ -1,4 +1,3 @@
-import asyncio
 import logging
 import socket
 import threading
@@ -13,7 +12,7 @@ from draftstore.drafting.drafter import StoreDrafter
 from draftstore.remote import wire
 from draftstore.remote.wire import Status
 from draftstore.stores.registry import open_store
-from services.lookup.frames import connection, server
+from services.lookup.frames import connection, turns
 from services.lookup.limits import Limits
 from services.lookup.permissions import Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Book, Shelf, open_book
@@ -518,7 +517,7 @@ def test_a_database_that_hangs_delays_its_own_readers_alone(small_crest: Path, s
 def test_what_waits_too_long_for_a_thread_is_refused(
     small_crest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 0.0)
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)
     shelf, _, _ = slow_shelf(small_crest, 0.0, blocking=True)
     with serving(shelf) as running, running.caller() as caller:
         refused = failure(caller.draft_frame("slow", np.zeros((2, 16), np.int32)))
@@ -687,7 +686,8 @@ def test_a_server_may_listen_elsewhere_later(small_crest: Path) -> None:
 
         listening = socket.socket(socket.AF_INET)
         listening.bind(("127.0.0.1", 0))
-        asyncio.run_coroutine_threadsafe(running.server.listen([listening]), running.loop).result(SECONDS)
+        listening.listen()
+        running.call(running.server.share, [listening], running.figures, 0)
         with Caller(listening.getsockname()) as caller:
             assert caller.draft("crest", np.zeros((1, 16), np.int32))
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 
 from draftstore.remote.wire import Status, frame
-from services.lookup.figures.counting import Figures
+from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.metrics import metrics_text, resident_bytes
-from services.lookup.figures.totals import Labels, State
+from services.lookup.figures.totals import Labels, WorkerState
 from tests.fakes.lookups import contexts_of, failure
 from tests.fakes.served import Samples, read_samples, served
 
@@ -18,11 +18,11 @@ def sample(samples: Samples, name: str, **labels: str) -> float:
 
 
 def test_figures_become_metrics() -> None:
-    figures = Figures(2)
+    figures = SharedCounters(2)
     for number in range(2):
         slot = figures.slot(number)
         slot.begin()
-        slot.state = State.READY
+        slot.state = WorkerState.READY
         slot.announce([("chat", Labels("crest", "b1", "t1"))])
         slot.release("chat").record(3, np.array([5, 0, 2], np.int32), 70, 1, 200, 900, 80e-6)
         slot.connections = 3
@@ -51,7 +51,7 @@ def test_figures_become_metrics() -> None:
 
 
 def test_histograms_add_up() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     release = figures.slot(0).release("chat")
     for seconds, match in ((10e-6, 0), (60e-6, 4), (0.5, 16), (0.5, 99)):
         release.record(1, np.array([match], np.int32), 0, 0, 0, 0, seconds)
@@ -68,7 +68,7 @@ def test_histograms_add_up() -> None:
 
 
 def test_names_that_need_escaping() -> None:
-    figures = Figures(1)
+    figures = SharedCounters(1)
     figures.slot(0).release('a"b\\c\nd').fail(Status.BUSY)
     found = read_samples(metrics_text(figures))
     assert sample(found, "failures_total", release='a"b\\c\nd', status="busy") == 1

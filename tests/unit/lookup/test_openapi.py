@@ -71,7 +71,7 @@ def test_all_references_lead_somewhere_and_all_schemas_are_used() -> None:
 @pytest.mark.parametrize(
     "operation", [o for o in openapi.OPERATIONS if o.method == "get"], ids=lambda o: o.name
 )
-def test_answers_are_as_described(client: TestClient, operation: openapi.Operation) -> None:
+def test_answers_are_as_described(client: TestClient, operation: openapi.ApiOperation) -> None:
     response = client.get(operation.path)
     assert response.status_code == 200
     described = DOCUMENT["paths"][operation.path]["get"]["responses"]["200"]["content"]

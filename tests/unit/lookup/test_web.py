@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.lookup.figures.totals import State
+from services.lookup.figures.totals import WorkerState
 from services.lookup.stores.targets import Target, with_digest
 from services.lookup.web import guards
 from services.lookup.web import server as webserver
@@ -308,14 +308,14 @@ def test_readiness_follows_the_workers(site: Running, client: TestClient) -> Non
         "problems": [],
     }
     try:
-        for state in (State.STARTING, State.DRAINING, State.ABSENT):
+        for state in (WorkerState.STARTING, WorkerState.DRAINING, WorkerState.ABSENT):
             site.workers.slot.state = state
             response = client.get("/readyz")
             assert response.status_code == 503
             assert "no worker process is ready" in response.json()["problems"]
             assert client.get("/healthz").status_code == 200
     finally:
-        site.workers.slot.state = State.READY
+        site.workers.slot.state = WorkerState.READY
 
 
 def test_a_release_that_is_not_open_is_told_of(site: Running, client: TestClient) -> None:

@@ -1,6 +1,5 @@
 """N-grams read as the tokenizer decodes them, with nothing in them that PostgreSQL or a reader could trip over."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 
 from draftstore.errors import TokenRangeError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from schema.copying import offsets_of
-from schema.texts import MAX_TEXT_BYTES, NgramTexts, piece_bytes
+from schema.texts import MAX_TEXT_BYTES, NgramTexts, offsets_of, piece_bytes
 
 
 def shown(data: bytes) -> str:
@@ -28,9 +26,8 @@ def shown(data: bytes) -> str:
 
 def render(tokenizer: TextTokenizer, ngrams: list[list[int]]) -> list[str]:
     tokens = np.array([token for ngram in ngrams for token in ngram], np.int64)
-    column = NgramTexts(tokenizer).render(tokens, offsets_of(np.array([len(ngram) for ngram in ngrams], int)))
-    data, ends = column.data.tobytes(), column.offsets.tolist()
-    return [data[begin:end].decode() for begin, end in pairwise(ends)]
+    offsets = offsets_of(np.array([len(ngram) for ngram in ngrams], int))
+    return NgramTexts(tokenizer).render(tokens, offsets).to_list()
 
 
 @settings(deadline=None)

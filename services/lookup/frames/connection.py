@@ -10,7 +10,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 from draftstore.errors import WireError
-from draftstore.remote.wire import Frame, FrameBuffer, Header, LongFrameError, Operation, Status
+from draftstore.remote.buffer import FrameBuffer
+from draftstore.remote.wire import Frame, Header, LongFrameError, Operation, Status
 from services.lookup.frames.answering import Job
 from services.lookup.permissions import Grant
 

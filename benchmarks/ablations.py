@@ -42,7 +42,9 @@ class RandomContinuations:
         self.vocab_size = store.index.vocab_size
         self.context_size = self._matcher.context_size
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:  # noqa: ARG002
+    def draft(
+        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0, queries: object = None  # noqa: ARG002
+    ) -> list[Draft]:  # fmt: skip
         """Draft for a batch of contexts; see `ContextDrafter.draft`. The nodes have no probabilities."""
         matches = self._matcher.draft(contexts, 1)
         return [self._draft(context, match, budget) for context, match in zip(contexts, matches, strict=True)]

@@ -87,7 +87,9 @@ class Paths:
         self.context_size = drafter.context_size
         self.vocab_size = drafter.vocab_size
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, queries: object = None  # noqa: ARG002
+    ) -> list[Draft]:  # fmt: skip
         """Draft for a batch of contexts; see `ContextDrafter.draft`."""
         drafts = self._drafter.draft(contexts, MAX_BUDGET, min_prob)
         return [draft._replace(tree=best_paths(draft.tree, self._drafts).prefix(budget)) for draft in drafts]

@@ -235,7 +235,7 @@ class PeerDrafter:
         self._mode = mode
 
     def draft(
-        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0  # noqa: ARG002
+        self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0, queries: object = None  # noqa: ARG002
     ) -> list[Draft]:  # fmt: skip
         """Draft for a batch of contexts; see `ContextDrafter.draft`. The nodes have no probabilities."""
         return [

@@ -81,18 +81,29 @@ class Drafter(Protocol):
 
 
 class ContextDrafter(Protocol):
-    """A drafter that needs the last tokens of a text and nothing else."""
+    """A drafter that needs the last tokens of a text and, if it has a `projection`, a hidden state.
+
+    A dense drafter is one with a projection (see `projection_of`), from hidden states to its queries.
+    """
 
     context_size: int
     vocab_size: int
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        queries: NDArray[np.float32] | None = None,
+    ) -> list[Draft]:
         """Draft for a batch of contexts.
 
         Args:
             contexts: int32 [batch, size], each the last tokens of a text, aligned right and padded with -1.
             budget: most nodes of a tree.
             min_prob: least probability of a node.
+            queries: float32 [batch, dims], the projected states that predicted the last tokens, of any length. A dense
+                drafter drafts nothing for a row that holds NaN, and nothing at all without queries; others ignore them.
         """
 
 
@@ -107,36 +118,6 @@ class StoreDrafter(ContextDrafter, Protocol):
 
     def warm_up(self) -> None:
         """Have everything compiled or loaded before the first draft is waited for."""
-
-
-class DenseDrafter(Protocol):
-    """A drafter that needs the last token of a text and a projected hidden state.
-
-    Attributes:
-        projection: from hidden states to its queries.
-    """
-
-    context_size: int
-    vocab_size: int
-    projection: Projection
-
-    def draft(
-        self,
-        contexts: NDArray[np.int32],
-        budget: int = 64,
-        min_prob: float = 0.0,
-        *,
-        queries: NDArray[np.float32] | None = None,
-    ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`.
-
-        Args:
-            contexts: as there; the last token of each was just sampled.
-            budget: likewise.
-            min_prob: likewise.
-            queries: float32 [batch, dims], the projected states that predicted these tokens, of any length; for a row
-                that holds NaN, and for all without queries, nothing is drafted.
-        """
 
 
 def projection_of(drafter: object) -> Projection | None:
@@ -207,111 +188,70 @@ def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> ND
 
 
 class ContextSession:
-    """A session over a static store: the last tokens, and nothing else."""
+    """A session over a static store: the last tokens and, if the drafter is dense, the state that predicted the last.
+
+    Attributes:
+        projection: of a dense drafter, else None.
+        context: int32 [1, context_size], the last tokens, padded with -1 on the left.
+        query: float32 [1, dims], the projected state, NaN where it is not known; None if the drafter is not dense.
+    """
 
     needs_candidates = False
-    needs_hidden = False
-
-    def __init__(self, drafter: ContextDrafter, prompt_ids: ArrayLike) -> None:
-        """Start from a prompt.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-        """
-        self._drafter = drafter
-        self.context = np.full((1, drafter.context_size), -1, np.int32)
-        """int32 [1, context_size], the last tokens, padded with -1 on the left."""
-        self.observe(prompt_ids)
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft for the text so far; see `Session`."""
-        return self._drafter.draft(self.context, budget, min_prob)[0].tree
-
-    def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
-        """Append ids to the text; what else the pass brought does not matter here.
-
-        Raises:
-            TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
-        """
-        ids = check_ids(accepted_ids, self._drafter.vocab_size, "the store's")
-        if len(ids) == 0:
-            return
-        row = self.context[0]
-        new = ids[-len(row) :]
-        row[: len(row) - len(new)] = row[len(new) :].copy()
-        row[len(row) - len(new) :] = new
-
-
-class DenseSession(ContextSession):
-    """A session over a dense store: the last token, and the projected state that predicted it."""
-
-    needs_hidden = True
 
     def __init__(
-        self, drafter: DenseDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
+        self, drafter: ContextDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
     ) -> None:
-        """Start from a prompt.
-
-        Args:
-            drafter: the store's.
-            prompt_ids: see `Drafter.session`.
-            hidden: float32 [dims], projected.
+        """Start from a prompt; see `Drafter.session`.
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the store's vocabulary.
             DraftstoreError: a hidden state of another size.
         """
-        self.projection = drafter.projection
-        self.query = np.full((1, self.projection.dims), np.nan, np.float32)
-        """float32 [1, dims], NaN where no state is known."""
-        self._dense = drafter
-        super().__init__(drafter, prompt_ids)
-        self._ask(hidden)
+        self._drafter = drafter
+        self.projection = projection_of(drafter)
+        self.needs_hidden = self.projection is not None
+        self.context = np.full((1, drafter.context_size), -1, np.int32)
+        self.query = None if self.projection is None else np.empty((1, self.projection.dims), np.float32)
+        self.observe(prompt_ids, hidden=hidden)
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft for the text so far; see `Session`."""
-        return self._dense.draft(self.context, budget, min_prob, queries=self.query)[0].tree
+        return self._drafter.draft(self.context, budget, min_prob, self.query)[0].tree
 
     def observe(
         self, accepted_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_feedback: Any
     ) -> None:
-        """Append ids to the text, and look from the state that predicted the last of them.
+        """Append ids to the text, and query with the state that predicted the last of them, if the drafter is dense.
 
         Raises:
             TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
             DraftstoreError: a hidden state of another size.
         """
-        super().observe(accepted_ids)
-        self._ask(hidden)
-
-    def _ask(self, hidden: NDArray[np.float32] | None) -> None:
-        """Take a state as the next query.
-
-        Raises:
-            DraftstoreError: it is of another size.
-        """
-        if hidden is not None and hidden.shape != self.query.shape[1:]:
-            raise DraftstoreError(
-                f"a projected state of shape {hidden.shape}, expected {self.query.shape[1:]}"
-            )
-        self.query[0] = np.nan if hidden is None else hidden
+        ids = check_ids(accepted_ids, self._drafter.vocab_size, "the store's")
+        if len(ids):
+            row = self.context[0]
+            new = ids[-len(row) :]
+            row[: len(row) - len(new)] = row[len(new) :].copy()
+            row[len(row) - len(new) :] = new
+        if self.query is not None:
+            if hidden is not None and hidden.shape != self.query.shape[1:]:
+                raise DraftstoreError(
+                    f"a projected state of shape {hidden.shape}, expected {self.query.shape[1:]}"
+                )
+            self.query[0] = np.nan if hidden is None else hidden
 
 
 def propose_batch(
     drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = 64, min_prob: float = 0.0
 ) -> list[DraftTree]:
-    """Draft for many sessions of one drafter in one call."""
+    """Draft for many sessions of one drafter in one call; a query of another projection counts as none."""
     if not sessions:
         return []
     contexts = np.concatenate([session.context for session in sessions])
-    projection, asked = projection_of(drafter), dict[str, Any]()
+    queries, projection = None, projection_of(drafter)
     if projection is not None:
-        asked["queries"] = np.concatenate([_query_of(session, projection) for session in sessions])
-    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob, **asked)]
-
-
-def _query_of(session: ContextSession, projection: Projection) -> NDArray[np.float32]:
-    """Return the query of a session, float32 [1, dims]; NaN if it has none, or one of another projection."""
-    if isinstance(session, DenseSession) and session.projection.digest == projection.digest:
-        return session.query
-    return np.full((1, projection.dims), np.nan, np.float32)
+        queries = np.full((len(sessions), projection.dims), np.nan, np.float32)
+        for row, session in zip(queries, sessions, strict=True):
+            if session.projection is not None and session.projection.digest == projection.digest:
+                row[:] = session.query
+    return [draft.tree for draft in drafter.draft(contexts, budget, min_prob, queries)]

@@ -1,35 +1,25 @@
 """Drafters of stores for models that know more ids than the stores' tokenizer, or fewer."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import (
-    ContextSession,
-    DenseDrafter,
-    DenseSession,
-    Drafter,
-    StoreDrafter,
-    projection_of,
-)
+from draftstore.drafting.drafter import ContextSession, Drafter, StoreDrafter, projection_of
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 
 
 def fitted(drafter: StoreDrafter, vocab_size: int) -> Drafter:
-    """Return a store's drafter for a model that knows so many ids."""
-    if drafter.vocab_size == vocab_size:
-        return drafter
-    return (_Fitted if projection_of(drafter) is None else _FittedDense)(drafter, vocab_size)
+    """Return a store's drafter for a model of `vocab_size` ids."""
+    return drafter if drafter.vocab_size == vocab_size else _Fitted(drafter, vocab_size)
 
 
 class _Fitted:
     """A store's drafter for a model that knows more ids than its tokenizer, or fewer: a `ContextDrafter`.
 
-    More of them pad the model's matrices. A model may emit those all the same; then the text before them is lost to the
-    store, no more. Fewer are there where tokens were added to a tokenizer that the model never learned; these are cut
+    More of them pad the model's matrices. A model may emit those all the same; the store then knows nothing of the text
+    before them. Fewer are there where tokens were added to a tokenizer that the model never learned; these are cut
     out of drafts.
     """
 
@@ -38,53 +28,29 @@ class _Fitted:
         self._drafter = drafter
         self.context_size = drafter.context_size
         self.vocab_size = vocab_size
+        self.projection = projection_of(drafter)
 
     def warm_up(self) -> None:
         """Have the store's kernels compiled."""
         self._drafter.warm_up()
-
-    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
-        return self._cut(self._drafter.draft(self._known(contexts), budget, min_prob))
-
-    def _known(self, contexts: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Hide the ids that the store does not know."""
-        return np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
-
-    def _cut(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Cut out the ids that the model does not know."""
-        return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
-        return ContextSession(self, prompt_ids)
-
-
-class _FittedDense(_Fitted):
-    """The same for the drafter of a dense store: a `DenseDrafter`."""
-
-    def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
-        """Draft as `drafter`, which is dense, for ids below `vocab_size`."""
-        super().__init__(drafter, vocab_size)
-        self._dense = cast(DenseDrafter, drafter)
-        self.projection = self._dense.projection
 
     def draft(
         self,
         contexts: NDArray[np.int32],
         budget: int = 64,
         min_prob: float = 0.0,
-        *,
         queries: NDArray[np.float32] | None = None,
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `DenseDrafter.draft`."""
-        return self._cut(self._dense.draft(self._known(contexts), budget, min_prob, queries=queries))
+        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
+        known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
+        drafts = self._drafter.draft(known, budget, min_prob, queries)
+        return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
 
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
-    ) -> DenseSession:
+    ) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`."""
-        return DenseSession(self, prompt_ids, hidden)
+        return ContextSession(self, prompt_ids, hidden)
 
 
 def below(tree: DraftTree, vocab_size: int) -> DraftTree:

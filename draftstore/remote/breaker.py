@@ -1,4 +1,4 @@
-"""A circuit breaker: after some failures in a row nobody asks for a while, then one does, to see whether all is well.
+"""A circuit breaker: after some failures in a row nobody asks for a while; then a probe finds out whether all is well.
 
     closed --3 failures in a row--> open for 50 ms --time--> one probe --answered--> closed
                                       ^                          |
@@ -19,8 +19,8 @@ REFUSED = -1
 class Breaker:
     """Decides who may ask; threads share it.
 
-    Who asks takes a ticket, and hands it in with what came of it. A ticket from before the last change of state says
-    nothing about the service of now: it is ignored.
+    A caller takes a ticket, and hands it in with the outcome. Tickets from before the last change of state are ignored:
+    they say nothing about the service of now.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Breaker:
             failures: in a row, after which it opens.
             first: seconds that it is open at first, at most; at least half of that.
             longest: seconds that it is open at most.
-            probe: seconds after which a probe of which nothing is heard is given up.
+            probe: seconds after which an unanswered probe is given up.
             clock: returns seconds.
             chance: returns numbers from 0 to 1.
         """
@@ -62,7 +62,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody asks but, now and then, one probe."""
+        """Whether only a probe, now and then, may ask."""
         return self._open
 
     def enter(self) -> int:
@@ -111,7 +111,7 @@ class Breaker:
                 self._stay_open(seconds * (1.0 + 0.1 * self._chance()))
 
     def abandon(self, ticket: int) -> None:
-        """Give a ticket back unused: if it was the probe's, the next one in is the probe."""
+        """Hand in a ticket that was not used. If it was that of the probe, the next caller gets the probe."""
         with self._lock:
             if ticket == self._ticket and self._open:
                 self._until = self._clock()

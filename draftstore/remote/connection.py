@@ -1,7 +1,7 @@
-"""A connection to the lookup service that makes nobody wait longer than asked: non-blocking, with a time by which.
+"""Connections of threads to the lookup service: non-blocking, so that nobody waits beyond a deadline.
 
-What is under way when the time is over goes on without anyone waiting: a connection that is being made is taken up by
-the next call, and an answer that comes late is known by its id and dropped.
+What is under way at the deadline goes on without anyone waiting: the next call uses a connection that was still being
+made, and an answer that comes late is known by its id and dropped.
 """
 
 import errno
@@ -14,16 +14,13 @@ from time import monotonic
 from draftstore.errors import WireError
 from draftstore.remote.addresses import Destination, Endpoint
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.judging import Request, Trouble
-from draftstore.remote.wire import CLOSING, Frame, FrameBuffer, Status
+from draftstore.remote.protocol import SILENCE, ConnectionState, PreparedRequest, Trouble
+from draftstore.remote.wire import Frame
 
-SILENCE = 1.0
-"""Seconds without a byte after which a connection that owes answers is given up."""
-MOST_OWED = 1000
-"""Answers that a connection may owe."""
-MOST_BYTES = 1 << 20
-"""Bytes of the longest answer that is read, unless a longer one can come of what was asked."""
 CHUNK = 1 << 16
+"""Bytes that are read at once."""
+MOST_IDLE = 64
+"""Connections that are kept."""
 SPIN = 0.0001
 """Seconds to look for an answer again and again before falling asleep: to be woken takes as long as a draft."""
 _SELECTABLE = 1024
@@ -57,66 +54,113 @@ def start_connecting(endpoint: Endpoint) -> tuple[socket.socket, Destination, bo
         if made is not None:
             made.close()
         endpoint.failed(place)
-        raise Trouble(Outcome.UNREACHABLE, f"no connection: {error}") from None
+        raise Trouble(Outcome.UNREACHABLE, f"no connection: {error}") from error
     return made, place, True
 
 
-class Owed:
-    """The answers that are still to come on one connection, and since when nothing has come."""
+class Transport:
+    """The way to one service, over connections that are made when they are needed; the base of both transports."""
 
-    def __init__(self, counters: Counters, *, greeting: bool) -> None:
-        """Start with none, or with that to a greeting."""
-        self._ids: set[int] = set()
-        self._greeting = greeting
-        self._since = 0.0
+    def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
+        """Start without connections.
+
+        Args:
+            endpoint: of the service.
+            hello: a frame to send first on every connection; may be empty.
+            counters: for connections, retries and answers that come late.
+        """
+        self._endpoint = endpoint
+        self._hello = hello
         self._counters = counters
 
-    def add(self, request: Request, frames: FrameBuffer, now: float) -> None:
-        """Note a request, and have its answer read at full length."""
-        if not self._ids:
-            self._since = now
-        self._ids.add(request.id)
-        if frames.most < (longest := request.longest_answer):
-            frames.most = longest
+    def _again(self, trouble: Trouble, attempt: int) -> bool:
+        """Return whether to send a request once more, on a new connection."""
+        if trouble.outcome is Outcome.CLOSED:
+            again = attempt == 1  # that service may be gone, and another in its place
+        else:
+            again = trouble.outcome is Outcome.UNREACHABLE and attempt < len(self._endpoint)
+        if again:
+            self._counters.add("retries")
+        return again
 
-    def settle(self, frame: Frame, wanted: bool) -> bool:
-        """Note an answer; return whether it is one that somebody waits for.
+
+class ConnectionPool(Transport):
+    """Connections for any number of threads; the idle one that was used last goes out first."""
+
+    def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
+        """Start without connections; see `Transport`."""
+        super().__init__(endpoint, hello, counters)
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._closed = False
+
+    def ask(self, request: PreparedRequest, end: float) -> Frame:
+        """Send a request and return its answer; see `Connection.ask`.
 
         Raises:
-            WireError: nobody asked for it.
+            Trouble: there is no answer.
         """
-        header = frame.header
-        if header.request_id in self._ids:
-            self._ids.discard(header.request_id)
-            if not wanted:
-                self._counters.add("late")
-            return wanted
-        if header.request_id == 0 and header.status != Status.OK:
-            return True  # to a greeting, or to the connection as a whole
-        if header.request_id or not self._greeting:
-            raise WireError(f"an answer to request {header.request_id}, which nobody made")
-        self._greeting = False
-        return False
+        attempt = 1
+        while True:
+            try:
+                return self._ask_once(request, end, fresh=attempt > 1)
+            except Trouble as trouble:
+                if not self._again(trouble, attempt):
+                    raise
+            attempt += 1
 
-    def heard(self, now: float) -> None:
-        """Note that something has come."""
-        self._since = now
+    def close(self) -> None:
+        """Close what is idle; what is in use is closed when it comes back."""
+        self._closed = True
+        while (connection := self._take()) is not None:
+            self._drop(connection)
 
-    def hopeless(self, now: float) -> bool:
-        """Return whether the connection should be given up."""
-        return len(self._ids) > MOST_OWED or (bool(self._ids) and now - self._since > SILENCE)
+    def abandon(self) -> None:
+        """Close all connections in a forked process; the parent's stay as they are."""
+        self._idle.clear()
+        for connection in list(self._all):
+            self._drop(connection)
+
+    def _ask_once(self, request: PreparedRequest, end: float, *, fresh: bool) -> Frame:
+        """Ask over an idle connection, or over a new one; see `Connection.ask`.
+
+        Raises:
+            Trouble: there is no answer.
+        """
+        connection = None if fresh else self._take()
+        if connection is None:
+            connection = Connection(self._endpoint, self._hello, self._counters)
+            self._all.add(connection)
+        try:
+            return connection.ask(request, end)
+        finally:
+            self._give(connection)
+
+    def _take(self) -> "Connection | None":
+        """Return an idle connection, if there is one; of two threads only one can get it."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _give(self, connection: "Connection") -> None:
+        """Keep a connection for the next call, if it is of use."""
+        if not connection.usable or self._closed or len(self._idle) >= MOST_IDLE:
+            self._drop(connection)
+        else:
+            self._idle.append(connection)
+
+    def _drop(self, connection: "Connection") -> None:
+        """Close a connection."""
+        self._all.discard(connection)
+        connection.close()
 
 
 class Connection:
     """One connection, used by one thread at a time."""
 
     def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
-        """Start to connect.
-
-        Args:
-            endpoint: where.
-            hello: a frame to send before the first request; may be empty.
-            counters: for answers that come late.
+        """Start to connect; see `Transport`.
 
         Raises:
             Trouble: nobody listens there, or no more connections are taken.
@@ -128,14 +172,12 @@ class Connection:
         self._poll = select.poll()
         self._events = select.POLLIN
         self._poll.register(self._number, self._events)
-        self._hello = hello
-        self._frames = FrameBuffer(MOST_BYTES)
-        self._owed = Owed(counters, greeting=bool(hello))
+        self._state = ConnectionState(hello, counters)
         self._started = monotonic()
         self.usable = True
         """Whether another request may be sent."""
 
-    def ask(self, request: Request, end: float) -> Frame:
+    def ask(self, request: PreparedRequest, end: float) -> Frame:
         """Send a request and return its answer, or a failure that concerns the whole connection.
 
         Args:
@@ -177,20 +219,19 @@ class Connection:
             raise Trouble(Outcome.UNREACHABLE, f"no connection: {os.strerror(problem)}")
         self._connected = True
 
-    def _send(self, request: Request, end: float) -> None:
-        """Send a request, behind the greeting if it is the first.
+    def _send(self, request: PreparedRequest, end: float) -> None:
+        """Send a request.
 
         Raises:
             Trouble: the service does not read; the connection is usable if nothing was sent.
         """
-        data = self._hello + request.data if self._hello else request.data
+        data = self._state.bytes_of(request)
         sent = 0
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have said why, so read on
             sent = self._send_some(data)
             if sent < len(data):
                 self._send_slowly(data, sent, end)
-        self._hello = b""
-        self._owed.add(request, self._frames, monotonic())
+        self._state.sent(request, monotonic())
 
     def _send_some(self, data: bytes | memoryview) -> int:
         """Send what can be sent without waiting; return how many bytes."""
@@ -207,7 +248,7 @@ class Connection:
         """
         while sent < len(data):
             if monotonic() >= end or not self._wait(end, select.POLLOUT):
-                self.usable = sent == 0 and not self._owed.hopeless(monotonic())
+                self.usable = sent == 0 and not self._state.hopeless(monotonic())
                 raise Trouble(Outcome.TIMEOUT, "the service does not read")
             sent += self._send_some(memoryview(data)[sent:])
 
@@ -226,13 +267,12 @@ class Connection:
                 raise Trouble(Outcome.CLOSED, "the service closed the connection")
             now = monotonic()
             over = now >= end  # what has come by now is read, and no more
-            self._owed.heard(now)
-            for frame in self._frames.feed(data):
-                found, flags = frame.header.request_id, frame.header.flags
-                if self._owed.settle(frame, found == request_id):
-                    self.usable = found == request_id and not flags & CLOSING
+            for frame in self._state.received(data, now):
+                awaited = frame.header.request_id == request_id
+                if self._state.settle(frame, awaited):
+                    self.usable = awaited and not self._state.closing
                     return frame
-        self.usable = not self._owed.hopeless(monotonic())
+        self.usable = not self._state.closing and not self._state.hopeless(monotonic())
         raise Trouble(Outcome.TIMEOUT, "no answer in time")
 
     def _spin(self, end: float) -> None:

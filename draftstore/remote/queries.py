@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from draftstore.drafting.drafter import check_queries
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, WireError
-from draftstore.remote.wire import MAX_PAYLOAD, Tag, short_hash
+from draftstore.remote.sections import Tag
+from draftstore.remote.wire import MAX_PAYLOAD, short_hash
 
 _NAMED = struct.Struct("<Q")
 _SHAPE = struct.Struct("<II")

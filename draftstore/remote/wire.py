@@ -3,38 +3,20 @@
 Frames follow each other over a Unix socket or TCP: a header of sixteen bytes, then the payload. All numbers are
 little-endian. A connection may have several requests under way; an answer carries the id of its request, and may
 overtake others.
-
-    offset  type   header                         offset  type   payload of a draft request
-    0       u32    bytes of the payload           0       u16    batch, number of contexts
-    4       u8     version, 1                     2       u16    budget, most nodes of a tree
-    5       u8     operation; 0x80 marks answers  4       f32    least probability of a node
-    6       u8     status, see `Status`           8       u8     bytes of the name
-    7       u8     flags, bit 0: closing          9       u8     bytes of the strategy
-    8       u64    request id                     10      u16    width, tokens of a context
-                                                  12      u32    bytes of all sections
-                                                  16      i32 [batch, width] contexts, padded left with -1
-    offset  type   payload of an answer           ..      sections, name, strategy
-    0       u64    build
-    8       u64    tokenizer                      offset  type   section
-    16      u16    batch                          0       u16    tag
-    18      u16    zero                           2       u16    zero
-    20      u32    duration of the lookup, µs     4       u32    bytes of its data
-    24      u32 [3, batch] tree bytes,            8       data, filled up with zeros to a multiple of four
-            match lengths, match counts
-    ..      trees, see draftstore.trees.tree            payload of a failure: u32 milliseconds to wait, UTF-8 message
 """
 
 import enum
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError, WireError
+from draftstore.remote.sections import decode_sections, encode_sections
 from draftstore.trees.batch import Draft, DraftBatch, decode_trees
 from draftstore.trees.codec import MAX_NODES
 
@@ -48,11 +30,18 @@ CLOSING = 1
 """Flag of an answer: the service is about to stop, connect anew for what comes next."""
 
 HEADER = struct.Struct("<IBBBBQ")
+"""Bytes of the payload, version, operation (with `ANSWER` in answers), `Status`, flags, request id."""
 _DRAFT = struct.Struct("<HHfBBHI")
-_SECTION = struct.Struct("<HHI")
+"""Contexts, budget, least probability, bytes of the name, of the strategy, width of a context, bytes of all sections.
+
+Behind it stand the contexts, i32 [batch, width], the sections (`draftstore.remote.sections`), the name, the strategy.
+"""
 _DRAFTS = struct.Struct("<QQHHI")
+"""Build, tokenizer, contexts, zero, duration of the lookup in microseconds; then the table and the trees."""
 _ROW = struct.Struct("<III")
+"""The table of one context: bytes of its tree, match length, match count."""
 _FAILURE = struct.Struct("<I")
+"""Milliseconds to wait; then a message."""
 _MOST = (1 << 32) - 1
 _CONTEXT = np.dtype("<i4")
 _TABLE = np.dtype("<u4")
@@ -87,18 +76,6 @@ class Status(enum.IntEnum):
 
 
 _DRAFT_ANSWER = int(Operation.DRAFT) | ANSWER
-
-
-class Tag(enum.IntEnum):
-    """Sections of a draft request, see `draftstore.remote.queries`; those that a reader does not know are skipped.
-
-    2 is never used: it was kept for the sampled tokens, which are the last ones of the contexts.
-    """
-
-    HIDDEN = 1
-    """f32 [batch, dims], projected hidden states, the queries of a dense store; a row of NaN is none."""
-    PROJECTION = 3
-    """u64, the short hash of the projection that made them."""
 
 
 class Header(NamedTuple):
@@ -218,36 +195,6 @@ def read_header(data: bytes | bytearray | memoryview, most: int = MAX_PAYLOAD) -
     return header
 
 
-class FrameBuffer:
-    """Cuts a stream of bytes into frames."""
-
-    def __init__(self, most: int = MAX_PAYLOAD) -> None:
-        """Take payloads of at most `most` bytes."""
-        self.most = most
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take in what has arrived and yield the frames that are now complete.
-
-        Raises:
-            WireError: the bytes are no frames; nothing that follows can be read.
-        """
-        if not self._rest and len(data) >= HEADER.size:
-            header = read_header(data, self.most)
-            if len(data) == HEADER.size + header.length:  # nearly always
-                yield Frame(header, data[HEADER.size :])
-                return
-        self._rest += data
-        while len(self._rest) >= HEADER.size:
-            header = read_header(self._rest, self.most)
-            stop = HEADER.size + header.length
-            if len(self._rest) < stop:
-                return
-            payload = bytes(memoryview(self._rest)[HEADER.size : stop])
-            del self._rest[:stop]
-            yield Frame(header, payload)
-
-
 def encode_request(
     request_id: int,
     name: str,
@@ -265,7 +212,7 @@ def encode_request(
     try:
         named, how = name.encode(), strategy.encode()
         batch, width = contexts.shape
-        tagged = _encode_sections(sections) if sections else b""
+        tagged = encode_sections(sections) if sections else b""
         head = _DRAFT.pack(batch, budget, min_prob, len(named), len(how), width, len(tagged))
     except (struct.error, OverflowError, ValueError) as error:
         raise WireError(f"no request can carry this: {error}") from None
@@ -275,13 +222,6 @@ def encode_request(
     rows = contexts.astype(_CONTEXT, copy=False).tobytes()
     header = HEADER.pack(length, VERSION, Operation.DRAFT, 0, 0, request_id)
     return b"".join((header, head, rows, tagged, named, how))
-
-
-def _encode_sections(sections: Mapping[int, bytes]) -> bytes:
-    """Return all sections, each filled up to a multiple of four."""
-    return b"".join(
-        _SECTION.pack(tag, 0, len(data)) + data + bytes(-len(data) % 4) for tag, data in sections.items()
-    )
 
 
 def decode_request(payload: bytes) -> DraftRequest:
@@ -308,27 +248,8 @@ def decode_request(payload: bytes) -> DraftRequest:
         strategy = payload[names + named :].decode()
     except UnicodeDecodeError:
         raise WireError("the name of a release or of a strategy is no UTF-8") from None
-    found = _decode_sections(payload, sections, names) if tagged else {}
+    found = decode_sections(payload, sections, names) if tagged else {}
     return DraftRequest(name, strategy, contexts, budget, min_prob, found)
-
-
-def _decode_sections(payload: bytes, start: int, stop: int) -> dict[int, bytes]:
-    """Return the sections between two places by tag.
-
-    Raises:
-        WireError: one of them does not end where they all do, or comes twice.
-    """
-    found: dict[int, bytes] = {}
-    while start < stop:
-        if stop - start < _SECTION.size:
-            raise WireError(f"{stop - start} bytes behind the last section")
-        tag, zero, size = _SECTION.unpack_from(payload, start)
-        start += _SECTION.size
-        if zero or tag in found or size + -size % 4 > stop - start:
-            raise WireError(f"section {tag} of {size} bytes is damaged, comes twice, or does not fit")
-        found[tag] = payload[start : start + size]
-        start += size + -size % 4
-    return found
 
 
 def encode_drafts(batch: DraftBatch) -> EncodedDrafts:

@@ -9,9 +9,9 @@ import numpy as np
 import uvloop
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import ContextDrafter, Drafter, projection_of
+from draftstore.drafting.drafter import ContextDrafter, Drafter
 from draftstore.drafting.projection import Projection
-from draftstore.remote.async_client import AsyncRemoteDenseSession, AsyncRemoteSession, AsyncRemoteStore
+from draftstore.remote.async_client import AsyncRemoteSession, AsyncRemoteStore
 from draftstore.remote.client import RemoteStore
 from draftstore.remote.counters import Counters
 from draftstore.trees.batch import Draft
@@ -75,12 +75,16 @@ class AwaitedDrafter:
 
     @property
     def projection(self) -> Projection | None:
-        return projection_of(self._drafter)
+        return self._drafter.projection
 
     def draft(
-        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, **queries: Any
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        queries: NDArray[np.float32] | None = None,
     ) -> list[Draft]:
-        return self._run(self._drafter.draft(contexts, budget, min_prob, **queries))  # type: ignore[no-any-return]
+        return self._run(self._drafter.draft(contexts, budget, min_prob, queries))  # type: ignore[no-any-return]
 
     def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "AwaitedSession":
         return AwaitedSession(self._drafter.session(prompt_ids, **prefill), self._run)
@@ -91,13 +95,11 @@ class AwaitedSession:
 
     needs_candidates = False
 
-    def __init__(
-        self, session: AsyncRemoteSession | AsyncRemoteDenseSession, run: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, session: AsyncRemoteSession, run: Callable[[Any], Any]) -> None:
         self._session = session
         self._run = run
-        self.needs_hidden = isinstance(session, AsyncRemoteDenseSession)
-        self.projection = projection_of(session)
+        self.needs_hidden = session.needs_hidden
+        self.projection = session.projection
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         return self._run(self._session.propose(budget, min_prob))  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 
 from draftstore.remote import wire
+from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.counters import Outcome
 from draftstore.stores.registry import Store
 from draftstore.trees.batch import DraftBatch
@@ -31,7 +32,7 @@ class Peer:
     def __init__(self, service: "Service", connection: socket.socket) -> None:
         self.service = service
         self.socket = connection
-        self._buffer = wire.FrameBuffer()
+        self._buffer = FrameBuffer()
         self._frames: list[wire.Frame] = []
 
     def read(self) -> wire.Frame:

@@ -24,6 +24,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from draftstore.remote import wire
+from draftstore.remote.buffer import FrameBuffer
 from draftstore.stores.registry import open_store
 from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.totals import ReleaseTotals
@@ -53,7 +54,7 @@ class Caller:
         except OSError:
             self.socket.close()
             raise
-        self._buffer = wire.FrameBuffer()
+        self._buffer = FrameBuffer()
         self._frames: list[wire.Frame] = []
         self._last_id = 0
 

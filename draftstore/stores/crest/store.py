@@ -73,7 +73,13 @@ class CrestDrafter:
         self.vocab_size = vocab_size
         self.context_size = max_n
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        queries: NDArray[np.float32] | None = None,  # noqa: ARG002
+    ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
         return self.draft_batch(contexts, budget, min_prob).drafts()
 

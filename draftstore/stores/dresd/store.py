@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import DenseSession, check_queries, check_request
+from draftstore.drafting.drafter import ContextSession, check_queries, check_request
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.jit import read_only
@@ -111,21 +111,19 @@ class DresdDrafter:
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
-        *,
         queries: NDArray[np.float32] | None = None,
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `DenseDrafter.draft` and `draft_batch`."""
-        return self.draft_batch(contexts, budget, min_prob, queries=queries).drafts()
+        """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
+        return self.draft_batch(contexts, budget, min_prob, queries).drafts()
 
     def draft_batch(
         self,
         contexts: NDArray[np.int32],
         budget: int = BUDGET,
         min_prob: float = 0.0,
-        *,
         queries: NDArray[np.float32] | None = None,
     ) -> DraftBatch:
-        """Draft for a batch of contexts into arrays; see `DenseDrafter.draft`.
+        """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
         A last token outside the vocabulary, a query with NaN and one of zeros get an empty tree. A match is one token
         long, the one just sampled; its occurrences are the entries that were searched.
@@ -146,14 +144,14 @@ class DresdDrafter:
 
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
-    ) -> DenseSession:
+    ) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`.
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the store's vocabulary.
             DraftstoreError: a hidden state of another size.
         """
-        return DenseSession(self, prompt_ids, hidden)
+        return ContextSession(self, prompt_ids, hidden)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""

@@ -65,7 +65,13 @@ class RestDrafter:
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = BUDGET,
+        min_prob: float = 0.0,
+        queries: NDArray[np.float32] | None = None,  # noqa: ARG002
+    ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
         return self.draft_batch(contexts, budget, min_prob).drafts()
 

@@ -10,7 +10,8 @@ from time import perf_counter
 from typing import cast
 
 from draftstore.errors import WireError
-from draftstore.remote.wire import CLOSING, Frame, FrameBuffer, Header, LongFrameError, Operation, Status
+from draftstore.remote.buffer import FrameBuffer
+from draftstore.remote.wire import CLOSING, Frame, Header, LongFrameError, Operation, Status
 from services.lookup.frames.answering import DraftJob
 from services.lookup.frames.turns import Turns
 from services.lookup.permissions import Grant

@@ -94,7 +94,7 @@ class _LookupApi:
             yield
         finally:
             task.cancel()
-            self._site.upstream.close()
+            await self._site.upstream.close()
             self._site.desk.close()
 
     async def _sample(self) -> None:

@@ -4,18 +4,26 @@
 want to know what went wrong, so here every refusal is raised, and there is no breaker: each request asks anew.
 """
 
-import asyncio
 import itertools
-import json
-from collections.abc import Callable
-from time import perf_counter
-from typing import Any, NamedTuple, cast
+from time import monotonic, perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import LookupServiceError, WireError
+from draftstore.errors import LookupServiceError
 from draftstore.remote import wire
+from draftstore.remote.addresses import Address, Endpoint
+from draftstore.remote.async_connection import SharedConnection
+from draftstore.remote.counters import Counters, Outcome
+from draftstore.remote.protocol import (
+    PreparedRequest,
+    Trouble,
+    greeting,
+    prepare_draft,
+    read_drafts,
+    read_releases,
+)
 
 DEADLINE = 5.0
 """Seconds that people wait; a decoder would not."""
@@ -31,10 +39,6 @@ class RefusedError(LookupServiceError):
 
 class ServiceAwayError(LookupServiceError):
     """No worker answers."""
-
-
-class _BrokenError(ServiceAwayError):
-    """The connection ended before the answer came: another one may do."""
 
 
 class Drafted(NamedTuple):
@@ -55,11 +59,8 @@ class Upstream:
             token: a bearer token that may use every release; empty where none is needed.
             deadline: seconds that a request may take in all.
         """
-        self._path = path
-        self._token = token
         self._deadline = deadline
-        self._link: _Link | None = None
-        self._connecting = asyncio.Lock()
+        self._connection = SharedConnection(Endpoint(Address(path=path)), greeting(token or None), Counters())
         self._ids = itertools.count(1)
 
     async def draft(
@@ -70,18 +71,16 @@ class Upstream:
         Raises:
             RefusedError: the worker says why not.
             ServiceAwayError: no worker answers, or not with drafts.
+            WireError: the format cannot carry the arguments.
         """
         begin = perf_counter()
-        payload = await self._ask(
-            lambda number: wire.encode_request(number, name, contexts, budget, min_prob, strategy)
-        )
-        micros = (perf_counter() - begin) * 1e6
-        answer = _decoded(wire.decode_answer, payload)
-        if len(answer.drafts) != len(contexts):
-            raise ServiceAwayError(
-                f"asked for {len(contexts)} drafts, a worker answered {len(answer.drafts)}"
-            )
-        return Drafted(answer, micros)
+        request = prepare_draft(next(self._ids), name, contexts, budget, min_prob, strategy)
+        try:
+            frame = await self._ask(request)
+            micros = (perf_counter() - begin) * 1e6
+            return Drafted(read_drafts(request, frame), micros)
+        except Trouble as trouble:
+            raise self._error(trouble) from None
 
     async def releases(self) -> list[dict[str, Any]]:
         """Return what is served, as the worker describes it.
@@ -90,109 +89,39 @@ class Upstream:
             RefusedError: the worker says why not.
             ServiceAwayError: no worker answers.
         """
-        document = _decoded(json.loads, await self._ask(lambda i: wire.frame(wire.Operation.RELEASES, i)))
-        releases: list[dict[str, Any]] = document["releases"] if isinstance(document, dict) else document
-        return releases
+        number = next(self._ids)
+        data = wire.frame(wire.Operation.RELEASES, number)
+        try:
+            return read_releases(
+                await self._ask(PreparedRequest(number, data, longest_answer=wire.MAX_PAYLOAD))
+            )
+        except Trouble as trouble:
+            raise self._error(trouble) from None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go of the connection."""
-        if self._link:
-            self._link.close()
+        await self._connection.close()
 
-    async def _ask(self, make: Callable[[int], bytes]) -> bytes:
-        """Send a request and return the payload of its answer; a second connection is tried when one breaks."""
-        try:
-            async with asyncio.timeout(self._deadline):
-                try:
-                    frame = await (await self._connect()).ask(make, next(self._ids))
-                except (
-                    _BrokenError
-                ):  # a worker was restarted; a question changes nothing, so it may come twice
-                    frame = await (await self._connect()).ask(make, next(self._ids))
-        except TimeoutError:
-            raise ServiceAwayError(
-                f"no worker answered within {self._deadline:g} s: try again, and see the log of the service"
-            ) from None
-        except OSError as error:
-            raise ServiceAwayError(f"no worker takes connections ({error}): try again in a moment") from None
-        if frame.header.status != wire.Status.OK:
-            raise RefusedError(_decoded(lambda data: wire.decode_failure(frame.header, data), frame.payload))
-        return frame.payload
+    async def _ask(self, request: PreparedRequest) -> wire.Frame:
+        """Return the answer to a request.
 
-    async def _connect(self) -> "_Link":
-        async with self._connecting:
-            if self._link is None or not self._link.usable:
-                loop = asyncio.get_running_loop()
-                _, link = await loop.create_unix_connection(_Link, self._path)
-                self._link = link
-                if self._token:
-                    await self._greet(link)
-            return self._link
-
-    async def _greet(self, link: "_Link") -> None:
-        """Present the token."""
-        hello = wire.Operation.HELLO
-        frame = await link.ask(lambda i: wire.frame(hello, i, self._token.encode()), next(self._ids))
-        if frame.header.status != wire.Status.OK:
-            link.close()
+        Raises:
+            Trouble: there is none.
+            ServiceAwayError: the workers refuse the token.
+        """
+        answer = await self._connection.ask(request, monotonic() + self._deadline)
+        if not answer.header.request_id and answer.header.status == wire.Status.UNAUTHORIZED:
             raise ServiceAwayError("the workers do not know the token of the HTTP side: restart the service")
+        return answer
 
-
-def _decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any:
-    try:
-        return decode(payload)
-    except (WireError, ValueError) as error:
-        raise ServiceAwayError(f"a worker gave an answer that cannot be read: {error}") from None
-
-
-class _Link(asyncio.Protocol):
-    """One connection, with the requests that are under way on it."""
-
-    def __init__(self) -> None:
-        self.usable = False
-        self._buffer = wire.FrameBuffer()
-        self._waiting: dict[int, asyncio.Future[wire.Frame]] = {}
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note where to write."""
-        self._transport = cast(asyncio.Transport, transport)  # those of uvloop are not derived from it
-        self.usable = True
-
-    def data_received(self, data: bytes) -> None:
-        """Hand the answers that have arrived to those who wait; late ones are dropped."""
-        try:
-            for frame in self._buffer.feed(data):
-                if frame.header.flags & wire.CLOSING:
-                    self.usable = False  # what is under way is still answered
-                future = self._waiting.pop(frame.header.request_id, None)
-                if future and not future.done():
-                    future.set_result(frame)
-        except WireError:
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Tell everyone who waits."""
-        self.usable = False
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(_BrokenError("a worker went away before it answered: try again"))
-
-    async def ask(self, make: Callable[[int], bytes], number: int) -> wire.Frame:
-        """Send one request and wait for its answer."""
-        if self._transport is None or self._transport.is_closing():
-            raise _BrokenError("a worker went away: try again")
-        future: asyncio.Future[wire.Frame] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        try:
-            self._transport.write(make(number))
-            return await future
-        finally:
-            self._waiting.pop(number, None)
-
-    def close(self) -> None:
-        """End the connection."""
-        self.usable = False
-        if self._transport:
-            self._transport.close()
+    def _error(self, trouble: Trouble) -> LookupServiceError:
+        """Return what people are told."""
+        if trouble.failure is not None:
+            return RefusedError(trouble.failure)
+        message = {
+            Outcome.TIMEOUT: f"no worker answered within {self._deadline:g} s: try again, and see the log of the "
+            "service",
+            Outcome.UNREACHABLE: f"no worker takes connections ({trouble.__cause__ or trouble}): try again in a moment",
+            Outcome.CLOSED: "a worker went away before it answered: try again",
+        }.get(trouble.outcome, f"a worker gave an answer that cannot be read: {trouble}")
+        return ServiceAwayError(message)

@@ -29,7 +29,10 @@ class Recorder:
         self.vocab_size = vocab_size
         self.calls: list[tuple[list[list[int]], int, float]] = []
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0, queries: object = None
+    ) -> list[Draft]:
+        assert queries is None
         assert contexts.dtype == np.int32
         assert contexts.shape[1] == self.context_size
         self.calls.append((contexts.tolist(), budget, min_prob))

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.decoding.loop import Step, Tally
 from draftstore.decoding.replay import Recording, replay
-from draftstore.drafting.drafter import DenseSession, Drafter
+from draftstore.drafting.drafter import ContextSession, Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.projection import Projection
 from draftstore.drafting.recycling import RecyclingDrafter
@@ -223,11 +223,11 @@ class Deafened(DresdDrafter):
 
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
-    ) -> DenseSession:
+    ) -> ContextSession:
         return DeafenedSession(self, prompt_ids, hidden)
 
 
-class DeafenedSession(DenseSession):
+class DeafenedSession(ContextSession):
     count = 0
 
     def observe(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from draftstore.errors import DraftstoreError
 from draftstore.remote import wire
+from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.queries import Queries, decode_projection
 from draftstore.remote.wire import Frame, Header, Operation, Status
 from draftstore.stores.registry import open_store
@@ -49,7 +50,7 @@ def answerer(shelf: Shelf, figures: SharedCounters) -> Answerer:
 
 
 def frame_of(data: bytes) -> Frame:
-    [frame] = wire.FrameBuffer().feed(data)
+    [frame] = FrameBuffer().feed(data)
     return frame
 
 

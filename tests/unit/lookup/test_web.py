@@ -646,7 +646,7 @@ def test_questions_do_not_wait_for_each_other(site: Running) -> None:
         replies = await asyncio.gather(*(upstream.draft("code", c, 4, 0.0) for c in contexts))
         alone = [await upstream.draft("code", c, 4, 0.0) for c in contexts[:20]]
         assert [r.answer.drafts for r in replies[:20]] == [r.answer.drafts for r in alone]
-        upstream.close()
+        await upstream.close()
         return [len(reply.answer.drafts) for reply in replies]
 
     assert asyncio.run(ask_all()) == [1] * 200

@@ -194,8 +194,8 @@ def test_connecting_goes_on_after_the_deadline(run: Any, store: RestStore, story
             for _ in range(2):
                 assert len((await drafter.draft(contexts))[0].tree) == 0
             assert remote.counters["timeout"] == 2
-            line = remote._lines[asyncio.get_running_loop()]
-            assert line._connecting is not None
+            connection = remote._connections[asyncio.get_running_loop()]
+            assert connection._connecting is not None
 
     with faults.deaf_port() as port:
         run(main)
@@ -213,7 +213,7 @@ def test_each_loop_has_a_connection_of_its_own(run: Any, store: RestStore, story
         async def main() -> None:
             for _ in range(20):
                 assert await remote.drafter().draft(contexts) == expected
-            await remote._lines[asyncio.get_running_loop()].close()
+            await remote._connections[asyncio.get_running_loop()].close()
 
         def work() -> None:
             try:
@@ -229,14 +229,14 @@ def test_each_loop_has_a_connection_of_its_own(run: Any, store: RestStore, story
         work()
         assert not problems
         assert remote.counters["connections"] == service.connections == 5
-        assert len(remote._lines) == 1  # the others have ended
+        assert len(remote._connections) == 1  # the others have ended
 
 
 def test_closing_while_a_connection_is_being_made(run: Any, store: RestStore, story: list[int]) -> None:
     async def main() -> None:
         remote = AsyncRemoteStore(f"127.0.0.1:{port}", "chat", deadline=SECONDS)
         task = asyncio.create_task(remote.drafter().draft(contexts_of(store.drafter(), story, 1)))
-        while not remote._lines:
+        while not remote._connections:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         await remote.close()

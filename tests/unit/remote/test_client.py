@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from draftstore.decoding.replay import Recording, replay
 from draftstore.drafting.drafter import ContextDrafter, Drafter, propose_batch
 from draftstore.errors import DraftstoreError, LookupServiceError, TokenRangeError
-from draftstore.remote import channel, connection
+from draftstore.remote import connection, protocol
 from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.registry import Store, open_store
@@ -121,8 +121,7 @@ def test_large_batches_are_asked_in_several_requests(
 def test_answers_that_are_longer_than_usual(
     kind: str, small: Store, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (connection, channel):
-        monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(protocol, "MOST_BYTES", 1000)
     local = small.drafter()
     contexts = contexts_of(local, story, 400)
     expected = as_bytes(local.draft(contexts, 4096))

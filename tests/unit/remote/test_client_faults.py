@@ -1,5 +1,6 @@
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from draftstore.decoding.replay import Recording, replay
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import LookupServiceError, WireError
-from draftstore.remote import channel, connection, judging, wire
+from draftstore.remote import async_connection, protocol, release, wire
 from draftstore.remote.breaker import Breaker
+from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.client import RemoteStore
 from draftstore.remote.counters import Outcome
-from draftstore.remote.judging import Judge, Trouble
-from draftstore.remote.wire import FrameBuffer, encode_answer
+from draftstore.remote.protocol import Trouble, prepare_drafts
+from draftstore.remote.release import ReleaseClient
+from draftstore.remote.wire import encode_answer
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.store import RestStore
 from draftstore.trees.batch import DraftBatch
@@ -157,24 +160,15 @@ def assert_recovers(client: Client, drafter: Any, local: Any, story: list[int]) 
     assert drafts == local.draft(contexts)
 
 
-def judge_for(store: RestStore) -> Judge:
-    return Judge(
-        "chat",
-        where="here",
-        token=None,
-        tokenizer=IDENTITY,
-        vocab_size=store.manifest.vocab_size,
-        deadline=1.0,
-    )
+def client_for(store: RestStore) -> ReleaseClient:
+    return ReleaseClient("/here", "chat", tokenizer=IDENTITY, vocab_size=store.manifest.vocab_size)
 
 
 @settings(max_examples=2000, deadline=None)
 @given(drawn=st.data())
-def test_whatever_the_bytes_the_judge_lets_only_good_drafts_through(
-    drawn: st.DataObject, store: RestStore
-) -> None:
-    judge = _judges.setdefault(id(store), judge_for(store))
-    (request,) = judge.requests(np.array([[1, 2, 3], [4, 5, 6]], np.int32), 8, 0.0, "")
+def test_whatever_the_bytes_only_good_drafts_come_through(drawn: st.DataObject, store: RestStore) -> None:
+    client = _clients.setdefault(id(store), client_for(store))
+    (request,) = prepare_drafts(count(1), "chat", np.array([[1, 2, 3], [4, 5, 6]], np.int32), 8, 0.0, "")
     good = bytearray(
         encode_answer(
             request.id, 1, 0xAA, 2, store.drafter().draft_batch(np.array([[1, 2, 3], [9, 9, 9]], np.int32), 8)
@@ -190,7 +184,7 @@ def test_whatever_the_bytes_the_judge_lets_only_good_drafts_through(
         good[0:4] = (len(good) - 16).to_bytes(4, "little")
     try:
         for frame in FrameBuffer().feed(bytes(good)):
-            for draft in judge.drafts(request, frame):
+            for draft in client._drafts(request, frame):
                 draft.tree.validate()
                 assert len(draft.tree) <= 8
                 assert (draft.tree.tokens < store.manifest.vocab_size).all()
@@ -198,7 +192,7 @@ def test_whatever_the_bytes_the_judge_lets_only_good_drafts_through(
         pass
 
 
-_judges: dict[int, Judge] = {}
+_clients: dict[int, ReleaseClient] = {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -306,14 +300,14 @@ def test_late_answers_are_dropped_and_never_taken_for_others(
 
 def client_deadline(client: Any, seconds: float) -> None:
     """Give later calls another deadline."""
-    getattr(client, "_store", client)._judge.deadline = seconds
+    getattr(client, "_store", client).deadline = seconds
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_connection_from_which_nothing_comes_is_given_up(
     kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "SILENCE", 0.05)
+    monkeypatch.setattr(protocol, "SILENCE", 0.05)
     local = store.drafter()
     with (
         Service(store, faults.reads_nothing) as service,
@@ -332,7 +326,7 @@ def test_a_connection_from_which_nothing_comes_is_given_up(
 def test_more_than_a_service_reads(
     kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "MOST_UNSENT", 1 << 16)
+    monkeypatch.setattr(async_connection, "MOST_UNSENT", 1 << 16)
     contexts = np.full((512, 256), 3, np.int32)  # half a megabyte each, more than a socket holds
     with (
         Service(store, faults.reads_nothing) as service,
@@ -377,7 +371,7 @@ def test_a_pause_has_its_limits(wanted: float, store: RestStore, story: list[int
         for _ in range(10):
             drafter.draft(contexts)
         assert service.requests == (1 if wanted else 3)  # without a time it counts as a failure
-        now[0] += judging.LONGEST_PAUSE + 0.1
+        now[0] += release.LONGEST_PAUSE + 0.1
         drafter.draft(contexts)
         assert service.requests == (2 if wanted else 4)
 
@@ -397,7 +391,7 @@ def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
             for _ in range(5):
                 drafter.draft(contexts)
             assert service.requests == client.counters[outcome] == attempt
-            now[0] += judging.REFUSAL_SECONDS + 0.01
+            now[0] += release.REFUSAL_SECONDS + 0.01
         (record,) = [record for record in caplog.records if record.name == "draftstore.remote.client"]
         text = record.getMessage()
         assert text.startswith(f"no drafts of 'chat' from {service.address}") or service.address in text

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import DenseDrafter, Drafter, projection_of, propose_batch
+from draftstore.drafting.drafter import ContextDrafter, Drafter, projection_of, propose_batch
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, LookupServiceError, TokenRangeError
-from draftstore.remote import connection, judging, wire
-from draftstore.remote.client import RemoteDenseDrafter, RemoteStore
+from draftstore.remote import protocol, wire
+from draftstore.remote.client import RemoteStore
 from draftstore.remote.queries import encode_projection
 from draftstore.remote.wire import Operation, Status
 from draftstore.stores.dresd.store import DresdStore
@@ -165,7 +165,7 @@ def test_large_batches_are_asked_in_several_requests(
     with checked(kind, lookups) as client:
         client.check()
         before = lookups.totals("chat").queries
-        monkeypatch.setattr(judging, "MAX_NUMBERS", most)
+        monkeypatch.setattr(protocol, "MAX_NUMBERS", most)
         found = client.drafter().draft(contexts, 8, queries=queries)
         assert as_bytes(found) == as_bytes(store.drafter().draft(contexts, 8, queries=queries))
         assert client.counters.calls == client.counters["answered"] == 1
@@ -256,9 +256,9 @@ def test_clients_fit_the_protocols(lookups: Lookups, opened: Callable[[str], Dre
     with RemoteStore(lookups.socket, "chat", deadline=SECONDS) as remote:
         remote.check()
         found = remote.drafter()
-        assert isinstance(found, RemoteDenseDrafter)
+        assert found.projection is remote.projection is not None
         drafter: Drafter = found
-        dense: DenseDrafter = found
+        dense: ContextDrafter = found
         tree = dense.draft(contexts, queries=queries)[0].tree
         assert drafter.session(contexts[0, -1:], hidden=queries[0]).propose() == tree
         assert len(tree) > 0
@@ -308,7 +308,7 @@ def test_a_release_of_text_is_for_any_model(kind: str, small_store: Path) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_projection_that_is_longer_than_other_answers(kind: str, tmp_path: Path) -> None:
     projection = make_projection(9000, 64)
-    assert len(encode_projection(projection)) > 2 * connection.MOST_BYTES
+    assert len(encode_projection(projection)) > 2 * protocol.MOST_BYTES
     states = make_states(DOCUMENTS[:2], 9000)
     path = make_dense_store(tmp_path / "store", DOCUMENTS[:2], states, projection=projection)
     with serving({"chat": path}) as lookups, checked(kind, lookups) as client:
@@ -622,7 +622,7 @@ def test_a_service_that_hangs(kind: str, small_store: Path) -> None:
 
 
 def client_deadline(client: Any, seconds: float) -> None:
-    getattr(client, "_store", client)._judge.deadline = seconds
+    getattr(client, "_store", client).deadline = seconds
 
 
 def test_a_copied_store_is_the_same_release(paths: dict[str, Path], lookups: Lookups, tmp_path: Path) -> None:

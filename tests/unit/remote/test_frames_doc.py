@@ -17,7 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from draftstore.remote import addresses, wire
-from draftstore.remote.wire import Operation, Status, Tag
+from draftstore.remote.sections import Tag
+from draftstore.remote.wire import Operation, Status
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.registry import open_store
 from draftstore.trees import codec, tree

@@ -20,7 +20,7 @@ from draftstore.remote.queries import (
     encode_projection,
     read_queries,
 )
-from draftstore.remote.wire import Tag
+from draftstore.remote.sections import Tag
 from tests.fakes.dense_stores import make_projection
 from tests.unit.remote.test_wire import mutated
 

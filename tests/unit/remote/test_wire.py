@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from draftstore.errors import WireError
 from draftstore.remote import wire
-from draftstore.remote.wire import Failure, Frame, FrameBuffer, Operation, Status
+from draftstore.remote.buffer import FrameBuffer
+from draftstore.remote.wire import Failure, Frame, Operation, Status
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_batch import batch_of

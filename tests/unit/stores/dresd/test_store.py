@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import DenseDrafter, Drafter, StoreDrafter, projection_of
+from draftstore.drafting.drafter import ContextDrafter, Drafter, StoreDrafter, projection_of
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
 from draftstore.storage.manifest import (
@@ -176,7 +176,7 @@ def test_open_store_opens_it(built: Path, small_store: Path, small_crest: Path) 
     assert type(store) is DresdStore
     drafter: StoreDrafter = store.drafter("deep")
     assert isinstance(drafter, DresdDrafter)
-    dense: DenseDrafter = drafter
+    dense: ContextDrafter = drafter
     whole: Drafter = drafter
     assert projection_of(dense) is projection_of(whole) is store.projection
     assert drafter.draft(np.full((2, 4), 3, np.int32))[1].tree == DraftTree.empty()

@@ -1,4 +1,4 @@
-"""The connection of an event loop to the lookup service: one, with many requests under way."""
+"""Connections of event loops to the lookup service: one for each loop, with many requests under way."""
 
 import asyncio
 import socket
@@ -7,38 +7,44 @@ from typing import cast
 
 from draftstore.errors import WireError
 from draftstore.remote.addresses import Endpoint
-from draftstore.remote.connection import MOST_BYTES, SILENCE, Owed, start_connecting
+from draftstore.remote.connection import Transport, start_connecting
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.judging import Request, Trouble
-from draftstore.remote.wire import CLOSING, Frame, FrameBuffer
+from draftstore.remote.protocol import SILENCE, ConnectionState, PreparedRequest, Trouble
+from draftstore.remote.wire import Frame
 
 MOST_UNSENT = 4 << 20
-"""Bytes of requests that the service has not read yet; beyond that nothing is sent."""
+"""Bytes of requests that wait until the service reads them; beyond that, requests fail at once."""
 SHORTEST_WAIT = 0.001
-"""Seconds; uvloop counts in whole milliseconds, and for none of them would not look at the sockets at all."""
+"""Seconds of the shortest timer. uvloop rounds down to whole milliseconds, and a timer of zero would go off before the
+loop looks at its sockets."""
 
 
-class Line:
-    """The connection of one event loop, made when it is needed and made again when it has gone."""
+class SharedConnection(Transport):
+    """The connection that all tasks of one event loop share, made when it is needed and again when it has gone."""
 
     def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
-        """Start with none; the arguments are those of `Connection`."""
-        self._endpoint = endpoint
-        self._hello = hello
-        self._counters = counters
-        self._channel: Channel | None = None
-        self._connecting: asyncio.Task[Channel] | None = None
+        """Start without a connection; see `Transport`."""
+        super().__init__(endpoint, hello, counters)
+        self._connection: AsyncConnection | None = None
+        self._connecting: asyncio.Task[AsyncConnection] | None = None
 
-    async def ask(self, request: Request, end: float) -> Frame:
+    async def ask(self, request: PreparedRequest, end: float) -> Frame:
         """Send a request and return its answer, or a failure that concerns the whole connection.
 
         Raises:
             Trouble: there is no answer.
         """
-        channel = self._channel
-        if channel is None or not channel.usable:
-            channel = self._channel = await self._connect(end)
-        return await channel.ask(request, end)
+        attempt = 1
+        while True:
+            try:
+                connection = self._connection
+                if connection is None or not connection.usable:
+                    connection = self._connection = await self._connect(end)
+                return await connection.ask(request, end)
+            except Trouble as trouble:
+                if not self._again(trouble, attempt):
+                    raise
+            attempt += 1
 
     async def close(self) -> None:
         """Close the connection."""
@@ -46,12 +52,12 @@ class Line:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        if self._channel is not None:
-            self._channel.close()
+        if self._connection is not None:
+            self._connection.close()
             await asyncio.sleep(0)  # transports close in the next round of the loop
 
-    async def _connect(self, end: float) -> "Channel":
-        """Return a new connection, shared with whoever waits for it too; it goes on being made after the deadline.
+    async def _connect(self, end: float) -> "AsyncConnection":
+        """Return a new connection, the same to all who wait for one; it goes on being made after the deadline.
 
         Raises:
             Trouble: there is none, or not yet.
@@ -67,13 +73,13 @@ class Line:
             raise Trouble(Outcome.UNREACHABLE, "the client is closed")
         return task.result()
 
-    def _made(self, task: "asyncio.Task[Channel]") -> None:
+    def _made(self, task: "asyncio.Task[AsyncConnection]") -> None:
         """Keep a connection that has been made."""
         self._connecting = None
         if not task.cancelled() and task.exception() is None:
-            self._channel = task.result()
+            self._connection = task.result()
 
-    async def _make(self) -> "Channel":
+    async def _make(self) -> "AsyncConnection":
         """Make a connection.
 
         Raises:
@@ -85,36 +91,34 @@ class Line:
             if not connected:
                 async with asyncio.timeout(SILENCE):
                     await loop.sock_connect(made, place[1])
-            channel = Channel(loop, self._hello, self._counters)
+            connection = AsyncConnection(loop, self._hello, self._counters)
             connect = loop.create_unix_connection if made.family == socket.AF_UNIX else loop.create_connection
-            await connect(lambda: channel, sock=made)
+            await connect(lambda: connection, sock=made)
         except OSError as error:
             made.close()
             self._endpoint.failed(place)
-            raise Trouble(Outcome.UNREACHABLE, f"no connection: {error}") from None
+            raise Trouble(Outcome.UNREACHABLE, f"no connection: {error}") from error
         except BaseException:
             made.close()
             raise
         self._counters.add("connections")
-        return channel
+        return connection
 
 
-class Channel(asyncio.Protocol):
+class AsyncConnection(asyncio.Protocol):
     """One connection with many requests under way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hello: bytes, counters: Counters) -> None:
         """Get ready to be connected."""
         self._loop = loop
-        self._hello = hello
-        self._frames = FrameBuffer(MOST_BYTES)
-        self._owed = Owed(counters, greeting=bool(hello))
+        self._state = ConnectionState(hello, counters)
         self._waiting: dict[int, asyncio.Future[Frame | Trouble]] = {}
         self._full = False
         self._transport: asyncio.Transport | None = None
         self.usable = False
         """Whether another request may be sent."""
 
-    async def ask(self, request: Request, end: float) -> Frame:
+    async def ask(self, request: PreparedRequest, end: float) -> Frame:
         """Send a request and return its answer; see `Connection.ask`.
 
         Raises:
@@ -126,9 +130,8 @@ class Channel(asyncio.Protocol):
         if self._full or now >= end:
             self._give_up_if_hopeless(now)
             raise Trouble(Outcome.TIMEOUT, "the service does not read" if self._full else "no time is left")
-        self._transport.write(self._hello + request.data if self._hello else request.data)
-        self._hello = b""
-        self._owed.add(request, self._frames, now)
+        self._transport.write(self._state.bytes_of(request))
+        self._state.sent(request, now)
         future: asyncio.Future[Frame | Trouble] = self._loop.create_future()
         self._waiting[request.id] = future
         timer = self._loop.call_later(max(end - now, SHORTEST_WAIT), self._expire, request.id)
@@ -155,12 +158,20 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand answers to those who wait for them."""
-        self._owed.heard(monotonic())
         try:
-            for frame in self._frames.feed(data):
-                self._take(frame)
+            for frame in self._state.received(data, monotonic()):
+                future = self._waiting.get(frame.header.request_id)
+                if self._state.settle(frame, future is not None and not future.done()):
+                    if future is not None:
+                        future.set_result(frame)
+                    else:
+                        self._end(frame)  # a failure that concerns the whole connection
         except WireError as error:
             self._end(Trouble(Outcome.GARBAGE, str(error)))
+        if self._state.closing:
+            self.usable = False
+            if all(future.done() for future in self._waiting.values()):
+                self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody that there will be no answer."""
@@ -175,30 +186,6 @@ class Channel(asyncio.Protocol):
         """Send again."""
         self._full = False
 
-    def _take(self, frame: Frame) -> None:
-        """Take one frame.
-
-        Raises:
-            WireError: nobody asked for it.
-        """
-        number, flags = frame.header.request_id, frame.header.flags
-        future = self._waiting.get(number)
-        wanted = future is not None and not future.done()
-        if flags & CLOSING:
-            self.usable = False
-        if self._owed.settle(frame, wanted):
-            if future is not None:
-                future.set_result(frame)
-            else:
-                self._end(frame)  # a failure that concerns the whole connection
-        if not self.usable:
-            self._close_if_idle(number)
-
-    def _close_if_idle(self, answered: int) -> None:
-        """Close a connection that is not to be used any more, once nobody waits for it."""
-        if not self._waiting.keys() - {answered}:
-            self.close()
-
     def _expire(self, request_id: int) -> None:
         """End the wait for an answer. A loop that comes late itself takes what has come by now first."""
         self._settle(request_id, Trouble(Outcome.TIMEOUT, "no answer in time"))
@@ -206,7 +193,7 @@ class Channel(asyncio.Protocol):
 
     def _give_up_if_hopeless(self, now: float) -> None:
         """Use another connection from now on if nothing comes over this one."""
-        if self._owed.hopeless(now):
+        if self._state.hopeless(now):
             self.close()
 
     def _end(self, found: Frame | Trouble) -> None:

@@ -1,0 +1,155 @@
+"""What a client learns of a release, and how it follows one that moves to a build with another projection."""
+
+from collections.abc import Generator, Iterator
+from time import monotonic
+from typing import Any, TypeVar
+
+from draftstore.drafting.projection import Projection
+from draftstore.remote.counters import Outcome
+from draftstore.remote.protocol import ANY_TOKEN, PreparedRequest, Trouble, read_projection, read_releases
+from draftstore.remote.queries import Queries
+from draftstore.remote.wire import MAX_PAYLOAD, Frame, Operation, frame
+
+CHECK_SECONDS = 5.0
+"""How long an answer to a question of `check` may take."""
+MAX_SHOWN = 100
+"""Letters of a name that the service tells."""
+REFRESH_SECONDS = 1.0
+"""Least time between two requests for the projection that a release has moved to."""
+LONGEST_REFRESH = 4 * CHECK_SECONDS
+"""Seconds after which such a request is given up: its event loop may have ended."""
+
+Result = TypeVar("Result")
+Dialogue = Generator[tuple[PreparedRequest, float], Frame, Result]
+"""Yields a request and the time by which its answer must be here, and is sent the answer, or thrown a `Trouble`."""
+
+
+class Follower:
+    """What is known of one release.
+
+    Attributes:
+        vocab_size: ids of the vocabulary; 2 ** 31 while nobody has said.
+        projection: from hidden states to the queries of a dense release; None while none is known.
+    """
+
+    def __init__(
+        self, name: str, ids: Iterator[int], vocab_size: int | None, target_model: str | None
+    ) -> None:
+        """Start with what the user has said; see `ReleaseClient`.
+
+        Args:
+            name: of the release.
+            ids: of requests.
+            vocab_size: given, or None.
+            target_model: given, or None.
+        """
+        self.vocab_size = vocab_size or ANY_TOKEN
+        self.projection: Projection | None = None
+        self._vocabulary_given = vocab_size is not None
+        self._name = name
+        self._ids = ids
+        self._target_model = target_model
+        self._next_refresh = 0.0
+
+    def renew(self) -> None:
+        """Forget a refresh under way: a forked process has no such thread."""
+        self._next_refresh = 0.0
+
+    def listing(self, seconds: float) -> Dialogue[list[dict[str, Any]]]:
+        """Ask what the service serves.
+
+        Raises:
+            Trouble: it does not say.
+        """
+        return read_releases((yield self._request(Operation.RELEASES, seconds)))
+
+    def learning(self, seconds: float) -> Dialogue[dict[str, Any]]:
+        """Learn what is served under the name, and its projection where that is new.
+
+        Raises:
+            Trouble: the service does not say, the release is for another model, or it moves on all the time.
+        """
+        for _ in range(3):
+            releases = yield from self.listing(seconds)
+            found = next((release for release in releases if release.get("name") == self._name), {})
+            self._take_over(found)
+            digest, known = _digest_of(found), self.projection
+            if digest is None:
+                self.projection = None
+                return found
+            if known is not None and known.digest == digest:
+                return found
+            projection = read_projection((yield self._request(Operation.PROJECTION, seconds)))
+            if projection.digest == digest:
+                _check_size(projection, known)
+                self.projection = projection
+                return found
+        raise Trouble(Outcome.UNAVAILABLE, "it moves from one build to the next all the time: try again")
+
+    def must_refresh(self, trouble: Trouble, queries: Queries | None) -> bool:
+        """Return whether to learn the projection anew: it was refused, and no refresh is under way or just over."""
+        known, now = self.projection, monotonic()
+        if trouble.outcome is not Outcome.OTHER_PROJECTION or queries is None or now < self._next_refresh:
+            return False
+        if known is not None and known.digest != queries.projection.digest:
+            return False  # the new one is known already; only the text that asked still has the old one
+        self._next_refresh = now + LONGEST_REFRESH
+        return True
+
+    def refreshing(self) -> Dialogue[None]:
+        """Learn the projection that the release has moved to.
+
+        Raises:
+            Trouble: see `learning`.
+        """
+        try:
+            yield from self.learning(CHECK_SECONDS)
+        finally:
+            self._next_refresh = monotonic() + REFRESH_SECONDS
+
+    def _request(self, operation: Operation, seconds: float) -> tuple[PreparedRequest, float]:
+        """Return a request for something else than drafts, and the time by which its answer must be here."""
+        number = next(self._ids)
+        if operation == Operation.PROJECTION:
+            data, longest = frame(operation, number, self._name.encode()), MAX_PAYLOAD
+        else:
+            data, longest = frame(operation, number), 0
+        return PreparedRequest(number, data, longest_answer=longest), monotonic() + seconds
+
+    def _take_over(self, described: dict[str, Any]) -> None:
+        """Take over the size of the vocabulary that the service tells, unless one was given.
+
+        Raises:
+            Trouble: the release is for another model.
+        """
+        model = described.get("target_model")
+        if model is not None and self._target_model not in (None, model):
+            raise Trouble(
+                Outcome.OTHER_PROJECTION,
+                f"its store is made for the model {repr(model)[:MAX_SHOWN]}, expected {self._target_model!r}: publish "
+                "a build for this model, or ask for another release",
+            )
+        size = described.get("vocab_size")
+        if isinstance(size, int) and not self._vocabulary_given and 0 < size <= ANY_TOKEN:
+            self.vocab_size = size
+
+
+def _digest_of(described: dict[str, Any]) -> str | None:
+    """Return the digest of the projection of a release; None if it has none."""
+    projection = described.get("projection")
+    digest = projection.get("digest") if isinstance(projection, dict) else None
+    return digest if isinstance(digest, str) else None
+
+
+def _check_size(projection: Projection, before: Projection | None) -> None:
+    """Refuse a projection of other states than the one before: those of the decoding model stay as they are.
+
+    Raises:
+        Trouble: it takes states of another size.
+    """
+    if before is not None and before.hidden_size != projection.hidden_size:
+        raise Trouble(
+            Outcome.OTHER_PROJECTION,
+            f"it wants hidden states of {projection.hidden_size} numbers by now, expected {before.hidden_size}: "
+            "its store is made for another model",
+        )

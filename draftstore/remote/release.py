@@ -1,0 +1,278 @@
+"""One release as a client of the lookup service sees it: what to ask, and what follows from the answers; without I/O.
+
+A client carries *dialogues*: generators that yield requests and are sent the answers. `client` does so in threads,
+`async_client` in event loops.
+"""
+
+import itertools
+import logging
+import math
+import os
+import weakref
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from draftstore.drafting.projection import Projection
+from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.remote.addresses import Address, Endpoint, default_socket
+from draftstore.remote.breaker import Breaker
+from draftstore.remote.counters import Counters, Outcome
+from draftstore.remote.following import Dialogue, Follower
+from draftstore.remote.protocol import (
+    ANY_TOKEN,
+    MAX_CONTEXT,
+    PreparedRequest,
+    Trouble,
+    greeting,
+    prepare_drafts,
+    read_drafts,
+)
+from draftstore.remote.queries import Queries
+from draftstore.remote.wire import HEADER, Frame, decode_answer, encode_answer, encode_request, short_hash
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.trees import batch as batches
+from draftstore.trees.batch import Draft, DraftBatch
+
+logger = logging.getLogger("draftstore.remote.client")
+
+BUDGET = 64
+CONTEXT_SIZE = 16
+"""Tokens that a session sends; REST looks back as far, CREST less."""
+DEADLINE = 0.002
+RESOLVE_SECONDS = 0.5
+"""How long a new client waits for a host name at most."""
+REFUSAL_SECONDS = 5.0
+"""Pause after the service has refused."""
+LONGEST_PAUSE = 30.0
+"""Longest pause that the service can ask for."""
+WARN_SECONDS = 300.0
+"""Least time between two warnings of one kind."""
+_REFUSALS = {Outcome.UNAUTHORIZED, Outcome.FORBIDDEN, Outcome.NOT_FOUND, Outcome.OTHER_TOKENIZER}
+_PAUSES = {Outcome.BUSY, Outcome.UNAVAILABLE}
+_OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE, Outcome.OTHER_PROJECTION}
+_HINTS = {
+    Outcome.UNREACHABLE: "is `draftstore serve` running there?",
+    Outcome.TIMEOUT: "it hangs, or is overloaded, or this is not its port for drafts",
+    Outcome.CLOSED: "it is stopping, or this is no lookup service",
+    Outcome.GARBAGE: "is this the port for drafts, and a version that fits this client?",
+    Outcome.INVALID: "does its version fit this client?",
+    Outcome.UNAUTHORIZED: "give one with token=...; `draftstore tokens new` makes one",
+    Outcome.FORBIDDEN: "the token needs a permission for this release, see `draftstore tokens`",
+    Outcome.NOT_FOUND: "publish a release of that name, or start the service with it",
+}
+
+
+class ReleaseClient:
+    """One release or store of a lookup service; the base of both clients. Threads may share it.
+
+    Attributes:
+        name: of the release or store.
+        address: of the service.
+        counters: what has been asked so far, and what came of it.
+    """
+
+    def __init__(
+        self,
+        address: str | Path | Address | None = None,
+        name: str = "",
+        *,
+        token: str | None = None,
+        tokenizer: TokenizerIdentity | None = None,
+        vocab_size: int | None = None,
+        target_model: str | None = None,
+        context_size: int = CONTEXT_SIZE,
+        deadline: float = DEADLINE,
+        breaker: Breaker | None = None,
+    ) -> None:
+        """Get ready to ask, without asking: the service may be started later.
+
+        Args:
+            address: `unix:/path`, `/path`, `tcp://host:port` or `host:port`; by default the socket that
+                `draftstore serve` makes on this machine for this user.
+            name: of the release or store.
+            token: a bearer token, where the service wants one.
+            tokenizer: of the model; drafts of another one are refused. By default that of the first answer is kept to.
+            vocab_size: ids of the model's vocabulary; drafts with others are refused.
+            target_model: the model; `check` refuses a release that is bound to another one. None takes any.
+            context_size: tokens of a text that sessions send.
+            deadline: seconds that a call takes at most, from its start to the drafts of all its contexts.
+            breaker: when to leave the service alone; by default after three failures in a row, for 50 ms to 5 s.
+
+        Raises:
+            DraftstoreError: a setting that makes no sense.
+        """
+        if not name:
+            raise DraftstoreError("a client needs the name of a release or a store: RemoteStore(name=...)")
+        if not 1 <= context_size <= MAX_CONTEXT:
+            raise DraftstoreError(f"a context of {context_size} tokens: expected 1 to {MAX_CONTEXT:,}")
+        self.name = name
+        self.address = Address.parse(default_socket() if address is None else address)
+        if not (math.isfinite(deadline) and deadline > 0):
+            raise DraftstoreError(f"a deadline of {deadline} seconds: expected a positive number")
+        if vocab_size is not None and not 0 < vocab_size <= ANY_TOKEN:
+            raise DraftstoreError(f"a vocabulary of {vocab_size} ids: expected 1 to {ANY_TOKEN:,}")
+        self.context_size = context_size
+        self.deadline = deadline
+        self.counters = Counters()
+        self._tokenizer = None if tokenizer is None else _tokenizer_hash(tokenizer)
+        self._breaker = breaker or Breaker()
+        self._closed = False
+        self._warned: dict[str, float] = {}
+        self._ids = itertools.count(1)  # 0 concerns a whole connection
+        self._follower = Follower(name, self._ids, vocab_size, target_model)
+        _warm_up(name)
+        self._hello = greeting(token)
+        self._endpoint = Endpoint(self.address)
+        self._endpoint.wait(RESOLVE_SECONDS)
+        self._start()
+        _everyone.add(self)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the vocabulary: as given, or as `check` found them; 2 ** 31 while nobody has said."""
+        return self._follower.vocab_size
+
+    @property
+    def projection(self) -> Projection | None:
+        """From hidden states to the queries of a dense release, as `check` found it, or as it has moved since."""
+        return self._follower.projection
+
+    def _start(self) -> None:
+        """Get ready to keep connections."""
+
+    def _start_refresh(self) -> None:
+        """Carry `_refreshing` without making anyone wait."""
+
+    def _renew(self) -> None:
+        """Make a client anew in a forked process."""
+        self._breaker.renew()
+        self.counters.renew()
+        self._endpoint.renew()
+        self._follower.renew()
+
+    def _drafts(self, request: PreparedRequest, answer: Frame) -> list[Draft]:
+        """Return the drafts of an answer; the tokenizer of the first answer is kept to, unless one was given.
+
+        Raises:
+            Trouble: the answer is a failure, breaks a promise, or comes from another tokenizer.
+        """
+        _, tokenizer, _, drafts = read_drafts(request, answer, self._follower.vocab_size)
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer
+        elif tokenizer != self._tokenizer:
+            raise Trouble(
+                Outcome.OTHER_TOKENIZER,
+                f"its drafts come from the tokenizer {tokenizer:016x}, expected {self._tokenizer:016x}: "
+                "publish a build for this model's tokenizer, or ask for another release",
+            )
+        return drafts
+
+    def _fail(self, ticket: int, trouble: Trouble, batch: int, queries: Queries | None) -> None:
+        """Note a call that brought no drafts, and decide when to ask again."""
+        outcome, opened = trouble.outcome, False
+        retry_after = trouble.failure.retry_after if trouble.failure else 0.0
+        self.counters.call(outcome, batch)
+        if outcome in _REFUSALS:
+            self._breaker.pause(ticket, REFUSAL_SECONDS)
+        elif outcome in _PAUSES and retry_after > 0:
+            self._breaker.pause(ticket, min(retry_after, LONGEST_PAUSE))
+        elif outcome in _OURS:
+            self._breaker.succeed(ticket)  # the service is well; the next request may be a better one
+        else:
+            opened = self._breaker.fail(ticket)
+            self.counters.add("opened", opened)
+        if opened or outcome in _REFUSALS or outcome in _OURS:
+            self._warn(trouble, outcome)
+        if self._follower.must_refresh(trouble, queries):
+            self._start_refresh()
+
+    def _warn(self, trouble: Trouble, kind: str) -> None:
+        """Log a warning, unless one of its kind was logged lately."""
+        now = monotonic()
+        if now - self._warned.get(kind, -math.inf) < WARN_SECONDS:
+            return
+        self._warned[kind] = now
+        logger.warning(
+            "no drafts of %r from %s (%s): %s; decoding goes on without",
+            self.name, self.address, trouble.outcome, trouble,
+        )  # fmt: skip
+
+    def _checking(self, strategy: str, seconds: float) -> Dialogue[dict[str, Any]]:
+        """Find out whether drafts can be had, and learn what drafting takes.
+
+        Raises:
+            LookupServiceError: they cannot.
+        """
+        nothing = np.full((1, self.context_size), -1, np.int32)
+        (request,) = prepare_drafts(self._ids, self.name, nothing, 1, 0.0, strategy)
+        try:
+            self._drafts(request, (yield request, monotonic() + seconds))
+            found = yield from self._follower.learning(seconds)
+        except Trouble as trouble:
+            raise self._error(trouble) from None
+        self._breaker.reset()
+        return found
+
+    def _listing(self, seconds: float) -> Dialogue[list[dict[str, Any]]]:
+        """Ask what the service serves.
+
+        Raises:
+            LookupServiceError: it does not say.
+        """
+        try:
+            return (yield from self._follower.listing(seconds))
+        except Trouble as trouble:
+            raise self._error(trouble) from None
+
+    def _refreshing(self) -> Dialogue[None]:
+        """Learn the projection that the release has moved to, or log why not."""
+        try:
+            yield from self._follower.refreshing()
+        except Trouble as trouble:
+            self._warn(trouble, "refresh")
+
+    def _error(self, trouble: Trouble) -> LookupServiceError:
+        """Return what `check` and `releases` raise."""
+        text = f"no drafts of {self.name!r} from {self.address}: {str(trouble).rstrip('.')}"
+        hint = _HINTS.get(trouble.outcome)
+        return LookupServiceError(f"{text}; {hint}" if hint else text)
+
+
+def _tokenizer_hash(tokenizer: TokenizerIdentity) -> int:
+    """Return what answers name a tokenizer by.
+
+    Raises:
+        DraftstoreError: its fingerprint is no hash.
+    """
+    try:
+        return short_hash(tokenizer.fingerprint)
+    except ValueError:
+        raise DraftstoreError(
+            f"the tokenizer {tokenizer.name!r} has the fingerprint {tokenizer.fingerprint!r}, expected a SHA-256"
+        ) from None
+
+
+def _warm_up(name: str) -> None:
+    """Have the kernels loaded, and the name checked, before the first draft is waited for.
+
+    Raises:
+        WireError: no request can carry the name.
+    """
+    encode_request(0, name, np.zeros((1, 1), np.int32), 0)
+    batches.warm_up()
+    decode_answer(encode_answer(0, 0, 0, 0, DraftBatch.empty(1))[HEADER.size :])
+
+
+_everyone: weakref.WeakSet[ReleaseClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Make every client anew: connections belong to the parent, locks may be held by threads that are not here."""
+    for client in list(_everyone):
+        client._renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.answers.journal import Answer, Item, Journal
-from draftstore.answers.prompts import Asking, Content, Prompt, PromptReport, encode_prompt, read_prompts
+from draftstore.answers.prompts import Asking, Prompt, PromptReport, read_prompts
 from draftstore.errors import BuildError, CorpusError, TokenizerError
 from draftstore.hf.loading import LoadedModel
 from draftstore.storage.report import PROBLEMS_KEPT, RecordProblem
 from draftstore.text.chat import as_messages
+from draftstore.text.conversation import Content, answer_lead, encode_conversation
 from draftstore.text.incremental import Pieces
 from draftstore.text.records import read_objects
 from draftstore.text.tokenizer import TextTokenizer
@@ -130,7 +131,7 @@ def decode_answers(
         # Batches are cut before those that are done are left out: rows that are decoded with others round otherwise.
         todo = [item for item in items[begin : begin + batch] if item not in journal.answers]
         contents = [prompts[number].content for number, _ in todo]
-        ids = [encode_prompt(content, loaded.text) for content in contents]
+        ids = [encode_conversation(loaded.text, content) for content in contents]
         rows = [Row(prompt, (options.seed, *item)) for prompt, item in zip(ids, todo, strict=True)]
         done = 0
         for part in batches.decode(rows):
@@ -149,11 +150,10 @@ def decode_answers(
 def _answer_text(
     tokenizer: TextTokenizer, content: Content, prompt: NDArray[np.int32], answer: list[int]
 ) -> str:
-    """Return what ids add to a prompt; a plain conversation has a space before each turn that is no part of it."""
+    """Return what ids add to a prompt, without the text that leads to an answer."""
     pieces = Pieces(tokenizer, prompt)
     text = "".join([pieces.push(token) for token in answer]) + pieces.finish()
-    plain = not isinstance(content, str) and not tokenizer.has_chat_template
-    return text.removeprefix(" ") if plain else text
+    return text.removeprefix(answer_lead(tokenizer, content))
 
 
 def decoded_records(

@@ -10,10 +10,10 @@ spaces of SentencePiece). So a few tokens are decoded together with those before
 once it ends in a whole character, as the text streamers of inference servers do.
 """
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
+
+from draftstore.text.tokenizer import TextTokenizer
 
 WINDOW = 8
 """Tokens of the prompt that the first token of an answer is decoded with."""
@@ -25,20 +25,6 @@ BROKEN = "\ufffd"
 """What decoders give for bytes that are no character, or not yet."""
 
 
-class Decoder(Protocol):
-    """What is asked of a tokenizer; `draftstore.text.tokenizer.TextTokenizer` is one."""
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that are no text."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids."""
-
-    def exact_text(self, token: int) -> str | None:
-        """Return the text of one id; None where it holds a part of a character."""
-
-
 class Pieces:
     """The text that tokens add to a prompt; special tokens add none.
 
@@ -46,7 +32,7 @@ class Pieces:
     finished yet; one that is not finished at the end is left out.
     """
 
-    def __init__(self, tokenizer: Decoder, prompt: NDArray[np.int32]) -> None:
+    def __init__(self, tokenizer: TextTokenizer, prompt: NDArray[np.int32]) -> None:
         """Begin behind a prompt, int32 [n]."""
         self._tokenizer = tokenizer
         self._window = _last_tokens(tokenizer, prompt.tolist())
@@ -79,7 +65,7 @@ class Pieces:
         return text.endswith(BROKEN) and self._tokenizer.exact_text(last) is None
 
 
-def _last_tokens(tokenizer: Decoder, prompt: list[int]) -> list[int]:
+def _last_tokens(tokenizer: TextTokenizer, prompt: list[int]) -> list[int]:
     """Return the last tokens of a prompt that are text, from where a character begins."""
     prompt = [token for token in prompt[-FAR:] if token not in tokenizer.special_ids]
     start = max(0, len(prompt) - WINDOW)

@@ -10,7 +10,6 @@ from draftstore.assembly import Sources
 from draftstore.cli.common import json_option, print_json, printable
 from draftstore.cli.crest import ByteSize
 from draftstore.cli.sources import (
-    Effort,
     attention_option,
     device_option,
     effort_options,
@@ -18,6 +17,7 @@ from draftstore.cli.sources import (
     source_options,
 )
 from draftstore.errors import MissingExtraError
+from draftstore.hf.planning import Effort
 from services.cli.options import anonymous_option, log_options
 from services.lookup.settings import LOOPBACK, Endpoint
 from services.worker.settings import PORT, Settings

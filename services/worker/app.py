@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from draftstore.hf.requests import GenerationRequest
 from services.lookup.permissions import Permissions
 from services.worker.answering import Events, Exchange
-from services.worker.asking import check_model, lead_of, make_record, make_work
+from services.worker.asking import check_model, lead_of, make_record, make_request
 from services.worker.decoder import Decoder
 from services.worker.figures import Figures
 from services.worker.guards import Guard, identify, read_body
@@ -25,7 +26,7 @@ from services.worker.messages import ChatAsk, CompletionAsk, parse
 from services.worker.problems import ApiError
 from services.worker.replies import Chat, Completion, model_entry
 from services.worker.settings import Settings
-from services.worker.work import Engine, Work
+from services.worker.work import Engine
 
 NO_STORE = {"Cache-Control": "no-store"}
 THREADS = 2
@@ -123,12 +124,14 @@ class _Api:
         grant = identify(request, self._site.permissions, facts.name)
         body = await read_body(request, settings.body)
         loop = asyncio.get_running_loop()
-        ask, work = await loop.run_in_executor(self._threads, _read, body, kind, engine, settings.max_tokens)
+        ask, generation = await loop.run_in_executor(
+            self._threads, _read, body, kind, engine, settings.max_tokens
+        )
         words, events = style(facts.name), Events()
         job = Job(
             id=words.id,
             endpoint=style.endpoint,
-            work=work,
+            request=generation,
             post=events.post,
             stops=ask.stop,
             lead=lead_of(ask, engine.tokenizer),
@@ -191,7 +194,7 @@ class _Api:
 
 def _read(
     body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, most_tokens: int
-) -> tuple[CompletionAsk | ChatAsk, Work]:
+) -> tuple[CompletionAsk | ChatAsk, GenerationRequest]:
     """Return what a request says, and what is to be decoded for it.
 
     Raises:
@@ -199,7 +202,7 @@ def _read(
     """
     ask = parse(body, kind)
     check_model(ask, engine.facts)
-    return ask, make_work(ask, engine, most_tokens)
+    return ask, make_request(ask, engine, most_tokens)
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:

@@ -209,7 +209,7 @@ class Decoder:
         """Answer one request, and count it before its last event is posted: whoever has it finds it in the metrics."""
         waited = monotonic() - job.created
         writing = Writing(
-            job.work,
+            job.request,
             engine.facts,
             engine.tokenizer,
             lambda text: job.post(Delta(text)),
@@ -234,7 +234,7 @@ class Decoder:
         try:
             _check_wanted(job)  # before the prefill
             with suppress(EndedError):
-                engine.generate(job.work, on_step)
+                engine.generate(job.request, on_step)
             writing.finish()
         except UnwantedError:
             return "cancelled", Failed(self.unavailable())

@@ -6,8 +6,8 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from draftstore.assembly import Assembly, Sources, assemble
-from draftstore.cli.sources import Effort, choose_plan
 from draftstore.errors import LookupServiceError
+from draftstore.hf.planning import Effort, choose_plan
 from services.worker.work import Engine
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from starlette.datastructures import Headers
 from draftstore.cli.common import print_json
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
+from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
 from services.lookup.permissions import Grant, Permissions
@@ -36,7 +37,7 @@ from services.worker.decoder import Decoder
 from services.worker.figures import Figures
 from services.worker.response_log import ResponseLog
 from services.worker.settings import Settings
-from services.worker.work import Facts, Work
+from services.worker.work import Facts
 from tests import ROOT
 from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Samples, Service, read_samples, started
@@ -64,7 +65,7 @@ class FakeEngine:
     def __init__(
         self,
         tokenizer: TextTokenizer,
-        answer: str | Callable[[Work], Sequence[int]] = " one two three",
+        answer: str | Callable[[GenerationRequest], Sequence[int]] = " one two three",
         *,
         chunk: int = 1,
         positions: int = 512,
@@ -74,13 +75,13 @@ class FakeEngine:
         self.facts = Facts(
             MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",)
         )
-        self.works: list[Work] = []
+        self.works: list[GenerationRequest] = []
         self.gate: threading.Semaphore | None = None
         self.closed = False
         self._chunk = chunk
         self._answer = answer
 
-    def tokens_of(self, work: Work) -> list[int]:
+    def tokens_of(self, work: GenerationRequest) -> list[int]:
         """Return what it says, cut where transformers would cut it."""
         if callable(self._answer):
             tokens = list(self._answer(work))
@@ -89,7 +90,7 @@ class FakeEngine:
             tokens = [*ids, *self.facts.ends]
         return tokens[: work.max_tokens]
 
-    def generate(self, work: Work, on_step: Callable[[Step], None]) -> None:
+    def generate(self, work: GenerationRequest, on_step: Callable[[Step], None]) -> None:
         self.works.append(work)
         tokens = self.tokens_of(work)
         for start in [0, *range(1, len(tokens), self._chunk)]:
@@ -287,12 +288,15 @@ class SlowEngine(FakeEngine):
     """A model that takes its time."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, answer: Callable[[Work], Sequence[int]], pass_seconds: float
+        self,
+        tokenizer: TextTokenizer,
+        answer: Callable[[GenerationRequest], Sequence[int]],
+        pass_seconds: float,
     ) -> None:
         super().__init__(tokenizer, answer, positions=2000)
         self._seconds = pass_seconds
 
-    def generate(self, work: Work, on_step: Callable[[Step], None]) -> None:
+    def generate(self, work: GenerationRequest, on_step: Callable[[Step], None]) -> None:
         def slow(step: Step) -> None:
             on_step(step)
             time.sleep(self._seconds)

@@ -24,8 +24,9 @@ from draftstore.decoding.replay import RecordedTarget, Recording
 from draftstore.drafting.drafter import Drafter, projection_of
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Chooser, Text
+from draftstore.hf.generation import default_forward
 from draftstore.hf.running import NoDrafts, vocab_size
-from draftstore.hf.targets import ModelTarget, Prefilled, default_forward
+from draftstore.hf.targets import ModelTarget, Prefilled
 from draftstore.trees.tree import DraftTree
 
 MOST_NODES = 128

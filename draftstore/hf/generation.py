@@ -21,10 +21,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from draftstore.decoding.loop import Fixed, Planner, Step
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import check_request
+from draftstore.hf.checks import check_request, takes_trees
+from draftstore.hf.graphs import graph_forward
 from draftstore.hf.masks import masks_by_model
 from draftstore.hf.running import Run
-from draftstore.hf.targets import ForwardFactory, default_forward
+from draftstore.hf.targets import ChainForward, Forward, ForwardFactory, Prefilled, TreeForward
 
 
 @torch.no_grad()
@@ -140,6 +141,14 @@ def generate(
         **generate_kwargs,
     )
     return output
+
+
+def default_forward(prefilled: Prefilled) -> Forward:
+    """Return how the passes of a text are run: CUDA graphs, else trees, else chains."""
+    if (forward := graph_forward(prefilled)) is not None:
+        return forward
+    trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
+    return TreeForward(prefilled) if trees else ChainForward(prefilled)
 
 
 def _with_stop_strings(

@@ -27,7 +27,6 @@ from draftstore.decoding.acceptance import Acceptance
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DecodingError
 from draftstore.hf.caches import Memory
-from draftstore.hf.checks import takes_trees
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
 from draftstore.hf.passes import Pass, Rows, Wants, last_hidden, rows_of
@@ -189,17 +188,6 @@ class ChainForward:
 
 
 ForwardFactory = Callable[[Prefilled], Forward]
-
-
-def default_forward(prefilled: Prefilled) -> Forward:
-    """Return how the passes of a text are run: as CUDA graphs, over trees, or over chains, what can be had first."""
-    if prefilled.model.device.type == "cuda":
-        from draftstore.hf.graphs import graph_forward
-
-        if (forward := graph_forward(prefilled)) is not None:
-            return forward
-    trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
-    return TreeForward(prefilled) if trees else ChainForward(prefilled)
 
 
 class ModelVerdict:

@@ -26,11 +26,12 @@ from draftstore.decoding.budget import Conditions, CostCurve, now
 from draftstore.errors import CurveError, ModelError
 from draftstore.hf.caches import memory_of
 from draftstore.hf.choosing import Text
+from draftstore.hf.generation import default_forward
 from draftstore.hf.graphs import GraphForward
 from draftstore.hf.loading import positions_of
 from draftstore.hf.machines import BUCKETS
 from draftstore.hf.passes import Wants
-from draftstore.hf.targets import Forward, Prefilled, default_forward
+from draftstore.hf.targets import Forward, Prefilled
 from draftstore.trees.tree import DraftTree
 
 ROWS = BUCKETS

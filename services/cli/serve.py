@@ -11,8 +11,9 @@ from draftstore.errors import LookupServiceError, MissingExtraError
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import BACKENDS
 from services.cli.options import anonymous_option, log_options
+from services.common.addresses import LOOPBACK, ListenAddress
 from services.lookup.limits import Limits
-from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LOOPBACK, Endpoint, Settings
+from services.lookup.settings import DRAFT_PORT, HTTP_PORT, Settings
 from services.lookup.stores.targets import parse_store
 
 NOWHERE = "none"
@@ -119,8 +120,8 @@ def serve(
     settings = Settings(
         socket=path or default_socket(),
         socket_mode=_mode(socket_mode),
-        listen=Endpoint.parse(listen, DRAFT_PORT) if listen else None,
-        http=None if http == NOWHERE else Endpoint.parse(http, HTTP_PORT),
+        listen=ListenAddress.parse(listen, DRAFT_PORT) if listen else None,
+        http=None if http == NOWHERE else ListenAddress.parse(http, HTTP_PORT),
         stores=targets,
         releases=releases,
         backend=backend,

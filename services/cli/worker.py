@@ -19,7 +19,7 @@ from draftstore.cli.sources import (
 from draftstore.errors import MissingExtraError
 from draftstore.hf.planning import Effort
 from services.cli.options import anonymous_option, log_options
-from services.lookup.settings import LOOPBACK, Endpoint
+from services.common.addresses import LOOPBACK, ListenAddress
 from services.worker.settings import PORT, Settings
 
 
@@ -126,7 +126,7 @@ def worker(
         from services.worker.running import run
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "services,hf") from None
-    settings = Settings(endpoint=Endpoint(host, port), **more)
+    settings = Settings(endpoint=ListenAddress(host, port), **more)
     load = loader(model, sources, effort, name=name, device=device, dtype=dtype, attention=attention)
     sys.exit(run(settings, load, print_json if as_json else _print_started))
 

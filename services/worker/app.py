@@ -15,12 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftstore.hf.requests import GenerationRequest
-from services.lookup.permissions import Permissions
+from services.common.permissions import Permissions
 from services.worker.answering import Events, Exchange
 from services.worker.asking import check_model, lead_of, make_record, make_request
 from services.worker.decoder import Decoder
 from services.worker.figures import Figures
-from services.worker.guards import Guard, identify, read_body
+from services.worker.guards import WorkerGuard, identify, read_body
 from services.worker.jobs import Job
 from services.worker.messages import ChatAsk, CompletionAsk, parse
 from services.worker.problems import ApiError
@@ -58,7 +58,7 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
 
     Args:
         site: what it needs.
-        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.Guard`.
+        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.WorkerGuard`.
     """
     api = _Api(site)
     routes = [
@@ -72,7 +72,7 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=hosts)],
+        middleware=[Middleware(WorkerGuard, hosts=hosts)],
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
         lifespan=api.lifespan,
     )

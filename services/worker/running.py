@@ -13,10 +13,10 @@ import uvloop
 from prometheus_client import disable_created_metrics
 
 from draftstore.errors import DraftstoreError, LookupServiceError
-from services.lookup import logs
-from services.lookup.permissions import Permissions
-from services.lookup.processes.sockets import open_tcp, port_of
-from services.lookup.web.server import HttpServer
+from services.common import logs
+from services.common.http_server import HttpServer
+from services.common.permissions import Permissions
+from services.common.sockets import open_tcp, port_of
 from services.worker.app import Site, make_app
 from services.worker.decoder import Decoder, State
 from services.worker.figures import Figures

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from draftstore.remote import wire
 from draftstore.stores.registry import open_store
+from services.common.permissions import Permissions
 from services.lookup.figures.counting import Figures
 from services.lookup.figures.totals import ReleaseTotals
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
-from services.lookup.permissions import Permissions
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import load_kernels, sample_contexts

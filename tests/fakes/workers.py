@@ -28,9 +28,9 @@ from draftstore.errors import DraftstoreError
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
-from services.lookup.permissions import Grant, Permissions
-from services.lookup.settings import Endpoint
-from services.lookup.web.server import HttpServer
+from services.common.addresses import ListenAddress
+from services.common.http_server import HttpServer
+from services.common.permissions import Grant, Permissions
 from services.worker import running
 from services.worker.app import Site, make_app
 from services.worker.decoder import Decoder
@@ -182,7 +182,7 @@ def running_worker(
     engine: Any, *grants: Grant, log: Path | None = None, log_bytes: int = 10**6, **settings: Any
 ) -> Iterator[Worker]:
     """Run a worker; with grants it asks for tokens."""
-    chosen = Settings(Endpoint("127.0.0.1", 0), response_log=log, **settings)
+    chosen = Settings(ListenAddress("127.0.0.1", 0), response_log=log, **settings)
     figures = Figures()
     responses = ResponseLog(log, log_bytes, figures.logged) if log else None
     decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
@@ -279,7 +279,7 @@ def worker(
 
     running.CUT_SECONDS = cut_seconds
     try:
-        sys.exit(running.run(Settings(Endpoint("127.0.0.1", port), **more), load, print_json))
+        sys.exit(running.run(Settings(ListenAddress("127.0.0.1", port), **more), load, print_json))
     except DraftstoreError as error:
         sys.exit(f"error: {error}")
 

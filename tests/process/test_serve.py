@@ -26,8 +26,10 @@ from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from schema import catalogue
-from services.lookup.processes.sockets import UnixListener, open_tcp, port_of
-from services.lookup.settings import Endpoint, Settings
+from services.common.addresses import ListenAddress
+from services.common.sockets import open_tcp, port_of
+from services.lookup.processes.sockets import UnixListener
+from services.lookup.settings import Settings
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
@@ -76,7 +78,7 @@ def answers(service: Service, store: Path) -> None:
     ],
 )
 def test_places_to_listen_at(text: str, expected: tuple[str, int]) -> None:
-    assert Endpoint.parse(text, 7781) == expected
+    assert ListenAddress.parse(text, 7781) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,27 +86,27 @@ def test_places_to_listen_at(text: str, expected: tuple[str, int]) -> None:
 )
 def test_what_is_no_place_to_listen_at(text: str) -> None:
     with pytest.raises(LookupServiceError, match="expected HOST:PORT"):
-        Endpoint.parse(text, 7781)
+        ListenAddress.parse(text, 7781)
 
 
 def test_places_are_shown_as_programs_name_them() -> None:
-    assert str(Endpoint("::1", 80)) == "[::1]:80"
-    assert str(Endpoint("0.0.0.0", 80).reached_as) == "127.0.0.1:80"
-    assert Endpoint("127.9.9.9", 1).is_loopback()
-    assert not Endpoint("0.0.0.0", 1).is_loopback()
+    assert str(ListenAddress("::1", 80)) == "[::1]:80"
+    assert str(ListenAddress("0.0.0.0", 80).reached_as) == "127.0.0.1:80"
+    assert ListenAddress("127.9.9.9", 1).is_loopback()
+    assert not ListenAddress("0.0.0.0", 1).is_loopback()
     with pytest.raises(LookupServiceError, match=r"no-such-host\.invalid:1 is unknown"):
-        Endpoint("no-such-host.invalid", 1).is_loopback()
+        ListenAddress("no-such-host.invalid", 1).is_loopback()
 
 
 def test_strangers_need_tokens_or_a_word_that_they_do_not() -> None:
-    open_wide = Settings(Path("s"), listen=Endpoint("0.0.0.0", 0))
+    open_wide = Settings(Path("s"), listen=ListenAddress("0.0.0.0", 0))
     with pytest.raises(LookupServiceError, match=r"--listen 0\.0\.0\.0:0 can be reached from other machines"):
         open_wide.check()
     with pytest.raises(LookupServiceError, match=r"--http 0\.0\.0\.0:0 can be reached"):
-        Settings(Path("s"), http=Endpoint("0.0.0.0", 0)).check()
-    Settings(Path("s"), listen=Endpoint("0.0.0.0", 0), tokens=Path("t")).check()
-    Settings(Path("s"), listen=Endpoint("0.0.0.0", 0), anonymous=True).check()
-    Settings(Path("s"), listen=Endpoint("127.0.0.1", 0)).check()
+        Settings(Path("s"), http=ListenAddress("0.0.0.0", 0)).check()
+    Settings(Path("s"), listen=ListenAddress("0.0.0.0", 0), tokens=Path("t")).check()
+    Settings(Path("s"), listen=ListenAddress("0.0.0.0", 0), anonymous=True).check()
+    Settings(Path("s"), listen=ListenAddress("127.0.0.1", 0)).check()
     with pytest.raises(LookupServiceError, match="contradict"):
         Settings(Path("s"), tokens=Path("t"), anonymous=True).check()
 
@@ -161,15 +163,15 @@ def test_sockets_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_tcp_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.lookup.processes.sockets.PATIENCE", 0.1)
-    opened = open_tcp(Endpoint("localhost", 0), "--http")
-    taken = Endpoint("127.0.0.1", port_of(opened))
+    monkeypatch.setattr("services.common.sockets.PATIENCE", 0.1)
+    opened = open_tcp(ListenAddress("localhost", 0), "--http")
+    taken = ListenAddress("127.0.0.1", port_of(opened))
     with pytest.raises(LookupServiceError, match=rf"port {taken.port} of 127\.0\.0\.1 is in use.*--http"):
         open_tcp(taken, "--http")
     for listening in opened:
         listening.close()
     with pytest.raises(LookupServiceError, match="address of this machine"):
-        open_tcp(Endpoint("192.0.2.1", 0), "--listen")
+        open_tcp(ListenAddress("192.0.2.1", 0), "--listen")
 
 
 # --- the command ---

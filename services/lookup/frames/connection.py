@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 from draftstore.errors import WireError
 from draftstore.remote.wire import Frame, FrameBuffer, Header, LongFrameError, Operation, Status
+from services.common.permissions import Grant
 from services.lookup.frames.answering import Job
-from services.lookup.permissions import Grant
 
 if TYPE_CHECKING:
     from services.lookup.frames.server import FrameServer

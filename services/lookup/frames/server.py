@@ -9,9 +9,9 @@ from contextlib import suppress
 from time import perf_counter
 
 from draftstore.remote.wire import CLOSING, Failure, Status
+from services.common.permissions import Permissions
 from services.lookup.frames.answering import Answerer, Job
 from services.lookup.frames.connection import Connection
-from services.lookup.permissions import Permissions
 
 PATIENCE = 1.0
 """Seconds after which a lookup that still waits for a thread is refused: its decoder has gone on without it."""

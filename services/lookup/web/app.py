@@ -21,9 +21,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftstore.remote import wire
+from services.common.guards import ProblemError, bearer_token
 from services.lookup.web import openapi, page
 from services.lookup.web.drafting import DraftDesk
-from services.lookup.web.guards import Guard, ProblemError, bearer_token, problem_response
+from services.lookup.web.guards import LookupGuard, problem_response
 from services.lookup.web.live import Live
 from services.lookup.web.messages import FiguresReply, HealthReply, ReadyReply, ReleaseEntry, ReleasesReply
 from services.lookup.web.upstream import RefusedError, ServiceAwayError, Upstream
@@ -40,7 +41,7 @@ class Grant(Protocol):
 
 
 class Gate(Protocol):
-    """Knows who may do what; `services.lookup.permissions.Permissions` is one."""
+    """Knows who may do what; `services.common.permissions.Permissions` is one."""
 
     def identify(self, token: str | bytes | None) -> Grant | None:
         """Return what the bearer of a token may do; None for an unknown token, or where none may be missing."""
@@ -72,7 +73,7 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
 
     Args:
         site: what it shows.
-        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.Guard`.
+        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.LookupGuard`.
     """
     api = _Api(site)
     routes = [
@@ -88,7 +89,7 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=hosts)],
+        middleware=[Middleware(LookupGuard, hosts=hosts)],
         exception_handlers={
             ProblemError: _on_problem,
             HTTPException: _on_http_error,

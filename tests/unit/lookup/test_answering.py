@@ -17,10 +17,10 @@ from draftstore.remote import wire
 from draftstore.remote.queries import Queries, decode_projection
 from draftstore.remote.wire import Frame, Header, Operation, Status
 from draftstore.stores.registry import open_store
+from services.common.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.figures.counting import Figures
 from services.lookup.frames.answering import Answerer, Job, Line
 from services.lookup.limits import Limits
-from services.lookup.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
 from tests.fakes.dense_stores import make_projection

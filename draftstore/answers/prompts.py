@@ -34,21 +34,21 @@ class Prompt(NamedTuple):
     tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Asking:
     """How prompts become what a model sees.
 
     Attributes:
         chat: texts are questions of a user; None where the model has a chat template.
         system: message in front of conversations that have none.
-        most_tokens: longer prompts are left out; None for any length.
-        limit: at most so many prompts.
+        max_prompt_tokens: longer prompts are left out; None for any length.
+        limit: most prompts.
         strict: end at the first bad record.
     """
 
     chat: bool | None = None
     system: str | None = None
-    most_tokens: int | None = None
+    max_prompt_tokens: int | None = None
     limit: int | None = None
     strict: bool = False
 
@@ -113,7 +113,7 @@ def _read(
                     raise CorpusError(f"{place}: {error}") from None
                 report.add_problem(RecordProblem(place, str(error)))
                 continue
-            if prompt.tokens > (asking.most_tokens or prompt.tokens):
+            if prompt.tokens > (asking.max_prompt_tokens or prompt.tokens):
                 report.too_long += 1
             elif digest in seen:
                 report.repeated += 1

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.answers.journal import Answer, Item, Journal
+from draftstore.answers.journal import Item, Journal, StoredAnswer
 from draftstore.answers.prompts import Asking, Prompt, PromptReport, read_prompts
 from draftstore.errors import BuildError, CorpusError, TokenizerError
 from draftstore.hf.loading import LoadedModel
@@ -26,8 +26,8 @@ OnProgress: TypeAlias = Callable[[int, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class ResponseOptions:
-    """What is answered, and how.
+class ResponseOptions(Asking):
+    """What is answered, and how; `max_prompt_tokens` defaults to what fits into the model's positions.
 
     Attributes:
         prompts: JSON Lines files, see `draftstore.answers.prompts`.
@@ -38,11 +38,6 @@ class ResponseOptions:
         top_p: probability mass of the most likely tokens that are drawn from.
         samples: answers to each prompt.
         seed: of the draws.
-        max_prompt_tokens: longer prompts are left out; None where prompt and answer fit into the model's positions.
-        limit: at most so many prompts.
-        system: message in front of conversations that have none.
-        chat: texts are questions of a user; None where the model has a chat template.
-        strict: end at the first bad record.
     """
 
     prompts: tuple[Path, ...] = ()
@@ -53,11 +48,6 @@ class ResponseOptions:
     top_p: float = 1.0
     samples: int = 1
     seed: int = 0
-    max_prompt_tokens: int | None = None
-    limit: int | None = None
-    system: str | None = None
-    chat: bool | None = None
-    strict: bool = False
 
     def check(self) -> None:
         """Refuse what makes no answers.
@@ -92,13 +82,7 @@ def read_questions(options: ResponseOptions, loaded: LoadedModel) -> tuple[list[
             f"{loaded.positions:,} positions, ask for fewer"
         )
     limits = [limit for limit in (room, options.max_prompt_tokens) if limit is not None]
-    asking = Asking(
-        chat=options.chat,
-        system=options.system,
-        most_tokens=min(limits, default=None),
-        limit=options.limit,
-        strict=options.strict,
-    )
+    asking = dataclasses.replace(options, max_prompt_tokens=min(limits, default=None))
     return read_prompts(options.prompts, loaded.text, asking)
 
 
@@ -139,7 +123,7 @@ def decode_answers(
             texts = map(partial(_answer_text, loaded.text), contents[some], ids[some], part)
             journal.add(
                 [
-                    Answer(*item, text, len(answer), ended=len(answer) < options.max_new_tokens)
+                    StoredAnswer(*item, text, len(answer), ended=len(answer) < options.max_new_tokens)
                     for item, text, answer in zip(todo[some], texts, part, strict=True)
                 ]
             )
@@ -160,7 +144,7 @@ def decoded_records(
     options: ResponseOptions,
     loaded: LoadedModel,
     prompts: list[Prompt],
-    answers: dict[Item, Answer],
+    answers: dict[Item, StoredAnswer],
     counts: "Counter[str]",
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of decoded answers, in the order of the prompts."""

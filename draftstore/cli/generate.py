@@ -27,9 +27,8 @@ from draftstore.cli.sources import (
     temperature_option,
     top_p_option,
 )
-from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
-from draftstore.hf.planning import Effort, Plan, choose_plan
+from draftstore.hf.planning import Effort, VerificationPlan, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.conversation import Content, encode_conversation
 from draftstore.text.incremental import Pieces
@@ -102,7 +101,10 @@ def generate(
       draftstore generate --model ./model --raw --prompt "def main(" --no-compare
     """
     text = _prompt(prompt, prompt_file)
-    loaded = _load(model, device, dtype, attention)
+    with status("loading the model"):
+        from draftstore.hf.loading import load_model
+
+        loaded = load_model(model, device=device, dtype=dtype, attention=attention)
     seed = secrets.randbits(32) if seed is None else seed
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     prompt_ids = encode_conversation(loaded.text, _content(loaded.text, text, chat, system))
@@ -151,14 +153,6 @@ def _prompt(prompt: str | None, prompt_file: Any) -> str:
     return text.removesuffix("\n")
 
 
-def _load(model: str, device: str | None, dtype: str | None, attention: str | None) -> "LoadedModel":
-    """Load the model, with a spinner."""
-    with status("loading the model"):
-        from draftstore.hf.loading import load_model
-
-        return load_model(model, device=device, dtype=dtype, attention=attention)
-
-
 def _content(tokenizer: TextTokenizer, text: str, chat: bool | None, system: str | None) -> Content:
     """Return the prompt as what the model is asked: a conversation, or the text itself.
 
@@ -179,7 +173,7 @@ def _with_drafts(
     loaded: "LoadedModel",
     request: GenerationRequest,
     assembly: Assembly,
-    plan: Plan,
+    plan: VerificationPlan,
     effort: Effort,
     *,
     silent: bool,
@@ -194,22 +188,18 @@ def _with_drafts(
             drafter=drafter,
             planner=plan.planner,
             min_prob=effort.min_prob,
-            on_step=printer.take if printer else _ignore,
+            on_step=printer.take if printer else lambda _step: None,
         )
     finally:
         if printer:
             printer.finish()
 
 
-def _ignore(_step: Step) -> None:
-    """Show nothing."""
-
-
 def _report(
     loaded: "LoadedModel",
     request: GenerationRequest,
     assembly: Assembly,
-    plan: Plan,
+    plan: VerificationPlan,
     drafted: TimedAnswer,
     plain: TimedAnswer | None,
 ) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def read_recordings(
         path: the file.
         tokenizer: the tokenizer of the store that will be asked.
         model: only the outputs of this model.
-        limit: at most so many outputs.
+        limit: most outputs.
 
     Raises:
         ReplayError: no such file, a record that cannot be used, or none left.

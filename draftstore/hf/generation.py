@@ -54,8 +54,8 @@ def speculative_generate(
         model: a causal language model of transformers 5.
         input_ids: int64 [1, length], the prompt.
         logits_processor: as `generate` prepares them, like the next two.
-        stopping_criteria: likewise.
-        generation_config: likewise.
+        stopping_criteria: when the text ends.
+        generation_config: of this call.
         drafter: proposes drafts; None decodes without.
         budget: most nodes of a draft, without a planner.
         planner: chooses how much of a draft is verified.
@@ -109,14 +109,14 @@ def generate(
         model: a causal language model of transformers 5.
         inputs: int64 [1, length], the prompt; or `input_ids=`.
         drafter: see `speculative_generate`, like the next three.
-        budget: likewise.
-        planner: likewise.
-        min_prob: likewise.
+        budget: most nodes of a draft.
+        planner: chooses how much of it is verified.
+        min_prob: least probability of a node.
         streamer: gets the prompt and every token.
         tokenizer: of transformers, for `stop_strings`.
         stop_strings: end the text where they are complete.
         on_step: see `speculative_generate`.
-        forward: likewise.
+        forward: runs the passes.
         generate_kwargs: of `model.generate`.
 
     Raises:

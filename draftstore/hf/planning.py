@@ -36,14 +36,14 @@ class Effort(NamedTuple):
     fixed: bool = False
 
 
-class Plan(NamedTuple):
+class VerificationPlan(NamedTuple):
     """A planner, and what it does in words."""
 
     planner: Planner
     words: str
 
 
-def choose_plan(effort: Effort, loaded: "LoadedModel") -> Plan:
+def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
     """Return the planner of a model: by its cost curve, or where none was measured by a typical one of such devices.
 
     Raises:
@@ -54,11 +54,11 @@ def choose_plan(effort: Effort, loaded: "LoadedModel") -> Plan:
     device = loaded.model.device.type
     if effort.fixed:
         budget = FIXED_BUDGETS.get(device, BUDGET) if effort.budget is None else effort.budget
-        return Plan(Fixed(budget), f"at most {budget} nodes a pass, whatever they cost")
+        return VerificationPlan(Fixed(budget), f"at most {budget} nodes a pass, whatever they cost")
     budget = BUDGET if effort.budget is None else effort.budget
     named = effort.curve
     curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
     words = f"at most {budget} nodes a pass, where they are worth their cost"
     if curve is None:
         words += f" on a typical {device}: `draftstore tune` measures this one"
-    return Plan(CostPlanner(curve or TYPICAL.get(device, TYPICAL["cuda"]), budget), words)
+    return VerificationPlan(CostPlanner(curve or TYPICAL.get(device, TYPICAL["cuda"]), budget), words)

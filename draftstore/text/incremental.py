@@ -8,6 +8,9 @@
 A character may take several tokens (bytes of an emoji), and what a token adds may depend on the one before it (leading
 spaces of SentencePiece). So a few tokens are decoded together with those before them, and what is new is handed out
 once it ends in a whole character, as the text streamers of inference servers do.
+
+`tokenizers.decoders.DecodeStream` does less: it never hands out what it holds back at the end of an answer (text behind
+bytes that are no UTF-8), and after a prompt that ends inside a character it repeats the prompt's text.
 """
 
 import numpy as np
@@ -16,11 +19,11 @@ from numpy.typing import NDArray
 from draftstore.text.tokenizer import TextTokenizer
 
 WINDOW = 8
-"""Tokens of the prompt that the first token of an answer is decoded with."""
+"""Tokens of the prompt with which the first token of an answer is decoded."""
 LONGEST_WINDOW = 64
-"""Likewise, where the prompt ends in many characters of several tokens each."""
+"""The largest such window: it grows while its first token begins inside a character."""
 FAR = 512
-"""Tokens from the end of a prompt, special ones included, among which these are looked for."""
+"""Tokens at the end of a prompt, special ones included, from which the window is taken."""
 BROKEN = "\ufffd"
 """What decoders give for bytes that are no character, or not yet."""
 

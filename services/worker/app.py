@@ -19,13 +19,13 @@ from services.common.permissions import Permissions
 from services.worker.answering import Events, Exchange
 from services.worker.asking import check_model, lead_of, make_record, make_request
 from services.worker.decoder import Decoder
-from services.worker.figures import Figures
+from services.worker.figures import WorkerMetrics
 from services.worker.guards import WorkerGuard, identify, read_body
-from services.worker.jobs import Job
+from services.worker.jobs import DecodingJob
 from services.worker.messages import ChatAsk, CompletionAsk, parse
 from services.worker.problems import ApiError
 from services.worker.replies import Chat, Completion, model_entry
-from services.worker.settings import Settings
+from services.worker.settings import WorkerSettings
 from services.worker.work import Engine
 
 NO_STORE = {"Cache-Control": "no-store"}
@@ -33,7 +33,7 @@ THREADS = 2
 """In which requests are read and their texts become token ids, so that a long one holds nobody up."""
 
 
-class Site:
+class WorkerSite:
     """What the HTTP side is made of.
 
     Attributes:
@@ -44,7 +44,7 @@ class Site:
     """
 
     def __init__(
-        self, decoder: Decoder, figures: Figures, permissions: Permissions, settings: Settings
+        self, decoder: Decoder, figures: WorkerMetrics, permissions: Permissions, settings: WorkerSettings
     ) -> None:
         """Hold everything together."""
         self.decoder = decoder
@@ -53,14 +53,14 @@ class Site:
         self.settings = settings
 
 
-def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
+def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application.
 
     Args:
         site: what it needs.
         hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.WorkerGuard`.
     """
-    api = _Api(site)
+    api = _Handlers(site)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
@@ -78,10 +78,10 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
     )
 
 
-class _Api:
+class _Handlers:
     """The handlers of all paths."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: WorkerSite) -> None:
         self._site = site
         self._since = int(time.time())
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
@@ -128,7 +128,7 @@ class _Api:
             self._threads, _read, body, kind, engine, settings.max_tokens
         )
         words, events = style(facts.name), Events()
-        job = Job(
+        job = DecodingJob(
             id=words.id,
             endpoint=style.endpoint,
             request=generation,
@@ -164,10 +164,7 @@ class _Api:
         """GET /v1/models/NAME."""
         facts = self._engine().facts
         identify(request, self._site.permissions, facts.name)
-        name = request.path_params["name"]
-        if name != facts.name:
-            message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+        check_model(request.path_params["name"], facts)
         return JSONResponse(model_entry(facts, self._since), headers=NO_STORE)
 
     async def metrics(self, request: Request) -> Response:
@@ -201,7 +198,7 @@ def _read(
         ApiError: it is refused.
     """
     ask = parse(body, kind)
-    check_model(ask, engine.facts)
+    check_model(ask.model, engine.facts)
     return ask, make_request(ask, engine, most_tokens)
 
 

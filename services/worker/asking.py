@@ -21,17 +21,15 @@ USUAL_TOKENS = 16
 Record = Callable[[str], Mapping[str, Any]]
 
 
-def check_model(ask: Ask, facts: Facts) -> None:
+def check_model(name: str | None, facts: Facts) -> None:
     """Refuse requests for another model; those that name none get this one.
 
     Raises:
-        ApiError: it is not the one that is here.
+        ApiError: the model is not served here.
     """
-    if ask.model is not None and ask.model != facts.name:
-        raise ApiError(
-            404, f"the model {ask.model[:200]!r} is not served here: ask for {facts.name!r}", param="model",
-            code="model_not_found",
-        )  # fmt: skip
+    if name is not None and name != facts.name:
+        message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def make_request(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int) -> GenerationRequest:

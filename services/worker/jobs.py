@@ -42,7 +42,7 @@ Event: TypeAlias = Delta | Finished | Failed | Gone
 
 
 @dataclasses.dataclass(eq=False)
-class Job:
+class DecodingJob:
     """One request.
 
     Attributes:

@@ -87,17 +87,17 @@ def _no_calls(value: Any) -> Any:
     return None
 
 
-class _Model(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class StreamOptions(_Model):
+class StreamOptions(_Strict):
     """How a stream should be."""
 
     include_usage: bool | None = None
 
 
-class ChatMessage(_Model):
+class ChatMessage(_Strict):
     """One turn of a conversation."""
 
     role: str = Field(min_length=1, max_length=64)
@@ -111,7 +111,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 
-class Ask(_Model):
+class Ask(_Strict):
     """What every request may say. `top_k`, `min_p` and `repetition_penalty` are not OpenAI's, but common."""
 
     model: str | None = None

@@ -11,7 +11,7 @@ BODY = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """What one run of the worker is told.
 
     Attributes:

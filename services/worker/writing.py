@@ -9,7 +9,7 @@ from draftstore.decoding.loop import Step
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.incremental import Pieces
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.text import Stops
+from services.worker.text import StopStrings
 from services.worker.work import Facts
 
 Reason = Literal["stop", "length"]
@@ -98,7 +98,7 @@ class Writing:
         self._most = request.max_tokens
         self._ends = facts.ends
         self._pieces = Pieces(tokenizer, request.prompt)
-        self._stops = Stops(stops)
+        self._stops = StopStrings(stops)
         self._lead = lead
         self._shown: list[str] = []
         self._show = show

@@ -32,11 +32,11 @@ from services.common.addresses import ListenAddress
 from services.common.http_server import HttpServer
 from services.common.permissions import Grant, Permissions
 from services.worker import running
-from services.worker.app import Site, make_app
+from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
-from services.worker.figures import Figures
+from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog
-from services.worker.settings import Settings
+from services.worker.settings import WorkerSettings
 from services.worker.work import Facts
 from tests import ROOT
 from tests.fakes.lookups import SECONDS, until
@@ -107,7 +107,7 @@ class FakeEngine:
 class Worker:
     """A worker with its HTTP side, in threads of this process."""
 
-    def __init__(self, decoder: Decoder, address: tuple[str, int], site: Site) -> None:
+    def __init__(self, decoder: Decoder, address: tuple[str, int], site: WorkerSite) -> None:
         self.decoder = decoder
         self.address = address
         self.site = site
@@ -182,11 +182,11 @@ def running_worker(
     engine: Any, *grants: Grant, log: Path | None = None, log_bytes: int = 10**6, **settings: Any
 ) -> Iterator[Worker]:
     """Run a worker; with grants it asks for tokens."""
-    chosen = Settings(ListenAddress("127.0.0.1", 0), response_log=log, **settings)
-    figures = Figures()
+    chosen = WorkerSettings(ListenAddress("127.0.0.1", 0), response_log=log, **settings)
+    figures = WorkerMetrics()
     responses = ResponseLog(log, log_bytes, figures.logged) if log else None
     decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
-    site = Site(decoder, figures, Permissions(grants or None), chosen)
+    site = WorkerSite(decoder, figures, Permissions(grants or None), chosen)
     loop = Loop()
     listening = socket.create_server(("127.0.0.1", 0))
     server = HttpServer(make_app(site, hosts=()))
@@ -279,7 +279,7 @@ def worker(
 
     running.CUT_SECONDS = cut_seconds
     try:
-        sys.exit(running.run(Settings(ListenAddress("127.0.0.1", port), **more), load, print_json))
+        sys.exit(running.run(WorkerSettings(ListenAddress("127.0.0.1", port), **more), load, print_json))
     except DraftstoreError as error:
         sys.exit(f"error: {error}")
 

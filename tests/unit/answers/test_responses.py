@@ -19,7 +19,7 @@ import torch
 
 from draftstore.answers import batches, responses
 from draftstore.answers.batches import Choice, Row, decode_rows, draw
-from draftstore.answers.journal import Answer, Journal
+from draftstore.answers.journal import Journal, StoredAnswer
 from draftstore.answers.prompts import Asking, read_prompts
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses, origin_path
 from draftstore.decoding.replay import read_recordings
@@ -506,7 +506,7 @@ def test_progress_counts_up(model_folder: Path, prompts: Path, tmp_path: Path) -
 
 def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    first, second = (Answer(number, 0, "text é\n", 3, True) for number in range(2))
+    first, second = (StoredAnswer(number, 0, "text é\n", 3, True) for number in range(2))
     with Journal(path) as journal:
         journal.add([first])
         journal.add([second])

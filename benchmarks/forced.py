@@ -20,12 +20,14 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Static
 from benchmarks.decode_runs import Outcome, Series, Way, take_turns
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Fixed, Target, Verdict, decode
+from draftstore.decoding.nothing import NoDrafts
 from draftstore.decoding.replay import RecordedTarget, Recording
 from draftstore.drafting.drafter import Drafter, projection_of
-from draftstore.hf.caches import memory_of
+from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Chooser, Text
-from draftstore.hf.running import NoDrafts, vocab_size
-from draftstore.hf.targets import ModelTarget, Prefilled, default_forward
+from draftstore.hf.generation import default_forward
+from draftstore.hf.running import vocab_size
+from draftstore.hf.targets import ModelTarget, Prefilled
 from draftstore.trees.tree import DraftTree
 
 MOST_NODES = 128
@@ -199,5 +201,5 @@ def _prefilled(model: Any, recording: Recording) -> ModelTarget:
         "position_ids": positions + 1,
         "use_cache": True,
     }
-    forward = default_forward(Prefilled(model, memory_of(past), kwargs, text))
+    forward = default_forward(Prefilled(model, rollback_cache(past), kwargs, text))
     return ModelTarget(forward, Chooser(text, ()), text, vocab_size(model))

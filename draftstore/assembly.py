@@ -12,11 +12,12 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from draftstore.decoding.nothing import NoDrafts
 from draftstore.drafting.drafter import Drafter, Session, projection_of
 from draftstore.drafting.fitting import fitted
 from draftstore.drafting.mixture import Mixture
@@ -30,7 +31,6 @@ from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.recycling.store import RecyclingStore
 from draftstore.stores.registry import Store, open_store
-from draftstore.trees.tree import DraftTree
 
 RECYCLING = "recycling"
 REQUEST = "request"
@@ -105,7 +105,7 @@ class Assembly:
     ) -> Session:
         """Start the drafts of one text; see `Drafter.session`."""
         if self.drafter is None:
-            return _Nothing()
+            return NoDrafts()
         return self.drafter.session(prompt_ids, hidden=hidden, candidates=candidates)
 
     def part(self, kind: str) -> Part | None:
@@ -147,14 +147,14 @@ def assemble(
         DraftstoreError: settings that make no sense together.
     """
     with ExitStack() as opened:
-        parts = list(_parts(sources, _Model(vocab_size, tokenizer, model, hidden_size), opened))
+        parts = list(_parts(sources, _TargetModel(vocab_size, tokenizer, model, hidden_size), opened))
         _check_strategy(sources, parts)
         assembly = Assembly(parts, opened.pop_all())
     _warm_up(assembly)
     return assembly
 
 
-class _Model(NamedTuple):
+class _TargetModel(NamedTuple):
     """What must fit, see `assemble`."""
 
     vocab_size: int
@@ -163,7 +163,7 @@ class _Model(NamedTuple):
     hidden_size: int | None
 
 
-def _parts(sources: Sources, model: _Model, opened: ExitStack) -> Iterator[Part]:
+def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator[Part]:
     """Yield the drafters, those that others should yield to first."""
     if sources.request:
         yield Part(REQUEST, "the request itself", RequestDrafter(model.vocab_size))
@@ -181,7 +181,7 @@ def _parts(sources: Sources, model: _Model, opened: ExitStack) -> Iterator[Part]
         yield Part(RECYCLING, "the model's candidates", RecyclingDrafter(model.vocab_size))
 
 
-def _stored(path: Path, kind: str, sources: Sources, model: _Model, opened: ExitStack) -> Part:
+def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
     """Open a store of text, or of hidden states of this model.
 
     Raises:
@@ -200,7 +200,7 @@ def _stored(path: Path, kind: str, sources: Sources, model: _Model, opened: Exit
     return Part(kind, store.manifest.name, drafter, strategy)
 
 
-def _recycled(path: Path, model: _Model) -> Part:
+def _recycled(path: Path, model: _TargetModel) -> Part:
     """Open recycled candidates of this model.
 
     Raises:
@@ -218,10 +218,10 @@ def _known(strategy: str | None, strategies: Collection[str]) -> str | None:
 
 
 def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
-    """Refuse a strategy that nothing follows: it was meant for something else.
+    """Refuse a strategy that no store knows.
 
     Raises:
-        DraftstoreError: so it is.
+        DraftstoreError: no store follows the strategy that was asked for.
     """
     if sources.strategy is not None and not any(part.strategy for part in parts):
         stores = ", ".join(part.name for part in parts) or "there is none"
@@ -231,7 +231,7 @@ def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
         )
 
 
-def _looked_up(sources: Sources, model: _Model, opened: ExitStack) -> Part:
+def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
     """Find a release of the lookup service, and that it answers.
 
     Raises:
@@ -267,10 +267,8 @@ def _served(sources: Sources) -> str:
 
 
 def _one_drafter(drafters: Sequence[Drafter]) -> Drafter | None:
-    """Return one drafter of all."""
-    if len(drafters) <= 1:
-        return drafters[0] if drafters else None
-    return Mixture(drafters)
+    """Return the only drafter, or a mixture of several; None without any."""
+    return Mixture(drafters) if len(drafters) > 1 else next(iter(drafters), None)
 
 
 def _warm_up(assembly: Assembly) -> None:
@@ -279,17 +277,3 @@ def _warm_up(assembly: Assembly) -> None:
         warm_up = getattr(drafter, "warm_up", None)
         if warm_up is not None:
             warm_up()
-
-
-class _Nothing:
-    """A session that drafts nothing."""
-
-    needs_candidates = False
-    needs_hidden = False
-
-    def propose(self, *_asked: Any, **_named: Any) -> DraftTree:
-        """Return the empty tree."""
-        return DraftTree.empty()
-
-    def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
-        """Take in nothing."""

@@ -17,7 +17,7 @@ from draftstore.errors import ModelError
 from draftstore.hf.loading import LoadedModel
 
 HEADS = (128, 2048)
-"""Most likely tokens that are sorted to find a nucleus; only where it is larger, more are, and all of them at last."""
+"""Sizes of the heads, the most likely tokens, that are sorted to find a nucleus: tried in turn, then the vocabulary."""
 
 
 class Choice(NamedTuple):
@@ -35,11 +35,11 @@ class Choice(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One answer to be.
+    """One answer to decode.
 
     Attributes:
         prompt: int32 [n].
-        seed: of the draws: numbers from 0.
+        seed: of the draws, each number from 0 on.
     """
 
     prompt: NDArray[np.int32]
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class Batches:
-    """Decodes rows, fewer at once from then on where the memory of the device did not suffice."""
+    """Decodes rows in batches; halves the batch, for good, where the memory of the device does not suffice."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Batches:
         self._loaded, self._choice, self._on_tokens = loaded, choice, on_tokens
 
     def decode(self, rows: Sequence[Row]) -> Iterator[list[list[int]]]:
-        """Yield the answers to some rows after another, all in the end; without what ends them.
+        """Yield the answers of one batch after the other, without the tokens that end them.
 
         Raises:
             ModelError: not even one row fits into the memory of the device.

@@ -11,7 +11,7 @@ Item: TypeAlias = tuple[int, int]
 """Number of a prompt, and of one of its answers."""
 
 
-class Answer(NamedTuple):
+class StoredAnswer(NamedTuple):
     """One answer.
 
     Attributes:
@@ -38,7 +38,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Read what an earlier run left; half a line of it is cut off."""
-        self.answers: dict[Item, Answer] = {}
+        self.answers: dict[Item, StoredAnswer] = {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, self._read(path))
 
@@ -50,7 +50,7 @@ class Journal:
     ) -> None:
         os.close(self._file)
 
-    def add(self, answers: Sequence[Answer]) -> None:
+    def add(self, answers: Sequence[StoredAnswer]) -> None:
         """Keep the answers of a batch, on disk before this returns.
 
         Raises:
@@ -68,7 +68,7 @@ class Journal:
         with path.open("rb") as file:
             for line in file:
                 try:
-                    answers = [Answer(*fields) for fields in json.loads(line)]
+                    answers = [StoredAnswer(*fields) for fields in json.loads(line)]
                 except (ValueError, TypeError):
                     break
                 if not line.endswith(b"\n"):
@@ -77,5 +77,5 @@ class Journal:
                 whole += len(line)
         return whole
 
-    def _keep(self, answers: Sequence[Answer]) -> None:
+    def _keep(self, answers: Sequence[StoredAnswer]) -> None:
         self.answers.update({(answer.prompt, answer.sample): answer for answer in answers})

@@ -8,20 +8,16 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple
 
 from draftstore.errors import CorpusError, NoTextError, TokenizerError, counted, type_name
 from draftstore.storage.report import ReadReport, RecordProblem
 from draftstore.text.chat import Message, as_messages
+from draftstore.text.conversation import Content, encode_conversation
 from draftstore.text.records import read_objects, record_id
 from draftstore.text.tokenizer import TextTokenizer
 
 KEYS = ("prompt", "messages", "text")
-
-Content: TypeAlias = str | list[Message]
 
 
 class Prompt(NamedTuple):
@@ -38,21 +34,21 @@ class Prompt(NamedTuple):
     tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Asking:
     """How prompts become what a model sees.
 
     Attributes:
         chat: texts are questions of a user; None where the model has a chat template.
         system: message in front of conversations that have none.
-        most_tokens: longer prompts are left out; None for any length.
-        limit: at most so many prompts.
+        max_prompt_tokens: longer prompts are left out; None for any length.
+        limit: most prompts.
         strict: end at the first bad record.
     """
 
     chat: bool | None = None
     system: str | None = None
-    most_tokens: int | None = None
+    max_prompt_tokens: int | None = None
     limit: int | None = None
     strict: bool = False
 
@@ -117,7 +113,7 @@ def _read(
                     raise CorpusError(f"{place}: {error}") from None
                 report.add_problem(RecordProblem(place, str(error)))
                 continue
-            if prompt.tokens > (asking.most_tokens or prompt.tokens):
+            if prompt.tokens > (asking.max_prompt_tokens or prompt.tokens):
                 report.too_long += 1
             elif digest in seen:
                 report.repeated += 1
@@ -137,7 +133,9 @@ def _prompt(
     if isinstance(record, RecordProblem):
         raise CorpusError(record.reason)
     content = _content(record, asking)
-    ids = encode_prompt(content, tokenizer)
+    ids = encode_conversation(tokenizer, content)
+    if not len(ids):
+        raise TokenizerError("the prompt is empty, and the model needs a token to begin with")
     digest = hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
     return Prompt(record_id(record) or place, content, len(ids)), digest
 
@@ -171,17 +169,3 @@ def _with_system(messages: list[Message], asking: Asking) -> list[Message]:
     if asking.system is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": asking.system}, *messages]
-
-
-def encode_prompt(content: Content, tokenizer: TextTokenizer) -> NDArray[np.int32]:
-    """Return the ids that a model sees, int32 [n]: as replays of its answers and `draftstore generate` have them.
-
-    Raises:
-        TokenizerError: no valid Unicode, or a conversation that the chat template refuses; no ids at all.
-    """
-    if not isinstance(content, str):
-        content = tokenizer.render_chat(content, add_generation_prompt=True)
-    ids = tokenizer.encode(content, bos=True)
-    if not len(ids):
-        raise TokenizerError("the prompt is empty, and the model needs a token to begin with")
-    return ids

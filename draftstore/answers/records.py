@@ -10,12 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.answers.journal import Answer, Item, Journal
-from draftstore.answers.prompts import Asking, Content, Prompt, PromptReport, encode_prompt, read_prompts
+from draftstore.answers.journal import Item, Journal, StoredAnswer
+from draftstore.answers.prompts import Asking, Prompt, PromptReport, read_prompts
 from draftstore.errors import BuildError, CorpusError, TokenizerError
 from draftstore.hf.loading import LoadedModel
 from draftstore.storage.report import PROBLEMS_KEPT, RecordProblem
 from draftstore.text.chat import as_messages
+from draftstore.text.conversation import Content, answer_lead, encode_conversation
 from draftstore.text.incremental import Pieces
 from draftstore.text.records import read_objects
 from draftstore.text.tokenizer import TextTokenizer
@@ -25,8 +26,8 @@ OnProgress: TypeAlias = Callable[[int, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class ResponseOptions:
-    """What is answered, and how.
+class ResponseOptions(Asking):
+    """What is answered, and how; `max_prompt_tokens` defaults to what fits into the model's positions.
 
     Attributes:
         prompts: JSON Lines files, see `draftstore.answers.prompts`.
@@ -37,11 +38,6 @@ class ResponseOptions:
         top_p: probability mass of the most likely tokens that are drawn from.
         samples: answers to each prompt.
         seed: of the draws.
-        max_prompt_tokens: longer prompts are left out; None where prompt and answer fit into the model's positions.
-        limit: at most so many prompts.
-        system: message in front of conversations that have none.
-        chat: texts are questions of a user; None where the model has a chat template.
-        strict: end at the first bad record.
     """
 
     prompts: tuple[Path, ...] = ()
@@ -52,11 +48,6 @@ class ResponseOptions:
     top_p: float = 1.0
     samples: int = 1
     seed: int = 0
-    max_prompt_tokens: int | None = None
-    limit: int | None = None
-    system: str | None = None
-    chat: bool | None = None
-    strict: bool = False
 
     def check(self) -> None:
         """Refuse what makes no answers.
@@ -91,13 +82,7 @@ def read_questions(options: ResponseOptions, loaded: LoadedModel) -> tuple[list[
             f"{loaded.positions:,} positions, ask for fewer"
         )
     limits = [limit for limit in (room, options.max_prompt_tokens) if limit is not None]
-    asking = Asking(
-        chat=options.chat,
-        system=options.system,
-        most_tokens=min(limits, default=None),
-        limit=options.limit,
-        strict=options.strict,
-    )
+    asking = dataclasses.replace(options, max_prompt_tokens=min(limits, default=None))
     return read_prompts(options.prompts, loaded.text, asking)
 
 
@@ -130,7 +115,7 @@ def decode_answers(
         # Batches are cut before those that are done are left out: rows that are decoded with others round otherwise.
         todo = [item for item in items[begin : begin + batch] if item not in journal.answers]
         contents = [prompts[number].content for number, _ in todo]
-        ids = [encode_prompt(content, loaded.text) for content in contents]
+        ids = [encode_conversation(loaded.text, content) for content in contents]
         rows = [Row(prompt, (options.seed, *item)) for prompt, item in zip(ids, todo, strict=True)]
         done = 0
         for part in batches.decode(rows):
@@ -138,7 +123,7 @@ def decode_answers(
             texts = map(partial(_answer_text, loaded.text), contents[some], ids[some], part)
             journal.add(
                 [
-                    Answer(*item, text, len(answer), ended=len(answer) < options.max_new_tokens)
+                    StoredAnswer(*item, text, len(answer), ended=len(answer) < options.max_new_tokens)
                     for item, text, answer in zip(todo[some], texts, part, strict=True)
                 ]
             )
@@ -149,18 +134,17 @@ def decode_answers(
 def _answer_text(
     tokenizer: TextTokenizer, content: Content, prompt: NDArray[np.int32], answer: list[int]
 ) -> str:
-    """Return what ids add to a prompt; a plain conversation has a space before each turn that is no part of it."""
+    """Return what ids add to a prompt, without the text that leads to an answer."""
     pieces = Pieces(tokenizer, prompt)
     text = "".join([pieces.push(token) for token in answer]) + pieces.finish()
-    plain = not isinstance(content, str) and not tokenizer.has_chat_template
-    return text.removeprefix(" ") if plain else text
+    return text.removeprefix(answer_lead(tokenizer, content))
 
 
 def decoded_records(
     options: ResponseOptions,
     loaded: LoadedModel,
     prompts: list[Prompt],
-    answers: dict[Item, Answer],
+    answers: dict[Item, StoredAnswer],
     counts: "Counter[str]",
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of decoded answers, in the order of the prompts."""

@@ -90,7 +90,7 @@ def make_responses(
         model: see `load_model`; it is loaded only if there is something to decode.
         out: the file: .jsonl, .ndjson or .json, also packed (.gz, .zst).
         dtype: of the weights; see `load_model`.
-        device: likewise.
+        device: where it runs.
         batch: answers that are decoded at once; halved where memory does not suffice.
         overwrite: replace answers of another model, to other prompts or with other settings, finished or not; those of
             this very run are kept, for they would be the same again.

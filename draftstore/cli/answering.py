@@ -2,17 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
 from draftstore.decoding.loop import Planner, Step, Tally
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DraftstoreError
+from draftstore.hf.requests import GenerationRequest
 from draftstore.text.incremental import Pieces
 
 if TYPE_CHECKING:
@@ -21,26 +20,8 @@ if TYPE_CHECKING:
 ACCEPTED = "green"
 
 
-class Request(NamedTuple):
-    """What is asked of a model.
-
-    Attributes:
-        prompt: int32 [n].
-        max_new_tokens: most tokens of the answer.
-        temperature: 0 takes the most likely token.
-        top_p: least probability mass that is kept.
-        seed: of the draws.
-    """
-
-    prompt: NDArray[np.int32]
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-
 @dataclasses.dataclass
-class Answer:
+class TimedAnswer:
     """What came of it.
 
     Attributes:
@@ -90,61 +71,24 @@ class Answer:
 
 def answer(
     loaded: "LoadedModel",
-    request: Request,
+    request: GenerationRequest,
     *,
     drafter: Drafter | None,
     planner: Planner | None = None,
     min_prob: float = 0.0,
     on_step: Callable[[Step], None] = lambda _: None,
-) -> Answer:
-    """Decode one answer.
+) -> TimedAnswer:
+    """Decode one answer; see `draftstore.hf.answering.decode_request` for the arguments."""
+    from draftstore.hf.answering import decode_request
 
-    Args:
-        loaded: the model.
-        request: what is asked.
-        drafter: None decodes without drafts, by the same loop.
-        planner: chooses how much of a draft is verified.
-        min_prob: least probability of a node.
-        on_step: called after every step, the prefill first.
-    """
-    import torch
-
-    from draftstore.hf import generate
-
-    given = Answer()
+    given = TimedAnswer()
 
     def take(step: Step) -> None:
         given.take(step)
         on_step(step)
 
-    model: Any = loaded.model
-    ends = loaded.ends
-    prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
-    torch.manual_seed(request.seed)
-    generate(
-        model,
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        drafter=drafter,
-        planner=planner,
-        min_prob=min_prob,
-        on_step=take,
-        max_new_tokens=request.max_new_tokens,
-        eos_token_id=ends or None,
-        pad_token_id=ends[0] if ends else None,
-        cache_implementation="static" if model.device.type == "cuda" else None,  # allows CUDA graphs
-        **_choices(request, model.generation_config),
-    )
+    decode_request(loaded, request, drafter=drafter, planner=planner, min_prob=min_prob, on_step=take)
     return given
-
-
-def _choices(request: Request, own: Any) -> dict[str, Any]:
-    """Return how tokens are chosen, as arguments of `generate`."""
-    if request.temperature == 0.0:
-        # What the model's own settings say of sampling would only make transformers warn that it is ignored.
-        return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    top_k = own.top_k if own.top_k is not None else 0  # transformers keeps 50 tokens unless told otherwise
-    return {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p, "top_k": top_k}
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -181,7 +125,7 @@ class Printer:
             click.echo(piece, nl=False)
 
 
-def check_positions(loaded: "LoadedModel", request: Request) -> Request:
+def check_positions(loaded: "LoadedModel", request: GenerationRequest) -> GenerationRequest:
     """Return a request that fits the model: with fewer new tokens if need be.
 
     Raises:
@@ -193,8 +137,8 @@ def check_positions(loaded: "LoadedModel", request: Request) -> Request:
             "the prompt is empty, and this model's tokenizer puts nothing in front: give some text"
         )
     positions = loaded.positions
-    if positions is None or size + request.max_new_tokens <= positions:
+    if positions is None or size + request.max_tokens <= positions:
         return request
     if size >= positions:
         raise DraftstoreError(f"a prompt of {size:,} tokens: {loaded.name!r} takes {positions - 1:,} at most")
-    return request._replace(max_new_tokens=positions - size)
+    return dataclasses.replace(request, max_tokens=positions - size)

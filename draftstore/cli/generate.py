@@ -1,29 +1,24 @@
 """`draftstore generate`: one answer of a model, decoded with drafts, and how much sooner that is."""
 
+import dataclasses
 import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 from rich.table import Table
 
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.cli.answering import (
-    Answer,
     Printer,
-    Request,
+    TimedAnswer,
     answer,
     check_positions,
     first_difference,
 )
 from draftstore.cli.common import json_option, print_json, status, stderr_console, stdout_console
 from draftstore.cli.sources import (
-    Effort,
-    Plan,
     attention_option,
-    choose_plan,
     device_option,
     dtype_option,
     effort_options,
@@ -32,8 +27,10 @@ from draftstore.cli.sources import (
     temperature_option,
     top_p_option,
 )
-from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
+from draftstore.hf.planning import Effort, VerificationPlan, choose_plan
+from draftstore.hf.requests import GenerationRequest, Sampling
+from draftstore.text.conversation import Content, encode_conversation
 from draftstore.text.incremental import Pieces
 from draftstore.text.tokenizer import TextTokenizer
 
@@ -104,15 +101,14 @@ def generate(
       draftstore generate --model ./model --raw --prompt "def main(" --no-compare
     """
     text = _prompt(prompt, prompt_file)
-    loaded = _load(model, device, dtype, attention)
-    request = Request(
-        _encode(loaded.text, text, chat, system),
-        max_new_tokens,
-        temperature,
-        top_p,
-        secrets.randbits(32) if seed is None else seed,
-    )
-    request = check_positions(loaded, request)
+    with status("loading the model"):
+        from draftstore.hf.loading import load_model
+
+        loaded = load_model(model, device=device, dtype=dtype, attention=attention)
+    seed = secrets.randbits(32) if seed is None else seed
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    prompt_ids = encode_conversation(loaded.text, _content(loaded.text, text, chat, system))
+    request = check_positions(loaded, GenerationRequest(prompt_ids, max_new_tokens, sampling))
     with status("opening what to draft from"):
         assembly = assemble(
             sources,
@@ -125,7 +121,7 @@ def generate(
         plan = choose_plan(effort, loaded)
         if not no_compare:  # or what torch does at its first passes would be counted for the first of the two
             with status("warming up"):
-                answer(loaded, request._replace(max_new_tokens=min(3, max_new_tokens)), drafter=None)
+                answer(loaded, dataclasses.replace(request, max_tokens=min(3, max_new_tokens)), drafter=None)
         drafted = _with_drafts(loaded, request, assembly, plan, effort, silent=as_json)
     plain = None
     if not no_compare:
@@ -157,35 +153,31 @@ def _prompt(prompt: str | None, prompt_file: Any) -> str:
     return text.removesuffix("\n")
 
 
-def _load(model: str, device: str | None, dtype: str | None, attention: str | None) -> "LoadedModel":
-    """Load the model, with a spinner."""
-    with status("loading the model"):
-        from draftstore.hf.loading import load_model
-
-        return load_model(model, device=device, dtype=dtype, attention=attention)
-
-
-def _encode(tokenizer: TextTokenizer, text: str, chat: bool | None, system: str | None) -> NDArray[np.int32]:
-    """Return the ids of the prompt.
+def _content(tokenizer: TextTokenizer, text: str, chat: bool | None, system: str | None) -> Content:
+    """Return the prompt as what the model is asked: a conversation, or the text itself.
 
     Raises:
         UsageError: a system message outside a chat.
     """
-    chat = tokenizer.has_chat_template if chat is None else chat
-    if chat:
+    if tokenizer.has_chat_template if chat is None else chat:
         messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": text})
-        text = tokenizer.render_chat(messages, add_generation_prompt=True)
-    elif system is not None:
+        return [*messages, {"role": "user", "content": text}]
+    if system is not None:
         raise click.UsageError(
             "--system goes with --chat: this model has no chat template, or --raw was given"
         )
-    return tokenizer.encode(text, bos=True)
+    return text
 
 
 def _with_drafts(
-    loaded: "LoadedModel", request: Request, assembly: Assembly, plan: Plan, effort: Effort, *, silent: bool
-) -> Answer:
+    loaded: "LoadedModel",
+    request: GenerationRequest,
+    assembly: Assembly,
+    plan: VerificationPlan,
+    effort: Effort,
+    *,
+    silent: bool,
+) -> TimedAnswer:
     """Decode with drafts, and write the answer as it grows."""
     drafter = assembly if assembly.parts else None
     printer = None if silent else Printer(stdout_console(), Pieces(loaded.text, request.prompt))
@@ -196,24 +188,20 @@ def _with_drafts(
             drafter=drafter,
             planner=plan.planner,
             min_prob=effort.min_prob,
-            on_step=printer.take if printer else _ignore,
+            on_step=printer.take if printer else lambda _step: None,
         )
     finally:
         if printer:
             printer.finish()
 
 
-def _ignore(_step: Step) -> None:
-    """Show nothing."""
-
-
 def _report(
     loaded: "LoadedModel",
-    request: Request,
+    request: GenerationRequest,
     assembly: Assembly,
-    plan: Plan,
-    drafted: Answer,
-    plain: Answer | None,
+    plan: VerificationPlan,
+    drafted: TimedAnswer,
+    plain: TimedAnswer | None,
 ) -> dict[str, Any]:
     """Return everything that there is to say as JSON values."""
     kept = [token for token in drafted.tokens if token not in loaded.text.special_ids]
@@ -222,9 +210,9 @@ def _report(
         "device": str(loaded.model.device),
         "prompt_tokens": len(request.prompt),
         "text": loaded.text.decode(kept),
-        "finish": "length" if len(drafted.tokens) == request.max_new_tokens else "stop",
-        "temperature": request.temperature,
-        "seed": request.seed if request.temperature else None,
+        "finish": "length" if len(drafted.tokens) == request.max_tokens else "stop",
+        "temperature": request.sampling.temperature,
+        "seed": request.sampling.seed if request.sampling.temperature else None,
         "drafters": [{"kind": part.kind, "name": part.name} for part in assembly.parts],
         "effort": plan.words,
         "with_drafts": drafted.figures(),

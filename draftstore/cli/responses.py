@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -101,25 +102,13 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @json_option
 def responses(
     model: str,
-    prompts: tuple[Path, ...],
-    logs: tuple[Path, ...],
-    logged_as: str | None,
     out: Path,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    samples: int,
-    seed: int,
     batch: int,
-    max_prompt_tokens: int | None,
-    limit: int | None,
-    system: str | None,
-    chat: bool | None,
-    strict: bool,
     overwrite: bool,
     device: str | None,
     dtype: str | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Write down what a model answers, as a corpus for its stores.
 
@@ -132,21 +121,6 @@ def responses(
       draftstore responses --model ./model --prompts p.jsonl --temperature 0.7 --top-p 0.95 --samples 3 --out a.jsonl
       draftstore responses --model ./model --log worker-answers.jsonl --out own.jsonl
     """
-    options = ResponseOptions(
-        prompts=prompts,
-        logs=logs,
-        logged_as=logged_as,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        samples=samples,
-        seed=seed,
-        max_prompt_tokens=max_prompt_tokens,
-        limit=limit,
-        system=system,
-        chat=chat,
-        strict=strict,
-    )
     begin = time.perf_counter()
     with count_progress("answers") as bars:
         task = bars.add_task("loading", total=None, detail="")
@@ -160,7 +134,7 @@ def responses(
             bars.update(task, description="decoding", completed=done, total=total, detail=speed)
 
         made = make_responses(
-            options,
+            ResponseOptions(**asked),
             model,
             out,
             dtype=dtype,

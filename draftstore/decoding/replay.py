@@ -26,6 +26,7 @@ from draftstore.decoding.loop import Fixed, Planner, Tally, decode
 from draftstore.drafting.drafter import Drafter, Session, projection_of
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
 from draftstore.text.chat import as_messages
+from draftstore.text.conversation import encode_conversation
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
@@ -124,7 +125,7 @@ def read_recordings(
         path: the file.
         tokenizer: the tokenizer of the store that will be asked.
         model: only the outputs of this model.
-        limit: at most so many outputs.
+        limit: most outputs.
 
     Raises:
         ReplayError: no such file, a record that cannot be used, or none left.
@@ -170,13 +171,10 @@ def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) 
     if not isinstance(output, str):
         raise ReplayError(f"{place}: expected the key 'output' with a text")
     if isinstance(prompt, list):
-        start = tokenizer.render_chat(as_messages(prompt, "prompt"), add_generation_prompt=True)
-        whole = start + output if tokenizer.has_chat_template else f"{start} {output}"
-    elif isinstance(prompt, str):
-        start, whole = prompt, prompt + output
-    else:
+        prompt = as_messages(prompt, "prompt")
+    elif not isinstance(prompt, str):
         raise ReplayError(f"{place}: expected the key 'prompt' with a text or a list of messages")
-    alone, together = tokenizer.encode(start, bos=True), tokenizer.encode(whole, bos=True)
+    alone, together = encode_conversation(tokenizer, prompt), encode_conversation(tokenizer, prompt, output)
     shared = min(len(alone), len(together))
     differs = np.flatnonzero(alone[:shared] != together[:shared])
     cut = int(differs[0]) if len(differs) else shared

@@ -10,15 +10,16 @@ Where accepted rows already stand in place, which is so for every chain and for 
 copied: the cache is only made shorter.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
 
-class Memory(Protocol):
-    """A cache of which rows can be taken back.
+class RollbackCache(ABC):
+    """A cache of transformers that has been filled, and of which rows can be taken back.
 
     Attributes:
         trees: whether any rows of a pass may stay; else only the first ones.
@@ -26,16 +27,23 @@ class Memory(Protocol):
         length: tokens in the cache.
     """
 
-    trees: bool
-    drafts: bool
-    length: int
+    trees = False
+    drafts = True
+
+    def __init__(self, cache: Any) -> None:
+        """Handle a cache that has been filled."""
+        self._cache = cache
+        self.length = int(cache.get_seq_length())
 
     def room(self) -> int | None:
         """Return how many rows a pass may have; None for any number."""
+        return None
 
     def width(self, rows: int) -> int:
-        """Return the columns that the attention of a pass sees."""
+        """Return the columns that the attention of a pass sees; sliding windows see less."""
+        return self.length + rows
 
+    @abstractmethod
     def keep(self, total: int, rows: Sequence[int]) -> None:
         """Keep some rows of the last pass.
 
@@ -44,11 +52,11 @@ class Memory(Protocol):
             rows: those that stay, ascending; none undoes the pass.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most have nothing to do)
         """Leave the cache as plain decoding leaves it."""
 
 
-def memory_of(cache: Cache, drafting: bool = True) -> Memory:
+def rollback_cache(cache: Cache, drafting: bool = True) -> RollbackCache:
     """Return what handles a cache that has been filled.
 
     Args:
@@ -56,10 +64,10 @@ def memory_of(cache: Cache, drafting: bool = True) -> Memory:
         drafting: whether rows will be taken back.
     """
     if isinstance(cache, DynamicCache) and _consists_of(cache, DynamicLayer):
-        return GrowingMemory(cache)
+        return GrowingCache(cache)
     if isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer):
-        return StaticMemory(cache)
-    return CroppedMemory(cache) if drafting and can_go_back(cache) else OneWayMemory(cache)
+        return FixedCache(cache)
+    return CroppedCache(cache) if drafting and can_go_back(cache) else ForwardOnlyCache(cache)
 
 
 def can_go_back(cache: Cache) -> bool:
@@ -84,92 +92,58 @@ def _consists_of(cache: Cache, layer_type: type) -> bool:
     return not cache.offloading and all(type(layer) is layer_type for layer in cache.layers)
 
 
-class GrowingMemory:
-    """A `DynamicCache` in which every layer sees the whole text."""
+class _TreeCache(RollbackCache):
+    """A cache in which every layer sees the whole text, so that any rows may stay."""
 
     trees = True
-    drafts = True
-
-    def __init__(self, cache: DynamicCache) -> None:
-        """Handle a cache that has been filled."""
-        self._layers: Sequence[Any] = cache.layers
-        self.length = int(cache.get_seq_length())
-
-    def room(self) -> None:
-        """Return None: it grows."""
-
-    def width(self, rows: int) -> int:
-        """Return the past and the rows."""
-        return self.length + rows
 
     def keep(self, total: int, rows: Sequence[int]) -> None:
-        """Move the rows that stay to the front, and drop the rest; see `Memory`."""
+        """Move the rows that stay to the front, and drop the rest; see `RollbackCache`."""
         end = self.length + len(rows)
         if len(rows) < total:
-            move_rows(self._layers, self.length, rows)
-            for layer in self._layers:
-                layer.keys = layer.keys[:, :, :end]
-                layer.values = layer.values[:, :, :end]
+            move_rows(self._cache.layers, self.length, rows)
+            for layer in self._cache.layers:
+                self._shorten(layer, end)
         self.length = end
 
-    def close(self) -> None:
-        """Do nothing."""
+    @abstractmethod
+    def _shorten(self, layer: Any, length: int) -> None:
+        """Drop what a layer holds beyond a length."""
 
 
-class StaticMemory:
-    """A `StaticCache` in which every layer sees the whole text."""
+class GrowingCache(_TreeCache):
+    """A `DynamicCache` without windows."""
 
-    trees = True
-    drafts = True
+    def _shorten(self, layer: Any, length: int) -> None:
+        layer.keys = layer.keys[:, :, :length]
+        layer.values = layer.values[:, :, :length]
 
-    def __init__(self, cache: StaticCache) -> None:
-        """Handle a cache that has been filled."""
-        self._layers: Sequence[Any] = cache.layers
-        self._size = int(cache.get_max_length())
-        self.length = int(cache.get_seq_length())
+
+class FixedCache(_TreeCache):
+    """A `StaticCache` without windows: attention always sees all of it."""
 
     def room(self) -> int:
         """Return the rows that are left."""
-        return self._size - self.length
+        return self.width(0) - self.length
 
-    def width(self, rows: int) -> int:  # noqa: ARG002 (attention always sees all of it)
+    def width(self, rows: int) -> int:  # noqa: ARG002
         """Return the size of the cache."""
-        return self._size
+        return int(self._cache.get_max_length())
 
-    def keep(self, total: int, rows: Sequence[int]) -> None:
-        """Move the rows that stay to the front, and set the length back; see `Memory`."""
-        end = self.length + len(rows)
-        if len(rows) < total:
-            move_rows(self._layers, self.length, rows)
-            for layer in self._layers:
-                layer.cumulative_length.fill_(end)
-        self.length = end
-
-    def close(self) -> None:
-        """Do nothing."""
+    def _shorten(self, layer: Any, length: int) -> None:
+        layer.cumulative_length.fill_(length)
 
 
-class CroppedMemory:
+class CroppedCache(RollbackCache):
     """A cache of any kind that can go back by some tokens: sliding windows, layers that share keys, offloaded ones."""
-
-    trees = False
-    drafts = True
 
     def __init__(self, cache: Any) -> None:
         """Handle a cache that has been filled; from now on it remembers what slides out of a window."""
-        self._cache = cache
+        super().__init__(cache)
         cache.activate_past_recording()
-        self.length = int(cache.get_seq_length())
-
-    def room(self) -> None:
-        """Return None: it grows."""
-
-    def width(self, rows: int) -> int:
-        """Return the past and the rows; windows see less."""
-        return self.length + rows
 
     def keep(self, total: int, rows: Sequence[int]) -> None:
-        """Drop the rows behind those that stay; see `Memory`. Called even if all stay: windows shrink only here."""
+        """Drop the rows behind those that stay. Called even if all stay: windows shrink only here."""
         self._cache.crop(len(rows) - total)
         self.length += len(rows)
 
@@ -180,29 +154,14 @@ class CroppedMemory:
                 layer.record_past = False
 
 
-class OneWayMemory:
+class ForwardOnlyCache(RollbackCache):
     """A cache that cannot go back: quantized, or static with a sliding window. It serves decoding without drafts."""
 
-    trees = False
     drafts = False
-
-    def __init__(self, cache: Cache) -> None:
-        """Handle a cache that has been filled."""
-        self.length = int(cache.get_seq_length())
-
-    def room(self) -> None:
-        """Return None: it is for the cache to say."""
-
-    def width(self, rows: int) -> int:
-        """Return the past and the rows."""
-        return self.length + rows
 
     def keep(self, total: int, rows: Sequence[int]) -> None:  # noqa: ARG002 (it cannot do otherwise)
         """Keep all rows."""
         self.length += total
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def move_rows(layers: Sequence[Any], past: int, rows: Sequence[int]) -> None:
@@ -213,7 +172,7 @@ def move_rows(layers: Sequence[Any], past: int, rows: Sequence[int]) -> None:
         past: tokens in front of the pass.
         rows: ascending, at most one each, so that none is overwritten before it is read.
     """
-    settled = next((place for place, row in enumerate(rows) if place != row), len(rows))
+    settled = rows_in_place(rows)
     if settled == len(rows):
         return
     indices: dict[torch.device, torch.Tensor] = {}
@@ -224,3 +183,8 @@ def move_rows(layers: Sequence[Any], past: int, rows: Sequence[int]) -> None:
         for states in (layer.keys, layer.values):
             moved = states.index_select(2, indices[device])
             states[:, :, past + settled : past + len(rows)] = moved
+
+
+def rows_in_place(rows: Sequence[int]) -> int:
+    """Return how many of the rows that stay already stand at the front of the pass."""
+    return next((place for place, row in enumerate(rows) if place != row), len(rows))

@@ -8,7 +8,7 @@ from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
 
 from draftstore.errors import DecodingError
-from draftstore.hf.caches import Memory, can_go_back
+from draftstore.hf.caches import RollbackCache, can_go_back
 
 TREE_ATTENTION = ("sdpa", "eager", "flex_attention")
 """Implementations that take a mask of one's own."""
@@ -78,10 +78,10 @@ def check_request(
 
 
 def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> None:
-    """Refuse to go on without a cache, or with one that cannot go back.
+    """Refuse to decode without a cache, or with drafts over a cache that cannot go back.
 
     Raises:
-        DecodingError: so it is.
+        DecodingError: there is no such cache.
     """
     cache = model_kwargs.get("past_key_values")
     if not model_kwargs.get("use_cache") or cache is None:
@@ -106,7 +106,7 @@ def _linear_layers(model: Any) -> bool:
     return any(kind in ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba") for kind in types)
 
 
-def takes_trees(model: Any, memory: Memory, model_kwargs: Mapping[str, Any]) -> bool:
+def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, Any]) -> bool:
     """Tell whether a model can verify trees; else it takes one chain.
 
     Args:
@@ -152,10 +152,15 @@ NO_LIMIT = 2**31
 
 def _turning_points(config: Any) -> list[int]:
     """Return the lengths beyond which the rotation of all positions changes."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    key = "original_max_position_embeddings"
     return [
-        int(kind["original_max_position_embeddings"])
-        for kind in kinds
-        if kind.get("rope_type") == "longrope" and kind.get("original_max_position_embeddings")
+        int(rope[key])
+        for rope in rope_settings(config)
+        if rope.get("rope_type") == "longrope" and rope.get(key)
     ]
+
+
+def rope_settings(config: Any) -> list[dict[str, Any]]:
+    """Return how a model turns positions into rotations: one dictionary, or one for each type of its layers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [value for value in rope.values() if isinstance(value, dict)] or [rope]

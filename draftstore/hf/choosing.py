@@ -83,9 +83,9 @@ class Chooser:
             text: what is being decoded.
             processors: a `LogitsProcessorList`.
             sample: draw, instead of taking the most likely token.
-            scores: whether to collect them.
-            logits: likewise.
-            layers: likewise.
+            scores: whether to collect the scores, like the next two.
+            logits: raw logits.
+            layers: hidden states.
         """
         self._text = text
         self._processors = processors

@@ -21,10 +21,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from draftstore.decoding.loop import Fixed, Planner, Step
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import check_request
+from draftstore.hf.checks import check_request, takes_trees
+from draftstore.hf.graphs import graph_forward
 from draftstore.hf.masks import masks_by_model
 from draftstore.hf.running import Run
-from draftstore.hf.targets import ForwardFactory, default_forward
+from draftstore.hf.targets import ChainForward, Forward, ForwardFactory, Prefilled, TreeForward
 
 
 @torch.no_grad()
@@ -53,8 +54,8 @@ def speculative_generate(
         model: a causal language model of transformers 5.
         input_ids: int64 [1, length], the prompt.
         logits_processor: as `generate` prepares them, like the next two.
-        stopping_criteria: likewise.
-        generation_config: likewise.
+        stopping_criteria: when the text ends.
+        generation_config: of this call.
         drafter: proposes drafts; None decodes without.
         budget: most nodes of a draft, without a planner.
         planner: chooses how much of a draft is verified.
@@ -108,14 +109,14 @@ def generate(
         model: a causal language model of transformers 5.
         inputs: int64 [1, length], the prompt; or `input_ids=`.
         drafter: see `speculative_generate`, like the next three.
-        budget: likewise.
-        planner: likewise.
-        min_prob: likewise.
+        budget: most nodes of a draft.
+        planner: chooses how much of it is verified.
+        min_prob: least probability of a node.
         streamer: gets the prompt and every token.
         tokenizer: of transformers, for `stop_strings`.
         stop_strings: end the text where they are complete.
         on_step: see `speculative_generate`.
-        forward: likewise.
+        forward: runs the passes.
         generate_kwargs: of `model.generate`.
 
     Raises:
@@ -140,6 +141,14 @@ def generate(
         **generate_kwargs,
     )
     return output
+
+
+def default_forward(prefilled: Prefilled) -> Forward:
+    """Return how the passes of a text are run: CUDA graphs, else trees, else chains."""
+    if (forward := graph_forward(prefilled)) is not None:
+        return forward
+    trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
+    return TreeForward(prefilled) if trees else ChainForward(prefilled)
 
 
 def _with_stop_strings(

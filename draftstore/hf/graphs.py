@@ -17,7 +17,7 @@ text, and not with what the pool could hold.
 
 A graph is captured when its numbers of rows and columns first occur, after the same pass has run outside of it on a
 stream of its own. All graphs of a model share one pool of memory, and one tensor that takes their logits: the outputs
-of one are not used once the next one runs. Pool and graphs stay with the model, for all texts that fit.
+of one are not used once the next one runs. CachePool and graphs stay with the model, for all texts that fit.
 
 On a processor the same code runs without capture, which is how it is tested where there is no GPU.
 """
@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from transformers.cache_utils import StaticCache
 
 from draftstore.errors import DecodingError
-from draftstore.hf.caches import StaticMemory
-from draftstore.hf.checks import takes_trees
-from draftstore.hf.machines import LEAST_WIDTH, MOST_ROWS, GraphRows, Machine
+from draftstore.hf.caches import FixedCache
+from draftstore.hf.checks import rope_settings, takes_trees
+from draftstore.hf.graph_runner import LEAST_WIDTH, MOST_ROWS, GraphPass, GraphRunner
 from draftstore.hf.passes import Wants
-from draftstore.hf.pools import Pool, fits_pool
+from draftstore.hf.pools import CachePool, fits_pool
 from draftstore.hf.targets import Forward, Prefilled
 from draftstore.trees.tree import DraftTree
 
@@ -47,14 +47,16 @@ LOG = logging.getLogger(__name__)
 def graph_forward(prefilled: Prefilled) -> Forward | None:
     """Return passes as CUDA graphs where they can be had: model on a GPU, `sdpa`, a static cache, nothing in the way.
 
-    None stands for: run them in another way. So it is too while another text of the same model is decoded.
+    None stands for: run them in another way. A model that is decoding another text gets None too.
     """
+    if prefilled.model.device.type != "cuda":
+        return None
     why = why_not(prefilled)
-    if why is None and prefilled.model.device.type == "cuda":
-        machine = _MACHINES.get(prefilled.model)
-        if machine is None or not machine.busy:
+    if why is None:
+        runner = _RUNNERS.get(prefilled.model)
+        if runner is None or not runner.busy:
             return GraphForward(prefilled)
-    LOG.debug("no CUDA graphs: %s", why or "the model is not on a GPU, or at work on another text")
+    LOG.debug("no CUDA graphs: %s", why or "the model is at work on another text")
     return None
 
 
@@ -62,7 +64,7 @@ def why_not(prefilled: Prefilled) -> str | None:
     """Return why passes cannot be captured; None if they can."""
     model, cache = prefilled.model, prefilled.model_kwargs.get("past_key_values")
     config = model.config.get_text_config(decoder=True)
-    if not isinstance(prefilled.memory, StaticMemory) or not isinstance(cache, StaticCache):
+    if not isinstance(prefilled.memory, FixedCache) or not isinstance(cache, StaticCache):
         return f"a {type(cache).__name__} grows: use cache_implementation='static'"
     if not takes_trees(model, prefilled.memory, prefilled.model_kwargs):
         return f"{type(model).__name__} takes no trees as it is called here"
@@ -70,7 +72,7 @@ def why_not(prefilled: Prefilled) -> str | None:
         return f"attention is {config._attn_implementation!r}, expected 'sdpa'"
     if not model._can_compile_fullgraph:
         return f"the forward pass of {type(model).__name__} depends on values, so it is not the same twice"
-    if _rope_types(config) & {"dynamic"}:
+    if any(rope.get("rope_type") == "dynamic" for rope in rope_settings(config)):
         return "the rotation of positions ('dynamic' RoPE) is computed anew as the text grows"
     if getattr(model, "hf_quantizer", None) is not None and not model.hf_quantizer.is_compileable:
         return "the weights are quantized in a way that cannot be captured"
@@ -79,13 +81,6 @@ def why_not(prefilled: Prefilled) -> str | None:
     if not fits_pool(cache):
         return "the layers of the cache are not alike"
     return None
-
-
-def _rope_types(config: Any) -> set[str]:
-    """Return the ways in which a model turns positions into rotations."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-    return {str(kind.get("rope_type", "default")) for kind in kinds}
 
 
 class GraphForward:
@@ -107,42 +102,42 @@ class GraphForward:
         self._prompt = self._length = prefilled.memory.length
         self._size = int(self._cache.get_max_length())
         self._shift = int(kwargs["position_ids"][0, -1]) - self._length
-        self._machine = _machine_of(prefilled.model, self._cache, self._size + MOST_ROWS)
-        self._machine.begin(self, self._cache, self._length, kwargs.get("attention_mask"))
+        self._runner = _runner_of(prefilled.model, self._cache, self._size + MOST_ROWS)
+        self._runner.begin(self, self._cache, self._length, kwargs.get("attention_mask"))
 
     def room(self) -> int:
         """Return the nodes that the next pass may have: what the given cache could take, and the largest graph."""
         return min(self._size - self._length, MOST_ROWS) - 1
 
-    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> "GraphRows":
+    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> "GraphPass":
         """Run a pass; see `Forward`."""
-        return self._machine.run(tokens, tree, wants, self._length, self._shift)
+        return self._runner.run(tokens, tree, wants, self._length, self._shift)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Move the rows that stay to the front of the pass; see `Forward`."""
-        self._machine.pool.move(self._length, rows)
+        self._runner.pool.move(self._length, rows)
         self._length += len(rows)
 
     def close(self) -> None:
         """Bring the given cache up to date, and let go of the pool."""
-        if self._machine.end(self):
-            self._machine.pool.spill(self._cache, self._prompt, self._length)
+        if self._runner.end(self):
+            self._runner.pool.spill(self._cache, self._prompt, self._length)
 
 
-_MACHINES: "weakref.WeakKeyDictionary[Any, Machine]" = weakref.WeakKeyDictionary()
+_RUNNERS: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDictionary()
 
 
-def _machine_of(model: Any, cache: StaticCache, length: int) -> Machine:
-    """Return the machine of a model, a new one if its pool is too small or the weights have moved."""
+def _runner_of(model: Any, cache: StaticCache, length: int) -> GraphRunner:
+    """Return the runner of a model, a new one if its pool is too small or the weights have moved."""
     mark = _mark_of(model)
-    machine = _MACHINES.get(model)
-    if machine is None or machine.mark != mark or not machine.pool.fits(cache, length):
+    runner = _RUNNERS.get(model)
+    if runner is None or runner.mark != mark or not runner.pool.fits(cache, length):
         with torch.inference_mode(mode=False):  # or the buffers could not be written outside of it
             layer, size = cache.layers[0], -(-length // LEAST_WIDTH) * LEAST_WIDTH
-            pool = Pool(layer, len(cache.layers), size, MOST_ROWS)
-            machine = Machine(model, pool, mark)
-        _MACHINES[model] = machine
-    return machine
+            pool = CachePool(layer, len(cache.layers), size, MOST_ROWS)
+            runner = GraphRunner(model, pool, mark)
+        _RUNNERS[model] = runner
+    return runner
 
 
 def _mark_of(model: Any) -> int:

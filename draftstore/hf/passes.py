@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,30 +33,8 @@ class Wants(NamedTuple):
     layers: bool = False
 
 
-class Pass(Protocol):
+class Pass:
     """What a forward pass over n + 1 rows yields. It is on the device until it is asked for."""
-
-    def best(self) -> Sequence[int]:
-        """Return [n + 1], the most likely token at each row, the lowest id among equals as float32."""
-
-    def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, -1 where there are fewer."""
-
-    def logits(self, row: int) -> torch.Tensor:
-        """Return [1, vocabulary], the raw logits at a row, on the device."""
-
-    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
-        """Return float32 [d], the hidden state after the final norm at a row, projected if a projection is given.
-
-        None if it is not known.
-        """
-
-    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return [1, 1, d] of each layer: the hidden states at a row, as `output_hidden_states` gives them."""
-
-
-class Rows:
-    """A `Pass` over logits that lie in one tensor."""
 
     def __init__(
         self,
@@ -83,13 +61,13 @@ class Rows:
         self._host: NDArray[np.int64] | None = None
 
     def best(self) -> list[int]:
-        """Return the most likely tokens; see `Pass`."""
+        """Return [n + 1], the most likely token at each row, the lowest id among equals as float32."""
         if self._best is None:
             self._best = self._fetch()[:, 0].tolist()
         return self._best
 
     def candidates(self) -> NDArray[np.int32]:
-        """Return the top 8; see `Pass`."""
+        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, -1 where there are fewer."""
         return self._fetch()[:, self._offset :].astype(np.int32)
 
     def _fetch(self) -> NDArray[np.int64]:
@@ -100,11 +78,13 @@ class Rows:
         return self._host
 
     def logits(self, row: int) -> torch.Tensor:
-        """Return the logits of a row; see `Pass`."""
+        """Return [1, vocabulary], the raw logits at a row, on the device."""
         return self._logits[row : row + 1]
 
     def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
-        """Return the hidden state of a row; see `Pass`.
+        """Return float32 [d], the hidden state after the final norm at a row, projected if a projection is given.
+
+        None if it is not known.
 
         Raises:
             DecodingError: the projection is that of a model with states of another size.
@@ -117,7 +97,7 @@ class Rows:
         return vector
 
     def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return the hidden states of a row; see `Pass`."""
+        """Return [1, 1, d] of each layer: the hidden states at a row, as `output_hidden_states` gives them."""
         assert self._layers is not None, "asked for what was not wanted"
         if len(self._logits) == 1:
             return self._layers
@@ -194,7 +174,7 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
         handle.remove()
 
 
-def rows_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> Rows:
+def pass_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> Pass:
     """Return the last rows of what a model returned.
 
     Args:
@@ -203,7 +183,7 @@ def rows_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor
         wants: what will be asked for.
         hidden: what `last_hidden` caught.
     """
-    return Rows(
+    return Pass(
         outputs.logits[0, -rows:],
         wants,
         hidden[-1][0, -rows:] if hidden else None,

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, StaticCache, StaticLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, StaticCache
+
+from draftstore.hf.caches import rows_in_place
 
 
-class Pool:
+class CachePool:
     """Keys and values of all layers in one tensor each.
 
     Attributes:
         length: tokens that fit.
         keys: [layers, 1, heads, length, size]; 0 where nothing was written yet, for what is masked must be finite.
-        values: likewise.
+        values: in the same form.
         places: int64 [rows], where the rows of the pass at hand are written.
         width: columns that it sees.
         cache: the same tensors, as a model sees them.
@@ -54,26 +56,22 @@ class Pool:
 
     def fill(self, cache: StaticCache, length: int) -> None:
         """Copy the first tokens of a cache."""
-        for index, layer in enumerate(cache.layers):
-            assert isinstance(layer, StaticLayer)
-            assert layer.keys is not None
-            assert layer.values is not None
+        layers: Sequence[Any] = cache.layers
+        for index, layer in enumerate(layers):
             self.keys[index, :, :, :length] = layer.keys[:, :, :length]
             self.values[index, :, :, :length] = layer.values[:, :, :length]
 
     def spill(self, cache: StaticCache, start: int, stop: int) -> None:
         """Copy the tokens from `start` on back, so that the cache holds `stop` tokens."""
-        for index, layer in enumerate(cache.layers):
-            assert isinstance(layer, StaticLayer)
-            assert layer.keys is not None
-            assert layer.values is not None
+        layers: Sequence[Any] = cache.layers
+        for index, layer in enumerate(layers):
             layer.keys[:, :, start:stop] = self.keys[index, :, :, start:stop]
             layer.values[:, :, start:stop] = self.values[index, :, :, start:stop]
             layer.cumulative_length.fill_(stop)
 
     def move(self, past: int, rows: Sequence[int]) -> None:
         """Copy rows of the last pass to its front, in all layers at once; see `draftstore.hf.caches.move_rows`."""
-        settled = next((place for place, row in enumerate(rows) if place != row), len(rows))
+        settled = rows_in_place(rows)
         count = len(rows) - settled
         if count == 0:
             return
@@ -90,7 +88,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_compileable = True
     is_sliding = False
 
-    def __init__(self, pool: "Pool", index: int) -> None:
+    def __init__(self, pool: "CachePool", index: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._pool = pool
         self.keys, self.values = pool.keys[index], pool.values[index]

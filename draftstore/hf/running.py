@@ -12,29 +12,16 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftstore.decoding.acceptance import accept
 from draftstore.decoding.loop import Planner, Step, decode
+from draftstore.decoding.nothing import NoDrafts
 from draftstore.drafting.drafter import Drafter, Session, projection_of
-from draftstore.hf.caches import memory_of
+from draftstore.hf.caches import rollback_cache
 from draftstore.hf.checks import NO_LIMIT, depth_limit
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.limits import Limited
-from draftstore.hf.passes import Wants, last_hidden, rows_of
-from draftstore.hf.stopping import Stops
+from draftstore.hf.passes import Wants, last_hidden, pass_of
+from draftstore.hf.stopping import StopRules
 from draftstore.hf.targets import ForwardFactory, ModelTarget, ModelVerdict, Prefilled
 from draftstore.trees.tree import DraftTree
-
-
-class NoDrafts:
-    """The session of decoding without a drafter."""
-
-    needs_candidates = False
-    needs_hidden = False
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
-        """Return no draft."""
-        return DraftTree.empty()
-
-    def observe(self, accepted_ids: Any, **told: Any) -> None:
-        """Take nothing in."""
 
 
 class Run:
@@ -64,7 +51,7 @@ class Run:
             logits=collects and bool(config.output_logits),
             layers=collects and bool(config.output_hidden_states),
         )
-        self._stops = Stops(criteria, self._text, self._chooser)
+        self._stops = StopRules(criteria, self._text, self._chooser)
         self._kwargs: dict[str, Any] = {}
         self._over = False
 
@@ -95,7 +82,7 @@ class Run:
                 self._known_ids(), hidden=verdict.hidden(0), candidates=verdict.candidates()
             )
         del verdict  # it holds what the prefill computed
-        memory = memory_of(self._kwargs["past_key_values"], drafter is not None)
+        memory = rollback_cache(self._kwargs["past_key_values"], drafter is not None)
         prefilled = Prefilled(self._model, memory, self._kwargs, self._text)
         forward = factory(prefilled)
         target = ModelTarget(forward, self._chooser, self._text, vocab_size(self._model))
@@ -124,7 +111,7 @@ class Run:
             )
         self._kwargs = self._model._update_model_kwargs_for_generation(outputs, model_kwargs)
         wants = Wants(self._chooser.greedy, drafting, drafting, self._chooser.layers is not None)
-        rows = rows_of(outputs, 1, wants, hidden)
+        rows = pass_of(outputs, 1, wants, hidden)
         verdict = ModelVerdict(rows, self._chooser, wants, projection_of(drafter))
         filled = perf_counter_ns()
         accepted = accept(DraftTree.empty(), verdict.choose, self._ends)

@@ -31,7 +31,7 @@ VOLATILE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", 
 """Keys of a configuration that do not decide what the model computes, or are told apart."""
 
 
-class _Piece(NamedTuple):
+class _Window(NamedTuple):
     """A window of a text."""
 
     text: int
@@ -91,7 +91,7 @@ class StateReader:
         """Yield the states of texts; see `last_states`."""
         size = min(max_length, positions_of(self.model) or max_length)
         pieces = [
-            _Piece(index, *cut) for index, ids in enumerate(texts) for cut in cut_windows(len(ids), size)
+            _Window(index, *cut) for index, ids in enumerate(texts) for cut in cut_windows(len(ids), size)
         ]
         pieces.sort(key=lambda piece: piece.start - piece.stop)  # the longest first; stable
         begun: dict[int, tuple[NDArray[np.float32], int]] = {}
@@ -161,8 +161,8 @@ def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return decoder_alone if same else through_head
 
 
-def _batches(pieces: Sequence[_Piece], batch_tokens: int) -> Iterator[list[_Piece]]:
-    """Yield pieces, sorted with the longest first, in batches of at most so many tokens with padding."""
+def _batches(pieces: Sequence[_Window], batch_tokens: int) -> Iterator[list[_Window]]:
+    """Yield pieces, sorted with the longest first, in batches of at most `batch_tokens` tokens, padding included."""
     begin = 0
     while begin < len(pieces):
         longest = pieces[begin].stop - pieces[begin].start

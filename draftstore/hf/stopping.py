@@ -18,10 +18,10 @@ from transformers.generation.stopping_criteria import (
 from draftstore.hf.choosing import Chooser, Text
 
 Test = Callable[[int, int], bool]
-"""`test(length, token)`: whether the text ends with a token that makes it so long."""
+"""`test(length, token)`: whether the text ends at this token and length."""
 
 
-class Stops:
+class StopRules:
     """The stopping criteria of a request; callable as the `ends` of `draftstore.decoding.loop.decode`.
 
     Attributes:

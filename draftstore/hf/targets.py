@@ -26,11 +26,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DecodingError
-from draftstore.hf.caches import Memory
-from draftstore.hf.checks import takes_trees
+from draftstore.hf.caches import RollbackCache
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
-from draftstore.hf.passes import Pass, Rows, Wants, last_hidden, rows_of
+from draftstore.hf.passes import Pass, Wants, last_hidden, pass_of
 from draftstore.trees.tree import DraftTree
 
 
@@ -75,21 +74,45 @@ class Prefilled:
     """
 
     model: Any
-    memory: Memory
+    memory: RollbackCache
     model_kwargs: dict[str, Any]
     text: Text
 
 
-class TreeForward:
+class _CacheForward:
+    """The half of a `Forward` that keeps a cache of transformers."""
+
+    def __init__(self, prefilled: Prefilled) -> None:
+        """Go on behind a prefill."""
+        self._model = prefilled.model
+        self._memory = prefilled.memory
+        self._rows = 0
+
+    def room(self) -> int | None:
+        """Return the nodes that the cache can take; see `Forward`."""
+        room = self._memory.room()
+        if not self._memory.drafts:
+            return 0
+        return None if room is None else room - 1
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep rows; see `Forward`."""
+        self._memory.keep(self._rows, rows)
+
+    def close(self) -> None:
+        """Leave the cache as it should be; see `Forward`."""
+        self._memory.close()
+
+
+class TreeForward(_CacheForward):
     """Passes over trees, for models in which every layer attends to the whole text."""
 
     trees = True
 
     def __init__(self, prefilled: Prefilled) -> None:
         """Go on behind a prefill."""
+        super().__init__(prefilled)
         kwargs = prefilled.model_kwargs
-        self._model = prefilled.model
-        self._memory = prefilled.memory
         self._device = prefilled.model.device
         self._like = torch.empty(0, dtype=prefilled.model.dtype, device=self._device)
         self._shift = int(kwargs["position_ids"][0, -1]) - self._memory.length
@@ -102,14 +125,8 @@ class TreeForward:
             for key, value in kwargs.items()
             if key not in ("attention_mask", "position_ids", "logits_to_keep", "inputs_embeds")
         }
-        self._rows = 0
 
-    def room(self) -> int | None:
-        """Return the nodes that the cache can take; see `Forward`."""
-        room = self._memory.room()
-        return None if room is None else room - 1
-
-    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Rows:
+    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Pass:
         """Run a pass; see `Forward`."""
         self._rows = len(tokens)
         past = self._memory.length
@@ -127,38 +144,21 @@ class TreeForward:
             outputs = self._model(
                 input_ids=ids, attention_mask=mask, position_ids=positions, return_dict=True, **self._kwargs
             )
-        return rows_of(outputs, self._rows, wants, hidden)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep rows; see `Forward`."""
-        self._memory.keep(self._rows, rows)
-
-    def close(self) -> None:
-        """Leave the cache as it should be; see `Forward`."""
-        self._memory.close()
+        return pass_of(outputs, self._rows, wants, hidden)
 
 
-class ChainForward:
+class ChainForward(_CacheForward):
     """Passes over chains, for caches that can be made shorter; the model is called as plain generate calls it."""
 
     trees = False
 
     def __init__(self, prefilled: Prefilled) -> None:
         """Go on behind a prefill."""
-        self._model = prefilled.model
-        self._memory = prefilled.memory
+        super().__init__(prefilled)
         self._text = prefilled.text
         self._kwargs = prefilled.model_kwargs
-        self._rows = 0
 
-    def room(self) -> int | None:
-        """Return the nodes that the cache can take; see `Forward`."""
-        room = self._memory.room()
-        if not self._memory.drafts:
-            return 0
-        return None if room is None else room - 1
-
-    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Rows:
+    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Pass:
         """Run a pass; see `Forward`."""
         self._rows = len(tokens)
         kwargs = self._kwargs
@@ -173,33 +173,18 @@ class ChainForward:
             inputs["logits_to_keep"] = self._rows
         with last_hidden(self._model, wants.hidden) as hidden:
             outputs = self._model(**inputs, return_dict=True)
-        return rows_of(outputs, self._rows, wants, hidden)
+        return pass_of(outputs, self._rows, wants, hidden)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep rows, which are the first ones; see `Forward`."""
-        self._memory.keep(self._rows, rows)
+        super().keep(rows)
         if rows:
             self._kwargs = self._model._update_model_kwargs_for_generation(
                 {}, self._kwargs, num_new_tokens=len(rows)
             )
 
-    def close(self) -> None:
-        """Leave the cache as it should be; see `Forward`."""
-        self._memory.close()
-
 
 ForwardFactory = Callable[[Prefilled], Forward]
-
-
-def default_forward(prefilled: Prefilled) -> Forward:
-    """Return how the passes of a text are run: as CUDA graphs, over trees, or over chains, what can be had first."""
-    if prefilled.model.device.type == "cuda":
-        from draftstore.hf.graphs import graph_forward
-
-        if (forward := graph_forward(prefilled)) is not None:
-            return forward
-    trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
-    return TreeForward(prefilled) if trees else ChainForward(prefilled)
 
 
 class ModelVerdict:

@@ -24,13 +24,14 @@ from transformers import DynamicCache, StaticCache
 
 from draftstore.decoding.budget import Conditions, CostCurve, now
 from draftstore.errors import CurveError, ModelError
-from draftstore.hf.caches import memory_of
+from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text
+from draftstore.hf.generation import default_forward
+from draftstore.hf.graph_runner import BUCKETS
 from draftstore.hf.graphs import GraphForward
 from draftstore.hf.loading import positions_of
-from draftstore.hf.machines import BUCKETS
 from draftstore.hf.passes import Wants
-from draftstore.hf.targets import Forward, Prefilled, default_forward
+from draftstore.hf.targets import Forward, Prefilled
 from draftstore.trees.tree import DraftTree
 
 ROWS = BUCKETS
@@ -204,11 +205,11 @@ def _prefill(model: Any, context: int, rows: int, cache: str) -> Prefilled:
         "position_ids": positions + 1,
         "use_cache": True,
     }
-    return Prefilled(model, memory_of(past), kwargs, Text(torch.cat((ids, ids[:, :1]), dim=1)))
+    return Prefilled(model, rollback_cache(past), kwargs, Text(torch.cat((ids, ids[:, :1]), dim=1)))
 
 
 def _time_pass(forward: Forward, count: int, vocab_size: int) -> float:
-    """Return the seconds of a pass over so many rows, which leaves no trace."""
+    """Return the seconds of a pass over `count` rows, which leaves no trace in the cache."""
     tree = _some_tree(count - 1, vocab_size, chain=not forward.trees)
     tokens = np.zeros(count, np.int64)
     tokens[1:] = tree.tokens
@@ -220,7 +221,7 @@ def _time_pass(forward: Forward, count: int, vocab_size: int) -> float:
 
 
 def _some_tree(nodes: int, vocab_size: int, *, chain: bool) -> DraftTree:
-    """Return a tree of so many nodes in which every node has two children; or a chain."""
+    """Return a tree of `nodes` nodes in which every node has two children; or a chain."""
     places = np.arange(nodes)
     parents = places - 1 if chain else (places + 1) // 2 - 1
     return DraftTree(

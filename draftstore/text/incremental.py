@@ -8,35 +8,24 @@
 A character may take several tokens (bytes of an emoji), and what a token adds may depend on the one before it (leading
 spaces of SentencePiece). So a few tokens are decoded together with those before them, and what is new is handed out
 once it ends in a whole character, as the text streamers of inference servers do.
-"""
 
-from typing import Protocol
+`tokenizers.decoders.DecodeStream` does less: it never hands out what it holds back at the end of an answer (text behind
+bytes that are no UTF-8), and after a prompt that ends inside a character it repeats the prompt's text.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftstore.text.tokenizer import TextTokenizer
+
 WINDOW = 8
-"""Tokens of the prompt that the first token of an answer is decoded with."""
+"""Tokens of the prompt with which the first token of an answer is decoded."""
 LONGEST_WINDOW = 64
-"""Likewise, where the prompt ends in many characters of several tokens each."""
+"""The largest such window: it grows while its first token begins inside a character."""
 FAR = 512
-"""Tokens from the end of a prompt, special ones included, among which these are looked for."""
+"""Tokens at the end of a prompt, special ones included, from which the window is taken."""
 BROKEN = "\ufffd"
 """What decoders give for bytes that are no character, or not yet."""
-
-
-class Decoder(Protocol):
-    """What is asked of a tokenizer; `draftstore.text.tokenizer.TextTokenizer` is one."""
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that are no text."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids."""
-
-    def exact_text(self, token: int) -> str | None:
-        """Return the text of one id; None where it holds a part of a character."""
 
 
 class Pieces:
@@ -46,7 +35,7 @@ class Pieces:
     finished yet; one that is not finished at the end is left out.
     """
 
-    def __init__(self, tokenizer: Decoder, prompt: NDArray[np.int32]) -> None:
+    def __init__(self, tokenizer: TextTokenizer, prompt: NDArray[np.int32]) -> None:
         """Begin behind a prompt, int32 [n]."""
         self._tokenizer = tokenizer
         self._window = _last_tokens(tokenizer, prompt.tolist())
@@ -79,7 +68,7 @@ class Pieces:
         return text.endswith(BROKEN) and self._tokenizer.exact_text(last) is None
 
 
-def _last_tokens(tokenizer: Decoder, prompt: list[int]) -> list[int]:
+def _last_tokens(tokenizer: TextTokenizer, prompt: list[int]) -> list[int]:
     """Return the last tokens of a prompt that are text, from where a character begins."""
     prompt = [token for token in prompt[-FAR:] if token not in tokenizer.special_ids]
     start = max(0, len(prompt) - WINDOW)

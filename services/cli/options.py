@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from services.lookup.logs import FORMATS, LEVELS
+from services.common.logs import FORMATS, LEVELS
 
 anonymous_option = click.option(
     "--anonymous",

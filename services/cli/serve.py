@@ -11,8 +11,9 @@ from draftstore.errors import LookupServiceError, MissingExtraError
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import BACKENDS
 from services.cli.options import anonymous_option, log_options
+from services.common.addresses import LOOPBACK, ListenAddress
 from services.lookup.limits import Limits
-from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LOOPBACK, ListenAddress, LookupSettings
+from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LookupSettings
 from services.lookup.stores.targets import parse_store
 
 NOWHERE = "none"

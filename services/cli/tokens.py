@@ -7,8 +7,8 @@ from rich.table import Table
 
 from draftstore.cli.common import json_option, print_json, printable, stdout_console
 from draftstore.errors import DraftstoreError
-from services.lookup.permissions import EVERY, Grant, PermissionsError, hash_token, new_token, read_grants
-from services.lookup.token_file import change_grants
+from services.common.permissions import EVERY, Grant, PermissionsError, hash_token, new_token, read_grants
+from services.common.token_file import change_grants
 
 file_option = click.option(
     "--file",

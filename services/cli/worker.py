@@ -1,6 +1,7 @@
 """`draftstore worker`: a model that decodes with drafts, behind OpenAI's API."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from draftstore.assembly import Sources
 from draftstore.cli.common import json_option, print_json, printable
 from draftstore.cli.crest import ByteSize
 from draftstore.cli.sources import (
-    Effort,
     attention_option,
     device_option,
     effort_options,
@@ -18,9 +18,10 @@ from draftstore.cli.sources import (
     source_options,
 )
 from draftstore.errors import MissingExtraError
+from draftstore.hf.planning import Effort
 from services.cli.options import anonymous_option, log_options
-from services.lookup.settings import LOOPBACK, ListenAddress
-from services.worker.settings import PORT, Settings
+from services.common.addresses import LOOPBACK, ListenAddress
+from services.worker.settings import PORT, WorkerSettings
 
 
 @click.command()
@@ -122,12 +123,14 @@ def worker(
     again.
     """
     try:
-        from services.worker.loading import loader
+        from services.worker.loading import load_engine
         from services.worker.running import run
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "services,hf") from None
-    settings = Settings(endpoint=ListenAddress(host, port), **more)
-    load = loader(model, sources, effort, name=name, device=device, dtype=dtype, attention=attention)
+    settings = WorkerSettings(endpoint=ListenAddress(host, port), **more)
+    load = partial(
+        load_engine, model, sources, effort, name=name, device=device, dtype=dtype, attention=attention
+    )
     sys.exit(run(settings, load, print_json if as_json else _print_started))
 
 

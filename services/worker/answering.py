@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.worker.decoder import Decoder
-from services.worker.jobs import Delta, Event, Failed, Finished, Gone, Job
+from services.worker.jobs import DecodingJob, Delta, Event, Failed, Finished, Gone
 from services.worker.replies import ALIVE, DONE, Completion, dumped, sse
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Exchange:
     """A request that the decoder has, and the client that waits for its answer."""
 
     def __init__(
-        self, decoder: Decoder, job: Job, events: Events, words: Completion, request: Request
+        self, decoder: Decoder, job: DecodingJob, events: Events, words: Completion, request: Request
     ) -> None:
         """Submit a job; when the client goes away it is cancelled.
 

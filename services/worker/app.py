@@ -14,25 +14,26 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from services.lookup.permissions import Permissions
+from draftstore.hf.requests import GenerationRequest
+from services.common.permissions import Permissions
 from services.worker.answering import Events, Exchange
-from services.worker.asking import check_model, lead_of, make_record, make_work
+from services.worker.asking import check_model, lead_of, make_record, make_request
 from services.worker.decoder import Decoder
-from services.worker.figures import Figures
-from services.worker.guards import Guard, identify, read_body
-from services.worker.jobs import Job
+from services.worker.figures import WorkerMetrics
+from services.worker.guards import WorkerGuard, identify, read_body
+from services.worker.jobs import DecodingJob
 from services.worker.messages import ChatAsk, CompletionAsk, parse
 from services.worker.problems import ApiError
 from services.worker.replies import Chat, Completion, model_entry
-from services.worker.settings import Settings
-from services.worker.work import Engine, Work
+from services.worker.settings import WorkerSettings
+from services.worker.work import Engine
 
 NO_STORE = {"Cache-Control": "no-store"}
 THREADS = 2
 """In which requests are read and their texts become token ids, so that a long one holds nobody up."""
 
 
-class Site:
+class WorkerSite:
     """What the HTTP side is made of.
 
     Attributes:
@@ -43,7 +44,7 @@ class Site:
     """
 
     def __init__(
-        self, decoder: Decoder, figures: Figures, permissions: Permissions, settings: Settings
+        self, decoder: Decoder, figures: WorkerMetrics, permissions: Permissions, settings: WorkerSettings
     ) -> None:
         """Hold everything together."""
         self.decoder = decoder
@@ -52,14 +53,14 @@ class Site:
         self.settings = settings
 
 
-def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
+def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlette:
     """Return the application.
 
     Args:
         site: what it needs.
-        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.Guard`.
+        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.WorkerGuard`.
     """
-    api = _Api(site)
+    api = _Handlers(site)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
@@ -71,16 +72,16 @@ def make_app(site: Site, hosts: Collection[str] | None = None) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=hosts)],
+        middleware=[Middleware(WorkerGuard, hosts=hosts)],
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
         lifespan=api.lifespan,
     )
 
 
-class _Api:
+class _Handlers:
     """The handlers of all paths."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: WorkerSite) -> None:
         self._site = site
         self._since = int(time.time())
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
@@ -123,12 +124,14 @@ class _Api:
         grant = identify(request, self._site.permissions, facts.name)
         body = await read_body(request, settings.body)
         loop = asyncio.get_running_loop()
-        ask, work = await loop.run_in_executor(self._threads, _read, body, kind, engine, settings.max_tokens)
+        ask, generation = await loop.run_in_executor(
+            self._threads, _read, body, kind, engine, settings.max_tokens
+        )
         words, events = style(facts.name), Events()
-        job = Job(
+        job = DecodingJob(
             id=words.id,
             endpoint=style.endpoint,
-            work=work,
+            request=generation,
             post=events.post,
             stops=ask.stop,
             lead=lead_of(ask, engine.tokenizer),
@@ -161,10 +164,7 @@ class _Api:
         """GET /v1/models/NAME."""
         facts = self._engine().facts
         identify(request, self._site.permissions, facts.name)
-        name = request.path_params["name"]
-        if name != facts.name:
-            message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+        check_model(request.path_params["name"], facts)
         return JSONResponse(model_entry(facts, self._since), headers=NO_STORE)
 
     async def metrics(self, request: Request) -> Response:
@@ -191,15 +191,15 @@ class _Api:
 
 def _read(
     body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, most_tokens: int
-) -> tuple[CompletionAsk | ChatAsk, Work]:
+) -> tuple[CompletionAsk | ChatAsk, GenerationRequest]:
     """Return what a request says, and what is to be decoded for it.
 
     Raises:
         ApiError: it is refused.
     """
     ask = parse(body, kind)
-    check_model(ask, engine.facts)
-    return ask, make_work(ask, engine, most_tokens)
+    check_model(ask.model, engine.facts)
+    return ask, make_request(ask, engine, most_tokens)
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:

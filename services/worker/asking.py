@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError
+from draftstore.hf.requests import GenerationRequest, Sampling
+from draftstore.text.conversation import answer_lead, encode_conversation
+from draftstore.text.tokenizer import TextTokenizer
 from services.worker.messages import Ask, ChatAsk, CompletionAsk
 from services.worker.problems import ApiError
-from services.worker.work import Engine, Facts, Sampling, Tokenizer, Work
+from services.worker.work import Engine, Facts
 
 USUAL_TOKENS = 16
 """Most tokens of a completion that does not say how many, as in OpenAI's API; a chat may use what there is."""
@@ -18,20 +21,18 @@ USUAL_TOKENS = 16
 Record = Callable[[str], Mapping[str, Any]]
 
 
-def check_model(ask: Ask, facts: Facts) -> None:
+def check_model(name: str | None, facts: Facts) -> None:
     """Refuse requests for another model; those that name none get this one.
 
     Raises:
-        ApiError: it is not the one that is here.
+        ApiError: the model is not served here.
     """
-    if ask.model is not None and ask.model != facts.name:
-        raise ApiError(
-            404, f"the model {ask.model[:200]!r} is not served here: ask for {facts.name!r}", param="model",
-            code="model_not_found",
-        )  # fmt: skip
+    if name is not None and name != facts.name:
+        message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def make_work(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int) -> Work:
+def make_request(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int) -> GenerationRequest:
     """Return what is to be decoded.
 
     Args:
@@ -42,41 +43,34 @@ def make_work(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int) ->
     Raises:
         ApiError: the prompt is no text for this model, or too long for it.
     """
-    facts = engine.facts
+    facts, is_chat = engine.facts, isinstance(ask, ChatAsk)
+    param, usual = ("messages", most_tokens) if is_chat else ("prompt", USUAL_TOKENS)
     try:
-        if isinstance(ask, ChatAsk):
-            param, prompt = "messages", _chat_ids(ask, engine.tokenizer)
-        else:
-            param, prompt = "prompt", _prompt_ids(ask.prompt, engine.tokenizer, facts.vocab_size)
+        prompt = _prompt_ids(ask, engine.tokenizer, facts.vocab_size)
     except DraftstoreError as error:
-        raise ApiError(400, str(error), param="messages" if isinstance(ask, ChatAsk) else "prompt") from None
+        raise ApiError(400, str(error), param=param) from None
     if not len(prompt):
         raise ApiError(400, "the prompt is empty, and this model needs a token to begin with", param=param)
-    usual = most_tokens if isinstance(ask, ChatAsk) else USUAL_TOKENS
-    return Work(
-        prompt, _room(ask.wanted_tokens, usual, most_tokens, len(prompt), facts, param), _sampling(ask, facts)
-    )
+    room = _room(ask.wanted_tokens, usual, most_tokens, len(prompt), facts, param)
+    return GenerationRequest(prompt, room, _sampling(ask, facts))
 
 
-def _chat_ids(ask: ChatAsk, tokenizer: Tokenizer) -> NDArray[np.int32]:
-    """Return a conversation as ids: a template writes its own BOS where there should be one."""
-    text = tokenizer.render_chat([message.plain for message in ask.messages], add_generation_prompt=True)
-    return tokenizer.encode(text, bos=not tokenizer.has_chat_template)
-
-
-def _prompt_ids(prompt: str | list[int], tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.int32]:
+def _prompt_ids(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, vocab_size: int) -> NDArray[np.int32]:
     """Return a prompt as ids; ids are taken as they are.
 
     Raises:
         ApiError: an id that the model does not know.
+        TokenizerError: the text is not valid Unicode, or the chat template refuses the conversation.
     """
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt, bos=True)
-    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if isinstance(ask, ChatAsk):
+        return encode_conversation(tokenizer, ask.conversation)
+    if isinstance(ask.prompt, str):
+        return encode_conversation(tokenizer, ask.prompt)
+    wrong = next((token for token in ask.prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
         message = f"the token id {str(wrong)[:30]} is none of this model, which has {vocab_size:,}"
         raise ApiError(400, message, param="prompt")
-    return np.array(prompt, np.int32)
+    return np.array(ask.prompt, np.int32)
 
 
 def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, param: str) -> int:
@@ -130,12 +124,12 @@ def _bias(bias: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     return {int(key): value for key, value in bias.items()}
 
 
-def lead_of(ask: CompletionAsk | ChatAsk, tokenizer: Tokenizer) -> str:
-    """Return what an answer may begin with that is none of it: plain conversations have a space before each turn."""
-    return " " if isinstance(ask, ChatAsk) and not tokenizer.has_chat_template else ""
+def lead_of(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer) -> str:
+    """Return what an answer may begin with that is no part of it."""
+    return answer_lead(tokenizer, ask.conversation) if isinstance(ask, ChatAsk) else ""
 
 
-def make_record(ask: CompletionAsk | ChatAsk, tokenizer: Tokenizer, name: str, id_: str) -> Record:
+def make_record(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, name: str, id_: str) -> Record:
     """Return what turns an answer into a line of the response log."""
     head = {
         "id": id_,
@@ -143,13 +137,13 @@ def make_record(ask: CompletionAsk | ChatAsk, tokenizer: Tokenizer, name: str, i
         "model": name,
     }
     if isinstance(ask, ChatAsk):
-        messages = [message.plain for message in ask.messages]
+        messages = ask.conversation
         return lambda text: head | {"messages": [*messages, {"role": "assistant", "content": text}]}
     prompt = ask.prompt if isinstance(ask.prompt, str) else _without_bos(ask.prompt, tokenizer)
     return lambda text: head | {"text": prompt + text}
 
 
-def _without_bos(prompt: list[int], tokenizer: Tokenizer) -> str:
+def _without_bos(prompt: list[int], tokenizer: TextTokenizer) -> str:
     """Return the text of ids, which a tokenizer will put BOS before again."""
     bos = tokenizer.bos_ids
     return tokenizer.decode(prompt[len(bos) :] if tuple(prompt[: len(bos)]) == bos else prompt)

@@ -13,8 +13,8 @@ from time import monotonic
 from typing import Any
 
 from draftstore.decoding.loop import Step
-from services.worker.figures import Figures
-from services.worker.jobs import Delta, Event, Failed, Finished, Job
+from services.worker.figures import WorkerMetrics
+from services.worker.jobs import DecodingJob, Delta, Event, Failed, Finished
 from services.worker.problems import ApiError
 from services.worker.work import Engine
 from services.worker.writing import EndedError, Usage, Writing
@@ -26,7 +26,7 @@ LONGEST_WAIT = 60.0
 """Seconds that clients are told to wait at most."""
 
 
-class State(enum.Enum):
+class DecoderState(enum.Enum):
     """What the decoder does."""
 
     LOADING = "loading"
@@ -51,7 +51,7 @@ class Decoder:
     def __init__(
         self,
         load: Callable[[], Engine],
-        figures: Figures,
+        figures: WorkerMetrics,
         *,
         queue: int,
         changed: Callable[[], None] = lambda: None,
@@ -72,13 +72,13 @@ class Decoder:
         self._most = queue
         self._changed = changed
         self._keep = keep
-        self._waiting: deque[Job] = deque()
-        self._running: Job | None = None
+        self._waiting: deque[DecodingJob] = deque()
+        self._running: DecodingJob | None = None
         self._wakeup = threading.Condition()
         self._failures = 0
         self._mean_seconds = 1.0
         self._thread = threading.Thread(target=self._main, name="decoder", daemon=True)
-        self.state = State.LOADING
+        self.state = DecoderState.LOADING
         self.engine: Engine | None = None
         self.failure: BaseException | None = None
         figures.watch(lambda: len(self._waiting), lambda: self._running is not None, lambda: self.ready)
@@ -86,12 +86,12 @@ class Decoder:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self.state is State.READY
+        return self.state is DecoderState.READY
 
     @property
     def healthy(self) -> bool:
         """Whether the thread goes on, and does not fail at every request."""
-        return self.state is not State.ENDED and self._failures < MOST_FAILURES
+        return self.state is not DecoderState.ENDED and self._failures < MOST_FAILURES
 
     @property
     def idle(self) -> bool:
@@ -102,7 +102,7 @@ class Decoder:
         """Load the model, then decode."""
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: DecodingJob) -> None:
         """Queue a request.
 
         Raises:
@@ -124,13 +124,13 @@ class Decoder:
 
     def unavailable(self) -> ApiError:
         """Return the error of requests that come while none are taken."""
-        loading = self.state is State.LOADING
+        loading = self.state is DecoderState.LOADING
         message = "the model is being loaded: try again in a moment" if loading else "the worker is stopping"
         code = "model_loading" if loading else "stopping"
         headers = {} if loading else {"Connection": "close"}
         return ApiError(503, message, code=code, retry_after=5 if loading else 1, headers=headers)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: DecodingJob) -> None:
         """Give a request up: it leaves the queue at once, and its decoding ends with the present forward pass."""
         with self._wakeup:
             job.cancelled = True
@@ -143,9 +143,9 @@ class Decoder:
     def drain(self) -> None:
         """Take no more requests, send those that wait away, and end after the one that is being decoded."""
         with self._wakeup:
-            if self.state is State.ENDED:
+            if self.state is DecoderState.ENDED:
                 return
-            self.state = State.DRAINING
+            self.state = DecoderState.DRAINING
             waiting = list(self._waiting)
             self._waiting.clear()
             self._wakeup.notify()
@@ -174,8 +174,8 @@ class Decoder:
             return
         self._figures.describe(engine.facts)
         with self._wakeup:
-            if self.state is State.LOADING:
-                self.state = State.READY
+            if self.state is DecoderState.LOADING:
+                self.state = DecoderState.READY
         self._changed()
         try:
             while (job := self._next()) is not None:
@@ -187,7 +187,7 @@ class Decoder:
     def _end(self) -> None:
         """Answer nobody any more."""
         with self._wakeup:
-            self.state = State.ENDED
+            self.state = DecoderState.ENDED
             left = [*self._waiting, *filter(None, [self._running])]
             self._waiting.clear()
             self._running = None
@@ -195,21 +195,21 @@ class Decoder:
             job.post(Failed(self.unavailable()))
         self._changed()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> DecodingJob | None:
         """Wait for a request; None where there will be no more."""
         with self._wakeup:
-            while not self._waiting and self.state is not State.DRAINING:
+            while not self._waiting and self.state is not DecoderState.DRAINING:
                 self._wakeup.wait()
             if not self._waiting:
                 return None
             self._running = self._waiting.popleft()
             return self._running
 
-    def _answer(self, engine: Engine, job: Job) -> None:
+    def _answer(self, engine: Engine, job: DecodingJob) -> None:
         """Answer one request, and count it before its last event is posted: whoever has it finds it in the metrics."""
         waited = monotonic() - job.created
         writing = Writing(
-            job.work,
+            job.request,
             engine.facts,
             engine.tokenizer,
             lambda text: job.post(Delta(text)),
@@ -224,7 +224,7 @@ class Decoder:
         if self._keep and job.record and isinstance(last, Finished) and last.text:
             self._keep(job.record(last.text))
 
-    def _decode(self, engine: Engine, job: Job, writing: Writing) -> tuple[str, Event]:
+    def _decode(self, engine: Engine, job: DecodingJob, writing: Writing) -> tuple[str, Event]:
         """Decode one request; returns its outcome, and the last that is to be said of it."""
 
         def on_step(step: Step) -> None:
@@ -234,7 +234,7 @@ class Decoder:
         try:
             _check_wanted(job)  # before the prefill
             with suppress(EndedError):
-                engine.generate(job.work, on_step)
+                engine.generate(job.request, on_step)
             writing.finish()
         except UnwantedError:
             return "cancelled", Failed(self.unavailable())
@@ -245,7 +245,7 @@ class Decoder:
         self._failures = 0
         return writing.reason, Finished(writing.text, writing.reason, writing.usage)
 
-    def _count(self, job: Job, outcome: str, waited: float, writing: Writing) -> None:
+    def _count(self, job: DecodingJob, outcome: str, waited: float, writing: Writing) -> None:
         """Count and log a request that was decoded; no text of it."""
         seconds, usage = monotonic() - job.created, writing.usage
         first = None if writing.first_token is None else writing.first_token - job.created
@@ -261,7 +261,7 @@ class Decoder:
         )
 
 
-def _check_wanted(job: Job) -> None:
+def _check_wanted(job: DecodingJob) -> None:
     """Go on.
 
     Raises:
@@ -271,7 +271,7 @@ def _check_wanted(job: Job) -> None:
         raise UnwantedError
 
 
-def _lapse(job: Job) -> tuple[float, float]:
+def _lapse(job: DecodingJob) -> tuple[float, float]:
     seconds = monotonic() - job.created
     return seconds, seconds
 

@@ -20,7 +20,7 @@ PASS_BUCKETS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 PREFIX = "draftstore_decoding"
 
 
-class Figures:
+class WorkerMetrics:
     """The metrics of one worker. `draftstore_decoding_...` tells them from those of the lookup service."""
 
     def __init__(self) -> None:

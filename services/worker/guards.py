@@ -1,18 +1,17 @@
-"""What stands before every request: that of the lookup service, with errors as clients of OpenAI's API read them."""
+"""What stands before every request, with errors as clients of OpenAI's API read them."""
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from services.lookup.permissions import Grant, Permissions
-from services.lookup.web import guards
-from services.lookup.web.guards import ProblemError, bearer_token
+from services.common import guards
+from services.common.permissions import Grant, Permissions
 from services.worker.problems import ApiError
 
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
 
 
-class Guard(guards.Guard):
+class WorkerGuard(guards.Guard):
     """The guard of a worker; who goes away before the request is whole gets no answer."""
 
     what = "worker"
@@ -34,7 +33,7 @@ def identify(request: Request, permissions: Permissions, model: str) -> Grant:
     Raises:
         ApiError: a token is missing, unknown, or for something else.
     """
-    given = bearer_token(request)
+    given = guards.bearer_token(request)
     grant = permissions.identify(given)
     if grant is None:
         found = "an unknown bearer token" if given else "no bearer token"
@@ -53,7 +52,7 @@ async def read_body(request: Request, most: int) -> bytes:
         ApiError: another type, longer than `most` bytes, or too slow.
     """
     try:
-        return await guards.read_body(request, most, BODY_SECONDS, "send a shorter text")
-    except ProblemError as error:
+        return await guards.read_body(request, most, "send a shorter text", BODY_SECONDS)
+    except guards.ProblemError as error:
         code = "body_too_long" if error.status == 413 else None
         raise ApiError(error.status, error.message, code=code, headers=error.headers) from None

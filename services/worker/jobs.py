@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeAlias
 
+from draftstore.hf.requests import GenerationRequest
 from services.worker.problems import ApiError
-from services.worker.work import Work
 from services.worker.writing import Reason, Usage
 
 
@@ -42,13 +42,13 @@ Event: TypeAlias = Delta | Finished | Failed | Gone
 
 
 @dataclasses.dataclass(eq=False)
-class Job:
+class DecodingJob:
     """One request.
 
     Attributes:
         id: in the answer and in the log.
         endpoint: `chat` or `completions`.
-        work: what is decoded.
+        request: what is decoded.
         post: takes events; it is called from any thread.
         stops: texts that end the answer.
         lead: see `Writing`.
@@ -60,7 +60,7 @@ class Job:
 
     id: str
     endpoint: str
-    work: Work
+    request: GenerationRequest
     post: Callable[[Event], None]
     stops: Sequence[str] = ()
     lead: str = ""

@@ -1,25 +1,23 @@
 """From the options of `draftstore worker` to its engine; everything of torch is imported when the model is loaded."""
 
 import logging
-from collections.abc import Callable
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from draftstore.assembly import Assembly, Sources, assemble
-from draftstore.cli.sources import Effort, choose_plan
 from draftstore.errors import LookupServiceError
+from draftstore.hf.planning import Effort, choose_plan
 from services.worker.work import Engine
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
-    from services.worker.engine import TransformersEngine
 
 LOG = logging.getLogger(__name__)
 LOOKUP_PATIENCE = 10.0
 """Seconds that the lookup service has to answer for the release."""
 
 
-def loader(
+def load_engine(
     model: str,
     sources: Sources,
     effort: Effort,
@@ -28,8 +26,8 @@ def loader(
     device: str | None = None,
     dtype: str | None = None,
     attention: str | None = None,
-) -> Callable[[], Engine]:
-    """Return what loads a model with its drafters.
+) -> Engine:
+    """Load a model with its drafters.
 
     Args:
         model: a directory, a hub name, or a GGUF file.
@@ -37,34 +35,22 @@ def loader(
         effort: how much is verified.
         name: what clients call the model.
         device: see `draftstore.hf.loading.load_model`, like the next two.
-        dtype: likewise.
-        attention: likewise.
+        dtype: of the weights.
+        attention: the implementation.
     """
-
-    def load() -> Engine:
-        begin = monotonic()
-        from draftstore.hf.loading import load_model
-
-        _tame_transformers()
-        loaded = load_model(model, dtype=dtype, device=device, attention=attention)
-        LOG.info("model loaded", extra={"model": loaded.name, "seconds": round(monotonic() - begin, 1)})
-        engine = _engine(loaded, sources, effort, name)
-        engine.warm_up()
-        return engine
-
-    return load
-
-
-def _engine(
-    loaded: "LoadedModel", sources: Sources, effort: Effort, name: str | None
-) -> "TransformersEngine":
-    """Return a model with its drafters."""
+    begin = monotonic()
+    from draftstore.hf.loading import load_model
     from services.worker.engine import TransformersEngine
 
+    _tame_transformers()
+    loaded = load_model(model, dtype=dtype, device=device, attention=attention)
+    LOG.info("model loaded", extra={"model": loaded.name, "seconds": round(monotonic() - begin, 1)})
     plan = choose_plan(effort, loaded)
     drafters = _assembled(loaded, sources)
     LOG.info("drafting", extra={"plan": plan.words, "drafters": [part.name for part in drafters.parts]})
-    return TransformersEngine(loaded, drafters, plan.planner, name=name, min_prob=effort.min_prob)
+    engine = TransformersEngine(loaded, drafters, plan.planner, name=name, min_prob=effort.min_prob)
+    engine.warm_up()
+    return engine
 
 
 def _assembled(loaded: "LoadedModel", sources: Sources) -> Assembly:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from draftstore.text.chat import Message
 from services.worker.problems import ApiError
 
 MOST_STOPS = 16
@@ -86,17 +87,17 @@ def _no_calls(value: Any) -> Any:
     return None
 
 
-class _Model(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class StreamOptions(_Model):
+class StreamOptions(_Strict):
     """How a stream should be."""
 
     include_usage: bool | None = None
 
 
-class ChatMessage(_Model):
+class ChatMessage(_Strict):
     """One turn of a conversation."""
 
     role: str = Field(min_length=1, max_length=64)
@@ -104,18 +105,13 @@ class ChatMessage(_Model):
     tool_calls: Annotated[None, BeforeValidator(_no_calls)] = None
     function_call: Annotated[None, BeforeValidator(_no_calls)] = None
 
-    @property
-    def plain(self) -> dict[str, str]:
-        """The same as chat templates and corpora know it."""
-        return {"role": ROLES.get(self.role, self.role), "content": self.content}
-
 
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 
-class Ask(_Model):
+class Ask(_Strict):
     """What every request may say. `top_k`, `min_p` and `repetition_penalty` are not OpenAI's, but common."""
 
     model: str | None = None
@@ -159,6 +155,11 @@ class ChatAsk(Ask):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: Count | None = None
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages as chat templates and corpora know them."""
+        return [{"role": ROLES.get(turn.role, turn.role), "content": turn.content} for turn in self.messages]
 
     @property
     def wanted_tokens(self) -> int | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from services.common.guards import ProblemError
+
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -17,7 +19,7 @@ TYPES = {
 """Of errors by status; all others are `invalid_request_error`."""
 
 
-class ApiError(Exception):
+class ApiError(ProblemError):
     """A request that is answered with an error."""
 
     def __init__(
@@ -40,12 +42,9 @@ class ApiError(Exception):
             retry_after: seconds to wait before the same request is worth another try.
             headers: more headers.
         """
-        super().__init__(message)
-        self.status = status
-        self.message = message
+        super().__init__(status, message, headers)
         self.param = param
         self.code = code
-        self.headers = dict(headers or {})
         if retry_after is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
 

@@ -13,15 +13,15 @@ import uvloop
 from prometheus_client import disable_created_metrics
 
 from draftstore.errors import DraftstoreError, LookupServiceError
-from services.lookup import logs
-from services.lookup.permissions import Permissions
-from services.lookup.processes.sockets import open_tcp, port_of
-from services.lookup.web.server import HttpServer
-from services.worker.app import Site, make_app
-from services.worker.decoder import Decoder, State
-from services.worker.figures import Figures
+from services.common import logs
+from services.common.http_server import HttpServer
+from services.common.permissions import Permissions
+from services.common.sockets import open_tcp, port_of
+from services.worker.app import WorkerSite, make_app
+from services.worker.decoder import Decoder, DecoderState
+from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog, older
-from services.worker.settings import Settings
+from services.worker.settings import WorkerSettings
 from services.worker.work import Engine
 
 LOG = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ Load = Callable[[], Engine]
 Started = Callable[[dict[str, Any]], None]
 
 
-def run(settings: Settings, load: Load, started: Started = lambda _: None) -> int:
+def run(settings: WorkerSettings, load: Load, started: Started = lambda _: None) -> int:
     """Serve a model until SIGTERM or SIGINT.
 
     Args:
@@ -55,7 +55,7 @@ def run(settings: Settings, load: Load, started: Started = lambda _: None) -> in
     disable_created_metrics()  # type: ignore[no-untyped-call]
     settings.check()
     permissions = Permissions.load(settings.tokens) if settings.tokens else Permissions.open_to_all()
-    figures = Figures()
+    figures = WorkerMetrics()
     log = _open_log(settings, figures)
     try:
         sockets = open_tcp(settings.endpoint, "--host or --port")
@@ -75,7 +75,7 @@ def run(settings: Settings, load: Load, started: Started = lambda _: None) -> in
     return status
 
 
-def _open_log(settings: Settings, figures: Figures) -> ResponseLog | None:
+def _open_log(settings: WorkerSettings, figures: WorkerMetrics) -> ResponseLog | None:
     """Open the response log, and say what that means."""
     if settings.response_log is None:
         return None
@@ -98,9 +98,9 @@ class Worker:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: WorkerSettings,
         load: Load,
-        figures: Figures,
+        figures: WorkerMetrics,
         permissions: Permissions,
         log: ResponseLog | None,
         started: Started,
@@ -113,7 +113,7 @@ class Worker:
         self._decoder = Decoder(
             load, figures, queue=settings.queue, changed=self._notify, keep=log.put if log else None
         )
-        self._site = Site(self._decoder, figures, permissions, settings)
+        self._site = WorkerSite(self._decoder, figures, permissions, settings)
         self._signals = 0
         self.failure: BaseException | None = None
         self.ended = False
@@ -138,7 +138,7 @@ class Worker:
             )
         server.stop()
         await serving
-        self.ended = self._decoder.join(0 if self._decoder.state is not State.ENDED else CUT_SECONDS)
+        self.ended = self._decoder.join(0 if self._decoder.state is not DecoderState.ENDED else CUT_SECONDS)
         following.cancel()
         if not self.failure:
             LOG.info("stopped")
@@ -147,16 +147,16 @@ class Worker:
     async def _follow(self, port: int) -> None:
         """Tell of the start, wait until it is time to end, and let what is being decoded come to its end."""
         decoder = self._decoder
-        await self._until(lambda: decoder.state is not State.LOADING)
+        await self._until(lambda: decoder.state is not DecoderState.LOADING)
         if decoder.ready:
             self._announce(port)
-        await self._until(lambda: decoder.state is State.ENDED or self._signals > 0)
+        await self._until(lambda: decoder.state is DecoderState.ENDED or self._signals > 0)
         if self._signals and decoder.engine is not None:
             await self._until(
-                lambda: decoder.state is State.ENDED or self._signals > 1, self._settings.grace_seconds
+                lambda: decoder.state is DecoderState.ENDED or self._signals > 1, self._settings.grace_seconds
             )
             decoder.hurry()
-            await self._until(lambda: decoder.state is State.ENDED, CUT_SECONDS)
+            await self._until(lambda: decoder.state is DecoderState.ENDED, CUT_SECONDS)
         if decoder.failure:
             self.failure = decoder.failure
         elif not self._signals:

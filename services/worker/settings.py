@@ -3,8 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from draftstore.errors import LookupServiceError
-from services.lookup.settings import ListenAddress
+from services.common.addresses import ListenAddress, check_access
 
 PORT = 8000
 BODY = 4 << 20
@@ -12,7 +11,7 @@ BODY = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """What one run of the worker is told.
 
     Attributes:
@@ -47,10 +46,5 @@ class Settings:
         Raises:
             LookupServiceError: other machines could ask without a token, and nobody said that this is meant.
         """
-        if self.tokens and self.anonymous:
-            raise LookupServiceError("--tokens and --anonymous contradict each other: leave one of them out")
-        if not self.tokens and not self.anonymous and not self.endpoint.is_loopback():
-            raise LookupServiceError(
-                f"--host {self.endpoint.host} can be reached from other machines, where anybody could ask: name a file "
-                "of --tokens (see `draftstore tokens`), or say --anonymous if that is meant"
-            )
+        place = (f"--host {self.endpoint.host}", self.endpoint)
+        check_access(self.tokens, anonymous=self.anonymous, places=[place])

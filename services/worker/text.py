@@ -1,6 +1,6 @@
 """Stop strings: what of a text that grows can be shown.
 
-pieces, stops = Pieces(tokenizer, prompt_ids), Stops(["END"])
+pieces, stops = Pieces(tokenizer, prompt_ids), StopStrings(["END"])
 shown = stops.push(pieces.push(token))      # for every token; `stops.found()` tells that the text has ended
 shown = stops.push(pieces.finish()) + stops.finish()
 """
@@ -8,7 +8,7 @@ shown = stops.push(pieces.finish()) + stops.finish()
 from collections.abc import Sequence
 
 
-class Stops:
+class StopStrings:
     """Holds back what may become a stop string, and ends the text before one."""
 
     def __init__(self, stops: Sequence[str]) -> None:

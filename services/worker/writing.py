@@ -6,9 +6,11 @@ from time import monotonic
 from typing import Any, Literal
 
 from draftstore.decoding.loop import Step
+from draftstore.hf.requests import GenerationRequest
 from draftstore.text.incremental import Pieces
-from services.worker.text import Stops
-from services.worker.work import Facts, Tokenizer, Work
+from draftstore.text.tokenizer import TextTokenizer
+from services.worker.text import StopStrings
+from services.worker.work import Facts
 
 Reason = Literal["stop", "length"]
 
@@ -72,9 +74,9 @@ class Writing:
 
     def __init__(
         self,
-        work: Work,
+        request: GenerationRequest,
         facts: Facts,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         show: Callable[[str], None],
         *,
         stops: Sequence[str] = (),
@@ -83,20 +85,20 @@ class Writing:
         """Write an answer.
 
         Args:
-            work: what is decoded.
+            request: what is decoded.
             facts: of the model.
             tokenizer: of the model.
             show: takes text as it comes, never empty.
             stops: texts that end the answer, and are no part of it.
             lead: one character that is left out where the answer begins with it.
         """
-        self.usage = Usage(len(work.prompt))
+        self.usage = Usage(len(request.prompt))
         self.reason: Reason = "length"
         self.first_token: float | None = None
-        self._most = work.max_tokens
+        self._most = request.max_tokens
         self._ends = facts.ends
-        self._pieces = Pieces(tokenizer, work.prompt)
-        self._stops = Stops(stops)
+        self._pieces = Pieces(tokenizer, request.prompt)
+        self._stops = StopStrings(stops)
         self._lead = lead
         self._shown: list[str] = []
         self._show = show

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from draftstore.remote import wire
 from draftstore.remote.buffer import FrameBuffer
 from draftstore.stores.registry import open_store
+from services.common.permissions import Permissions
+from services.common.sockets import BACKLOG
 from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.totals import ReleaseTotals
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
-from services.lookup.permissions import Permissions
-from services.lookup.processes.sockets import BACKLOG
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import load_kernels, sample_contexts

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import uvloop
 from starlette.applications import Starlette
 
+from services.common.http_server import HttpServer
+from services.common.permissions import EVERY, Grant, Permissions, hash_token
 from services.lookup.figures.counting import SharedCounters, Slot
 from services.lookup.figures.metrics import metrics_text
 from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
-from services.lookup.permissions import EVERY, Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target, with_digest
 from services.lookup.web.app import LookupSite, make_app
@@ -27,7 +28,6 @@ from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live
 from services.lookup.web.readings import read_figures, read_readiness
-from services.lookup.web.server import HttpServer
 from services.lookup.web.upstream import Upstream
 
 SECONDS = 60.0

@@ -25,18 +25,19 @@ from starlette.datastructures import Headers
 from draftstore.cli.common import print_json
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
+from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
-from services.lookup.permissions import Grant, Permissions
-from services.lookup.settings import ListenAddress
-from services.lookup.web.server import HttpServer
+from services.common.addresses import ListenAddress
+from services.common.http_server import HttpServer
+from services.common.permissions import Grant, Permissions
 from services.worker import running
-from services.worker.app import Site, make_app
+from services.worker.app import WorkerSite, make_app
 from services.worker.decoder import Decoder
-from services.worker.figures import Figures
+from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog
-from services.worker.settings import Settings
-from services.worker.work import Facts, Work
+from services.worker.settings import WorkerSettings
+from services.worker.work import Facts
 from tests import ROOT
 from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Samples, Service, read_samples, started
@@ -64,7 +65,7 @@ class FakeEngine:
     def __init__(
         self,
         tokenizer: TextTokenizer,
-        answer: str | Callable[[Work], Sequence[int]] = " one two three",
+        answer: str | Callable[[GenerationRequest], Sequence[int]] = " one two three",
         *,
         chunk: int = 1,
         positions: int = 512,
@@ -74,13 +75,13 @@ class FakeEngine:
         self.facts = Facts(
             MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",)
         )
-        self.works: list[Work] = []
+        self.works: list[GenerationRequest] = []
         self.gate: threading.Semaphore | None = None
         self.closed = False
         self._chunk = chunk
         self._answer = answer
 
-    def tokens_of(self, work: Work) -> list[int]:
+    def tokens_of(self, work: GenerationRequest) -> list[int]:
         """Return what it says, cut where transformers would cut it."""
         if callable(self._answer):
             tokens = list(self._answer(work))
@@ -89,7 +90,7 @@ class FakeEngine:
             tokens = [*ids, *self.facts.ends]
         return tokens[: work.max_tokens]
 
-    def generate(self, work: Work, on_step: Callable[[Step], None]) -> None:
+    def generate(self, work: GenerationRequest, on_step: Callable[[Step], None]) -> None:
         self.works.append(work)
         tokens = self.tokens_of(work)
         for start in [0, *range(1, len(tokens), self._chunk)]:
@@ -106,7 +107,7 @@ class FakeEngine:
 class Worker:
     """A worker with its HTTP side, in threads of this process."""
 
-    def __init__(self, decoder: Decoder, address: tuple[str, int], site: Site) -> None:
+    def __init__(self, decoder: Decoder, address: tuple[str, int], site: WorkerSite) -> None:
         self.decoder = decoder
         self.address = address
         self.site = site
@@ -181,11 +182,11 @@ def running_worker(
     engine: Any, *grants: Grant, log: Path | None = None, log_bytes: int = 10**6, **settings: Any
 ) -> Iterator[Worker]:
     """Run a worker; with grants it asks for tokens."""
-    chosen = Settings(ListenAddress("127.0.0.1", 0), response_log=log, **settings)
-    figures = Figures()
+    chosen = WorkerSettings(ListenAddress("127.0.0.1", 0), response_log=log, **settings)
+    figures = WorkerMetrics()
     responses = ResponseLog(log, log_bytes, figures.logged) if log else None
     decoder = Decoder(lambda: engine, figures, queue=chosen.queue, keep=responses.put if responses else None)
-    site = Site(decoder, figures, Permissions(grants or None), chosen)
+    site = WorkerSite(decoder, figures, Permissions(grants or None), chosen)
     loop = Loop()
     listening = socket.create_server(("127.0.0.1", 0))
     server = HttpServer(make_app(site, hosts=()))
@@ -278,7 +279,7 @@ def worker(
 
     running.CUT_SECONDS = cut_seconds
     try:
-        sys.exit(running.run(Settings(ListenAddress("127.0.0.1", port), **more), load, print_json))
+        sys.exit(running.run(WorkerSettings(ListenAddress("127.0.0.1", port), **more), load, print_json))
     except DraftstoreError as error:
         sys.exit(f"error: {error}")
 
@@ -287,12 +288,15 @@ class SlowEngine(FakeEngine):
     """A model that takes its time."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, answer: Callable[[Work], Sequence[int]], pass_seconds: float
+        self,
+        tokenizer: TextTokenizer,
+        answer: Callable[[GenerationRequest], Sequence[int]],
+        pass_seconds: float,
     ) -> None:
         super().__init__(tokenizer, answer, positions=2000)
         self._seconds = pass_seconds
 
-    def generate(self, work: Work, on_step: Callable[[Step], None]) -> None:
+    def generate(self, work: GenerationRequest, on_step: Callable[[Step], None]) -> None:
         def slow(step: Step) -> None:
             on_step(step)
             time.sleep(self._seconds)

@@ -26,8 +26,10 @@ from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from schema import catalogue
-from services.lookup.processes.sockets import UnixListener, open_tcp, port_of
-from services.lookup.settings import ListenAddress, LookupSettings
+from services.common.addresses import ListenAddress
+from services.common.sockets import open_tcp, port_of
+from services.lookup.processes.sockets import UnixListener
+from services.lookup.settings import LookupSettings
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
@@ -161,7 +163,7 @@ def test_sockets_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_tcp_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.lookup.processes.sockets.PATIENCE", 0.1)
+    monkeypatch.setattr("services.common.sockets.PATIENCE", 0.1)
     opened = open_tcp(ListenAddress("localhost", 0), "--http")
     taken = ListenAddress("127.0.0.1", port_of(opened))
     with pytest.raises(LookupServiceError, match=rf"port {taken.port} of 127\.0\.0\.1 is in use.*--http"):

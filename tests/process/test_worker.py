@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from draftstore.errors import DraftstoreError
 from draftstore.text.tokenizer import TextTokenizer
 from services.cli.worker import worker
-from services.lookup import logs
-from services.lookup.permissions import PREFIX, hash_token
+from services.common import logs
+from services.common.permissions import PREFIX, hash_token
 from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Service
 from tests.fakes.workers import MODEL, launch_worker, read_stream, served_worker, text_of

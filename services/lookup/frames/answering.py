@@ -38,9 +38,9 @@ from draftstore.remote.wire import (
     join_answer,
 )
 from draftstore.remote.wire import frame as encode_frame
+from services.common.permissions import Grant, Permissions
 from services.lookup.figures.counting import ReleaseCounters, Slot
 from services.lookup.limits import Limits
-from services.lookup.permissions import Grant, Permissions
 from services.lookup.stores.shelf import Book, Shelf, UnknownReleaseError
 
 LOG = logging.getLogger(__name__)

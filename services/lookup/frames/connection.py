@@ -12,9 +12,9 @@ from typing import cast
 from draftstore.errors import WireError
 from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.wire import CLOSING, Frame, Header, LongFrameError, Operation, Status
+from services.common.permissions import Grant
 from services.lookup.frames.answering import DraftJob
 from services.lookup.frames.turns import Turns
-from services.lookup.permissions import Grant
 
 SLICE = 0.0005
 """Seconds that a connection may take before the others have their turn."""

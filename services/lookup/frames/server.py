@@ -11,12 +11,12 @@ from math import ceil
 from typing import Any
 
 from draftstore.remote.wire import CLOSING, Status
+from services.common.permissions import Permissions
 from services.lookup.figures.counting import SharedCounters
 from services.lookup.frames.accepting import Acceptor
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.connection import FrameConnection
 from services.lookup.frames.turns import Turns
-from services.lookup.permissions import Permissions
 
 _LOOK_SECONDS = 0.05
 _QUIET_LOOKS = 5

@@ -4,9 +4,10 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
+from services.common.permissions import EVERY, Grant, Permissions, hash_token
+from services.common.sockets import open_tcp, port_of
 from services.lookup.figures.counting import SharedCounters
-from services.lookup.permissions import EVERY, Grant, Permissions, hash_token
-from services.lookup.processes.sockets import UnixListener, open_tcp, port_of
+from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
 
 WEB = "web"

@@ -1,6 +1,5 @@
-"""Opening the sockets that the service listens at: once, in the supervisor; the other processes inherit them."""
+"""The Unix socket that the service listens at: opened once, in the supervisor; the other processes inherit it."""
 
-import errno
 import fcntl
 import os
 import socket
@@ -11,13 +10,7 @@ from pathlib import Path
 
 from draftstore.errors import LookupServiceError
 from draftstore.remote.addresses import MAX_SOCKET_PATH, check_owner
-from services.lookup.settings import ListenAddress
-
-BACKLOG = 1024
-PATIENCE = 2.0
-"""Seconds that the processes of a service that was killed have to let go of their sockets."""
-_PAUSE = 0.02
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+from services.common.sockets import BACKLOG, PATIENCE, PAUSE
 
 
 class UnixListener:
@@ -120,7 +113,7 @@ class UnixListener:
                 return
             if time.monotonic() > deadline:
                 raise self._taken()
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
 
     def _bind(self, mode: int) -> socket.socket:
         """Return the listening socket; at no moment may others than meant connect.
@@ -153,78 +146,6 @@ class UnixListener:
     def disown(self) -> None:
         """Let go of the lock in a process that was forked: it ends with the supervisor."""
         os.close(self._lock)
-
-
-def open_tcp(endpoint: ListenAddress, option: str) -> list[socket.socket]:
-    """Return listening sockets, one for each address of the host.
-
-    Args:
-        endpoint: where; port 0 takes a free one.
-        option: that the user named it with, for errors.
-
-    Raises:
-        LookupServiceError: the host is unknown or not of this machine, or the port is taken or not ours to take.
-    """
-    sockets: list[socket.socket] = []
-    port = endpoint.port
-    for address in endpoint.addresses():
-        try:
-            sockets.append(_bind_patiently(address, port))
-        except OSError as error:
-            if sockets and error.errno in _NOT_HERE:
-                continue  # localhost is ::1 too, where the machine speaks IPv6
-            for made in sockets:
-                made.close()
-            raise LookupServiceError(_explain(error, endpoint, option)) from None
-        port = sockets[0].getsockname()[1]
-    return sockets
-
-
-def port_of(sockets: list[socket.socket]) -> int:
-    """Return the port that TCP sockets listen at."""
-    return int(sockets[0].getsockname()[1])
-
-
-def _bind_patiently(address: str, port: int) -> socket.socket:
-    """Return a listening socket; processes of a service that was killed get a moment to let go of the port."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return _bind_tcp(address, port)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
-                raise
-            time.sleep(_PAUSE)
-
-
-def _bind_tcp(address: str, port: int) -> socket.socket:
-    """Return a listening socket."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a port is free again at once after a stop
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((address, port))
-        made.listen(BACKLOG)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
-    """Return what to do about a socket that cannot be opened."""
-    if error.errno == errno.EADDRINUSE:
-        return f"port {endpoint.port} of {endpoint.host} is in use: stop who listens there, or choose another {option}"
-    if error.errno == errno.EACCES:
-        return f"port {endpoint.port} is not for this user: choose one from 1024 on for {option}"
-    return (
-        f"nobody can listen at {endpoint} here ({error.strerror}): {option} takes an address of this machine"
-    )
 
 
 def _answers(path: Path) -> bool:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from draftstore.errors import DraftstoreError, LookupServiceError
-from services.lookup import logs
+from services.common import logs
 from services.lookup.figures.totals import WorkerState
 from services.lookup.processes import web as web_process
 from services.lookup.processes import worker

@@ -9,9 +9,10 @@ from functools import partial
 import uvloop
 from starlette.types import ASGIApp
 
-from services.lookup import logs
+from services.common import logs
+from services.common.http_server import HttpServer
+from services.common.permissions import Permissions
 from services.lookup.figures.metrics import metrics_text
-from services.lookup.permissions import Permissions
 from services.lookup.processes.forking import SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
 from services.lookup.processes.worker import ORPHAN_PATIENCE, make_follower, reload_permissions
@@ -20,7 +21,6 @@ from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live
 from services.lookup.web.readings import read_figures, read_readiness
-from services.lookup.web.server import HttpServer
 from services.lookup.web.upstream import Upstream
 
 NICE = 5

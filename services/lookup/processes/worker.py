@@ -10,11 +10,11 @@ from collections.abc import Callable
 import uvloop
 
 from draftstore.errors import DraftstoreError
-from services.lookup import logs
+from services.common import logs
+from services.common.permissions import Permissions
 from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
-from services.lookup.permissions import Permissions
 from services.lookup.processes.forking import REFUSED, SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
 from services.lookup.settings import LookupSettings

@@ -20,10 +20,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from draftstore.remote import wire
-from services.lookup.permissions import Grant, Permissions
+from services.common.guards import ProblemError, bearer_token
+from services.common.permissions import Grant, Permissions
 from services.lookup.web import openapi, page
 from services.lookup.web.drafting import DraftDesk
-from services.lookup.web.guards import Guard, ProblemError, bearer_token, problem_response
+from services.lookup.web.guards import LookupGuard, problem_response
 from services.lookup.web.live import Live
 from services.lookup.web.messages import FiguresReply, HealthReply, ReadyReply, ReleaseEntry, ReleasesReply
 from services.lookup.web.upstream import RefusedError, ServiceAwayError, Upstream
@@ -58,7 +59,7 @@ def make_app(site: LookupSite, hosts: Collection[str] | None = None) -> Starlett
 
     Args:
         site: what it shows.
-        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.Guard`.
+        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.LookupGuard`.
     """
     api = _LookupApi(site)
     routes = [
@@ -68,7 +69,7 @@ def make_app(site: LookupSite, hosts: Collection[str] | None = None) -> Starlett
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=hosts)],
+        middleware=[Middleware(LookupGuard, hosts=hosts)],
         exception_handlers={
             ProblemError: _on_problem,
             HTTPException: _on_http_error,

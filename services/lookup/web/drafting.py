@@ -15,9 +15,9 @@ from draftstore.errors import TokenizerError, WireError
 from draftstore.remote import wire
 from draftstore.stores.dresd import store as dresd
 from draftstore.text.tokenizer import TextTokenizer
-from services.lookup.web.guards import ProblemError, read_body
+from services.common.guards import ProblemError, read_body
 from services.lookup.web.lexicon import Lexicon
-from services.lookup.web.messages import DraftReply, Question, TextQuestion, TokensQuestion
+from services.lookup.web.messages import MAX_BODY, DraftReply, Question, TextQuestion, TokensQuestion
 from services.lookup.web.texts import encode_text, pack_contexts, show_draft
 from services.lookup.web.upstream import Drafted, Upstream
 
@@ -25,6 +25,7 @@ MOST_AT_ONCE = 32
 THREADS = 2
 MOST_PROBLEMS = 3
 """Told of at once."""
+ADVICE = "send the last tokens of a text, they decide alone"
 EXAMPLE = {"release": "chat", "text": "The quick brown", "budget": 16}
 DENSE = (
     "{release!r} drafts from hidden states of a model, which no text says: ask with the decoder, "
@@ -73,7 +74,7 @@ class DraftDesk:
             raise ProblemError(429, message, {"Retry-After": "1"})
         self._busy += 1
         try:
-            question = parse_question(await read_body(request))
+            question = parse_question(await read_body(request, MAX_BODY, ADVICE))
             if not allows(question.release):
                 raise ProblemError(403, f"this token is not for the release {question.release!r}")
             if self._lexicon.kind_of(question.release) == dresd.KIND:

@@ -1,158 +1,22 @@
-"""What stands before every HTTP request: security headers, the host that was asked for, and one form of errors."""
+"""What stands before every HTTP request of the lookup service, with errors in the one form that all of them have."""
 
-import asyncio
-import ipaddress
-import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.lookup.web.messages import MAX_BODY, Problem, ProblemReply
-
-LOG = logging.getLogger(__name__)
-BODY_SECONDS = 10.0
-"""How long a body may take to arrive."""
-SECURITY = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-}
+from services.common import guards
+from services.lookup.web.messages import Problem, ProblemReply
 
 
-class ProblemError(Exception):
-    """A request that is answered with an error."""
+class LookupGuard(guards.Guard):
+    """The guard of the lookup service."""
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = dict(headers or {})
+    def refusal(self, status: int, message: str) -> Response:
+        """Return an error as all of them are."""
+        return problem_response(status, message)
 
 
 def problem_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error in the form that all of them have."""
     body = ProblemReply(error=Problem(status=status, message=message)).model_dump_json()
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
-
-
-class Guard:
-    """Middleware around everything: refuses foreign hosts, adds headers, turns what nobody expected into a 500.
-
-    Attributes:
-        what: what is guarded, for people.
-        quiet: errors that are answered with nothing.
-    """
-
-    what = "service"
-    quiet: tuple[type[Exception], ...] = ()
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None = None) -> None:
-        """Guard an application.
-
-        Args:
-            app: what is guarded.
-            hosts: names that the service goes by beside localhost and addresses; None takes any. Without this, a
-                foreign page could point its own name at this machine, and read what is served to it alone.
-        """
-        self._app = app
-        self._hosts = None if hosts is None else {host.lower() for host in hosts}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def send_guarded(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        host = Headers(scope=scope).get("host", "")
-        if self._hosts is not None and not is_own_host(host, self._hosts):
-            message = f"this {self.what} does not go by the name {host!r}: use localhost or an address"
-            await self.refusal(400, message)(scope, receive, send_guarded)
-            return
-        try:
-            await self._app(scope, receive, send_guarded)
-        except self.quiet:
-            return
-        except Exception:
-            if started:
-                raise  # the server breaks the connection off, so that nobody takes a half for the whole
-            LOG.exception("an HTTP request failed", extra={"path": scope["path"]})
-            message = f"an error inside the {self.what}: its log says more"
-            await self.refusal(500, message)(scope, receive, send_guarded)
-
-    def refusal(self, status: int, message: str) -> Response:
-        """Return an error in the form that the guarded application has for them."""
-        return problem_response(status, message)
-
-
-def is_own_host(host: str, names: Collection[str]) -> bool:
-    """Tell whether a Host header names this machine: localhost, any address, or one of `names`."""
-    bare = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
-    bare = bare.lower().removesuffix(".")
-    if bare == "localhost" or bare.endswith(".localhost") or bare in names:
-        return True
-    try:
-        ipaddress.ip_address(bare.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
-
-
-def bearer_token(request: Request) -> str | None:
-    """Return the bearer token of a request; None if there is none."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
-
-
-async def read_body(
-    request: Request,
-    most: int = MAX_BODY,
-    seconds: float | None = None,
-    advice: str = "send the last tokens of a text, they decide alone",
-) -> bytes:
-    """Return the body of a request that holds JSON.
-
-    Args:
-        request: whose body it is.
-        most: bytes.
-        seconds: that it may take to arrive; by default `BODY_SECONDS`.
-        advice: what to do about a body that is too long.
-
-    Raises:
-        ProblemError: another type, too long, or too slow.
-    """
-    seconds = BODY_SECONDS if seconds is None else seconds
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ProblemError(415, f"a body of type {kind or 'unknown'!r}, expected application/json")
-    long = ProblemError(413, f"a body of more than {most:,} bytes: {advice}", {"Connection": "close"})
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > most:
-        raise long
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > most:
-                    raise long
-    except TimeoutError:
-        raise ProblemError(408, f"the body did not arrive within {seconds:g} s") from None
-    return bytes(body)

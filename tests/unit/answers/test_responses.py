@@ -19,8 +19,8 @@ import torch
 
 from draftstore.answers import batches, responses
 from draftstore.answers.batches import Choice, Row, decode_rows, draw
-from draftstore.answers.journal import Answer, Journal
-from draftstore.answers.prompts import Asking, encode_prompt, read_prompts
+from draftstore.answers.journal import Journal, StoredAnswer
+from draftstore.answers.prompts import Asking, read_prompts
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses, origin_path
 from draftstore.decoding.replay import read_recordings
 from draftstore.errors import BuildError, CorpusError, ModelError, NoTextError, TokenizerError
@@ -29,6 +29,7 @@ from draftstore.hf.loading import LoadedModel
 from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import read_lines
 from draftstore.text.chat import plain_chat
+from draftstore.text.conversation import encode_conversation
 from draftstore.text.corpus import read_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.fakes.hf_models import STORIES
@@ -126,7 +127,7 @@ def test_answers_end_where_the_model_ends_them(model_folder: Path, prompts: Path
     loaded = load_model(model_folder, dtype="float64", device="cpu")
     config: Any = loaded.model.generation_config
     config.repetition_penalty = penalty
-    ids = [encode_prompt(record["prompt"], loaded.text) for record in read_records(prompts)]
+    ids = [encode_conversation(loaded.text, record["prompt"]) for record in read_records(prompts)]
     answers = decode_rows(loaded, [Row(prompt) for prompt in ids], Choice(60))
     model: Any = loaded.model
     for prompt, answer in zip(ids, answers, strict=True):
@@ -505,7 +506,7 @@ def test_progress_counts_up(model_folder: Path, prompts: Path, tmp_path: Path) -
 
 def test_a_journal_keeps_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    first, second = (Answer(number, 0, "text é\n", 3, True) for number in range(2))
+    first, second = (StoredAnswer(number, 0, "text é\n", 3, True) for number in range(2))
     with Journal(path) as journal:
         journal.add([first])
         journal.add([second])
@@ -556,5 +557,7 @@ def test_prompts_stop_at_the_limit(model_folder: Path, prompts: Path) -> None:
     found, report = read_prompts([prompts, prompts], tokenizer, Asking())
     assert (len(found), report.documents, report.repeated) == (20, 20, 20)
     assert [prompt.id for prompt in found[:2]] == ["prompts.jsonl#1", "prompts.jsonl#2"]
-    assert [prompt.tokens for prompt in found] == [len(encode_prompt(p.content, tokenizer)) for p in found]
+    assert [prompt.tokens for prompt in found] == [
+        len(encode_conversation(tokenizer, p.content)) for p in found
+    ]
     assert len(read_prompts([prompts], tokenizer, Asking(limit=3))[0]) == 3

@@ -1,5 +1,6 @@
 """`draftstore generate`: the answer of plain decoding, what stands out in it, and figures that add up."""
 
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -11,16 +12,17 @@ import torch
 from rich.console import Console
 
 from draftstore.cli.answering import (
-    Answer,
     Printer,
-    Request,
+    TimedAnswer,
     check_positions,
     first_difference,
 )
-from draftstore.cli.generate import _encode
+from draftstore.cli.generate import _content
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
 from draftstore.hf import load_model
+from draftstore.hf.requests import GenerationRequest
+from draftstore.text.conversation import encode_conversation
 from draftstore.text.incremental import Pieces
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
@@ -178,7 +180,8 @@ def test_chats_and_raw_text(small_tokenizer: TextTokenizer, tmp_path: Path) -> N
     with_template = load_tokenizer(tmp_path)
 
     def text(tokenizer: TextTokenizer, chat: bool | None, system: str | None = None) -> str:
-        return tokenizer.decode(_encode(tokenizer, "hi", chat, system)[1:])  # without BOS
+        ids = encode_conversation(tokenizer, _content(tokenizer, "hi", chat, system))
+        return tokenizer.decode(ids[1:])  # without BOS
 
     assert text(with_template, None) == "[user:hi]>"
     assert text(with_template, None, "be brief") == "[system:be brief][user:hi]>"
@@ -190,11 +193,11 @@ def test_chats_and_raw_text(small_tokenizer: TextTokenizer, tmp_path: Path) -> N
 def test_answers_end_where_the_model_says(model_folder: Path) -> None:
     loaded = load_model(model_folder)
     assert loaded.ends == [1]
-    request = Request(np.zeros(500, np.int32), 100)
-    assert check_positions(loaded, request).max_new_tokens == 12
-    assert check_positions(loaded, request._replace(max_new_tokens=12)).max_new_tokens == 12
+    request = GenerationRequest(np.zeros(500, np.int32), 100)
+    assert check_positions(loaded, request).max_tokens == 12
+    assert check_positions(loaded, dataclasses.replace(request, max_tokens=12)).max_tokens == 12
     with pytest.raises(DraftstoreError, match="prompt is empty"):
-        check_positions(loaded, request._replace(prompt=np.zeros(0, np.int32)))
+        check_positions(loaded, dataclasses.replace(request, prompt=np.zeros(0, np.int32)))
 
 
 # --- how it is written ---
@@ -239,14 +242,14 @@ def test_long_lines_are_not_wrapped(small_tokenizer: TextTokenizer) -> None:
 
 
 def test_the_prefill_is_no_pass() -> None:
-    answer = Answer()
+    answer = TimedAnswer()
     for each in (step([5], 0), step([6, 7, 8], 2), step([9], 0)):
         answer.take(each)
     assert answer.tokens == [5, 6, 7, 8, 9]
     assert (answer.tally.passes, answer.tally.tokens, answer.prefill_ns) == (2, 4, 6)
     assert answer.tokens_per_second == pytest.approx(4e9 / 12)
     assert answer.figures()["shares"] == {"draft": 0.1667, "forward": 0.3333, "accept": 0.5}
-    assert Answer().figures()["tokens_per_second"] == 0
+    assert TimedAnswer().figures()["tokens_per_second"] == 0
 
 
 def test_where_answers_part() -> None:

@@ -21,7 +21,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import generate, projecting
 from draftstore.hf.graphs import GraphForward
-from draftstore.hf.passes import Rows, Wants
+from draftstore.hf.passes import Pass, Wants
 from draftstore.hf.projecting import project
 from draftstore.hf.recorded import with_states
 from draftstore.hf.states import last_states
@@ -50,7 +50,7 @@ def states_of(model: Any, ids: Sequence[int]) -> NDArray[np.float32]:
 def test_states_are_projected_as_float32(dtype: torch.dtype) -> None:
     projection = make_projection(hidden_size=32, dims=8)
     hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
-    rows = Rows(torch.zeros(3, 5), Wants(), hidden)
+    rows = Pass(torch.zeros(3, 5), Wants(), hidden)
     for row in range(3):
         found, plain = rows.hidden(row, projection), rows.hidden(row)
         assert found is not None

@@ -17,7 +17,8 @@ from draftstore.decoding.loop import Step, Tally
 from draftstore.errors import DecodingError
 from draftstore.hf import generate, speculative_generate
 from draftstore.hf.checks import depth_limit
-from draftstore.hf.targets import Forward, Prefilled, default_forward
+from draftstore.hf.generation import default_forward
+from draftstore.hf.targets import Forward, Prefilled
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import Adversary, OverBudget, Prophet, RandomTrees, Silent, tree_of
 from tests.fakes.hf_models import ATTENTION, STORIES, build, stories, story_ids, tiny, uncompiled

@@ -22,11 +22,11 @@ from transformers import DynamicCache, StaticCache
 from draftstore.decoding.acceptance import accept_greedy
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
-from draftstore.hf import generate, graphs, machines, pools
-from draftstore.hf.caches import memory_of
+from draftstore.hf import generate, graph_runner, graphs, pools
+from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text
+from draftstore.hf.graph_runner import BUCKETS, MOST_ROWS
 from draftstore.hf.graphs import GraphForward, graph_forward, why_not
-from draftstore.hf.machines import BUCKETS, MOST_ROWS
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Prefilled, TreeForward
 from draftstore.trees.tree import DraftTree
@@ -77,7 +77,7 @@ def prefilled(model: Any, ids: torch.Tensor, room: int = 200, cache: Any = None)
         model(input_ids=ids, past_key_values=cache, use_cache=True)
     positions = torch.arange(ids.shape[1], device=ids.device)[None] + 1
     kwargs = {"past_key_values": cache, "attention_mask": None, "position_ids": positions, "use_cache": True}
-    return Prefilled(model, memory_of(cache), kwargs, Text(torch.cat([ids, ids[:, :1]], dim=1)))
+    return Prefilled(model, rollback_cache(cache), kwargs, Text(torch.cat([ids, ids[:, :1]], dim=1)))
 
 
 def random_tree(nodes: int, rng: np.random.Generator) -> DraftTree:
@@ -221,7 +221,7 @@ def test_what_is_left_of_the_pool_is_never_seen(data: Path) -> None:
     model, ids = stories(data), story_ids(data)
     truth = plainly(model, ids)
     with_graphs(model, story_ids(data, STORIES[3]), RandomTrees(VOCAB), max_new_tokens=200)
-    pool = graphs._MACHINES[model].pool
+    pool = graphs._RUNNERS[model].pool
     held = ids.shape[1]
     pool.keys[..., held:, :], pool.values[..., held:, :] = 1e6, -1e6
     assert torch.equal(with_graphs(model, ids, RandomTrees(VOCAB)), truth)
@@ -230,7 +230,7 @@ def test_what_is_left_of_the_pool_is_never_seen(data: Path) -> None:
 def test_the_pool_moves_rows_of_all_layers_in_place(data: Path) -> None:
     model, ids = stories(data), story_ids(data)
     cache: Any = prefilled(model, ids).model_kwargs["past_key_values"]
-    pool = pools.Pool(cache.layers[0], len(cache.layers), 64, 16)
+    pool = pools.CachePool(cache.layers[0], len(cache.layers), 64, 16)
     rng = np.random.default_rng(1)
     pool.keys.copy_(torch.from_numpy(rng.random(pool.keys.shape)))
     pool.values.copy_(torch.from_numpy(rng.random(pool.values.shape)))
@@ -245,27 +245,27 @@ def test_the_pool_moves_rows_of_all_layers_in_place(data: Path) -> None:
     assert pool.cache.layers[1].keys.data_ptr() == pool.keys[1].data_ptr()  # type: ignore[union-attr]
 
 
-# --- one machine a model ---
+# --- one runner a model ---
 
 
 def test_pool_and_buffers_serve_all_texts_that_fit(data: Path) -> None:
     model = tiny(seed=11)
     with_graphs(model, torch.tensor([[1, 2, 3]]), None)
-    machine = graphs._MACHINES[model]
+    runner = graphs._RUNNERS[model]
     with_graphs(model, torch.tensor([[4, 5]]), None)
-    assert graphs._MACHINES[model] is machine
+    assert graphs._RUNNERS[model] is runner
     with_graphs(model, torch.tensor([[4, 5]]), None, max_new_tokens=400)
-    assert graphs._MACHINES[model] is not machine
-    assert graphs._MACHINES[model].pool.length >= 402 + MOST_ROWS
+    assert graphs._RUNNERS[model] is not runner
+    assert graphs._RUNNERS[model].pool.length >= 402 + MOST_ROWS
 
 
-def test_weights_that_moved_need_a_new_machine() -> None:
+def test_weights_that_moved_need_a_new_runner() -> None:
     model = tiny(seed=12)
     with_graphs(model, torch.tensor([[1, 2, 3]]), None)
-    machine = graphs._MACHINES[model]
+    runner = graphs._RUNNERS[model]
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with_graphs(model, torch.tensor([[1, 2, 3]]), None)
-    assert graphs._MACHINES[model] is not machine
+    assert graphs._RUNNERS[model] is not runner
 
 
 def test_a_second_text_at_the_same_time_is_refused_until_the_first_is_closed(data: Path) -> None:
@@ -276,10 +276,10 @@ def test_a_second_text_at_the_same_time_is_refused_until_the_first_is_closed(dat
     first.close()
     second = GraphForward(prefilled(model, ids))
     first.close()  # has no say any more
-    assert graphs._MACHINES[model].busy
+    assert graphs._RUNNERS[model].busy
     del second  # an abandoned text does not block the model
     gc.collect()
-    assert not graphs._MACHINES[model].busy
+    assert not graphs._RUNNERS[model].busy
 
 
 def test_a_text_that_failed_leaves_the_model_free(data: Path) -> None:
@@ -290,22 +290,22 @@ def test_a_text_that_failed_leaves_the_model_free(data: Path) -> None:
 
     with pytest.raises(KeyError, match="enough"):
         with_graphs(model, ids, RandomTrees(VOCAB), on_step=fail)
-    assert not graphs._MACHINES[model].busy
+    assert not graphs._RUNNERS[model].busy
 
 
 def test_graphs_go_with_their_model() -> None:
     model: Any = tiny.__wrapped__(seed=13)
     with_graphs(model, torch.tensor([[1, 2, 3]]), None)
-    machine = weakref.ref(graphs._MACHINES[model])
+    runner = weakref.ref(graphs._RUNNERS[model])
     del model
     gc.collect()
-    assert machine() is None
+    assert runner() is None
 
 
 def test_inference_mode_and_gradients_do_not_mix_up_the_buffers(data: Path) -> None:
     model, ids = stories(data), story_ids(data)
     truth = plainly(model, ids)
-    graphs._MACHINES.pop(model, None)
+    graphs._RUNNERS.pop(model, None)
     with torch.inference_mode():
         assert torch.equal(with_graphs(model, ids, RandomTrees(VOCAB)), truth)
     assert torch.equal(with_graphs(model, ids, RandomTrees(VOCAB)), truth)
@@ -363,34 +363,34 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def machine_without_values(architecture: str, rope: str) -> machines.Machine:
-    """Return the machine of a model on the device `meta`, where tensors have shapes and no values."""
+def runner_without_values(architecture: str, rope: str) -> graph_runner.GraphRunner:
+    """Return the runner of a model on the device `meta`, where tensors have shapes and no values."""
     changes = {"rope_parameters": ROPES[rope]} if ROPES[rope] else {}
     model = moved(tiny.__wrapped__(architecture, dtype=torch.bfloat16, **changes), "meta")
     cache: Any = StaticCache(config=model.config, max_cache_len=32)
     cache.early_initialization(1, 2, 8, torch.bfloat16, torch.device("meta"))
-    machine = machines.Machine(model, pools.Pool(cache.layers[0], 2, 256, MOST_ROWS), 0)
-    machine.model = model  # type: ignore[attr-defined]
-    return machine
+    runner = graph_runner.GraphRunner(model, pools.CachePool(cache.layers[0], 2, 256, MOST_ROWS), 0)
+    runner.model = model  # type: ignore[attr-defined]
+    return runner
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("rope", ["plain", "llama3", "yarn"])
 def test_no_value_is_looked_at_in_a_pass(architecture: str, rope: str) -> None:
     """A graph is recorded without values, on one device: on `meta` a pass that needs more fails."""
-    machine = machine_without_values(architecture, rope)
+    runner = runner_without_values(architecture, rope)
     with torch.no_grad(), OnDevice() as seen:
         for wants in (Wants(), Wants(candidates=True, hidden=True), Wants(best=False, layers=True)):
             for rows in (1, 2, 16, 128):
-                result = machine._compute(rows, 256, wants)
+                result = runner._compute(rows, 256, wants)
                 assert result._logits.shape == (rows, 64)
     assert seen.strangers == set()
 
 
 def test_a_pass_that_looks_at_values_would_be_noticed() -> None:
-    machine = machine_without_values("llama", "dynamic")
+    runner = runner_without_values("llama", "dynamic")
     with torch.no_grad(), pytest.raises(RuntimeError, match="meta tensors"):
-        machine._compute(1, 256, Wants())
+        runner._compute(1, 256, Wants())
 
 
 class Played:
@@ -411,15 +411,15 @@ class Played:
         self.recording = None
 
     def compute(self, real: Any) -> Any:
-        """Return `_Machine._compute` that leaves word with the graph that is being captured."""
+        """Return `GraphRunner._compute` that leaves word with the graph that is being captured."""
 
-        def compute(machine: Any, rows: int, width: int, wants: Wants) -> Any:
-            result = real(machine, rows, width, wants)
+        def compute(runner: Any, rows: int, width: int, wants: Wants) -> Any:
+            result = real(runner, rows, width, wants)
             if self.recording is None:
                 self.warmed += 1
                 return result
             self.captured.append((rows, width))
-            self.recording.again = lambda: real(machine, rows, width, wants)
+            self.recording.again = lambda: real(runner, rows, width, wants)
             self.recording.shape, self.recording.result = (rows, width), result
             for tensor in tensors_of(result):
                 tensor.fill_(-1)  # a capture computes nothing
@@ -468,9 +468,9 @@ class Stream:
 def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     """Capture and replay graphs on the CPU."""
     play = Played()
-    monkeypatch.setattr(machines, "captures", lambda device: True)
-    monkeypatch.setattr(machines, "event", lambda device: Event())
-    monkeypatch.setattr(machines.Machine, "_compute", play.compute(machines.Machine._compute))
+    monkeypatch.setattr(graph_runner, "captures", lambda device: True)
+    monkeypatch.setattr(graph_runner, "event", lambda device: Event())
+    monkeypatch.setattr(graph_runner.GraphRunner, "_compute", play.compute(graph_runner.GraphRunner._compute))
     cuda = {
         "graph": play.graph,
         "CUDAGraph": lambda: Graph(play),
@@ -482,9 +482,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     }
     for name, stand_in in cuda.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    graphs._MACHINES.clear()
+    graphs._RUNNERS.clear()
     yield play
-    graphs._MACHINES.clear()
+    graphs._RUNNERS.clear()
 
 
 def test_graphs_are_captured_once_for_each_shape(data: Path, played: Played) -> None:
@@ -499,7 +499,7 @@ def test_graphs_are_captured_once_for_each_shape(data: Path, played: Played) -> 
     assert {width for _, width in played.captured} == {256}
     assert set(played.replayed) == set(played.captured)
     assert len(played.captured) >= 5
-    assert played.warmed == machines.WARM_UPS * len(played.captured)
+    assert played.warmed == graph_runner.WARM_UPS * len(played.captured)
     assert len(played.replayed) > 100
 
 
@@ -509,7 +509,7 @@ def test_attention_sees_more_columns_as_the_text_grows(data: Path, played: Playe
     drafter = Prophet(VOCAB, [truth[0].tolist()], depth=20)
     assert torch.equal(with_graphs(model, ids, drafter, max_new_tokens=480, min_new_tokens=480), truth)
     assert {width for _, width in played.captured} == {256, 512}
-    assert graphs._MACHINES[model].pool.length >= 512
+    assert graphs._RUNNERS[model].pool.length >= 512
 
 
 def test_what_a_graph_overwrites_has_been_copied(data: Path, played: Played) -> None:
@@ -537,7 +537,7 @@ def test_what_cannot_be_captured_runs_without(
     truth = plainly(model, ids)
     with caplog.at_level(logging.WARNING, "draftstore"):
         assert torch.equal(with_graphs(model, ids, Prophet(VOCAB, [truth[0].tolist()])), truth)
-    shapes = len(graphs._MACHINES[model]._captured)
+    shapes = len(graphs._RUNNERS[model]._captured)
     assert len(caplog.records) == shapes > 1
     assert (
         "LlamaForCausalLM cannot be captured as a CUDA graph (operation not permitted" in caplog.messages[0]
@@ -566,9 +566,9 @@ def test_on_a_gpu_graphs_give_the_tokens_of_plain_generate(data: Path, name: str
                 cache_implementation="static",
             )
             assert torch.equal(output, truth)
-            assert graphs._MACHINES[model]._captured, "graphs are what generate takes by itself"
+            assert graphs._RUNNERS[model]._captured, "graphs are what generate takes by itself"
     finally:
-        graphs._MACHINES.pop(model, None)
+        graphs._RUNNERS.pop(model, None)
         moved(model, "cpu")
 
 
@@ -593,5 +593,5 @@ def test_on_a_gpu_a_graph_gives_the_logits_of_the_same_pass_without(data: Path) 
                 theirs.keep([0, *(node + 1 for node in path)])
         ours.close()
     finally:
-        graphs._MACHINES.pop(model, None)
+        graphs._RUNNERS.pop(model, None)
         moved(model, "cpu")

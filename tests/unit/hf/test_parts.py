@@ -16,12 +16,12 @@ from transformers.generation.stopping_criteria import (
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.hf import ModelTarget
-from draftstore.hf.caches import GrowingMemory, StaticMemory, memory_of
+from draftstore.hf.caches import FixedCache, GrowingCache, rollback_cache
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.limits import best_chain, cut_depth
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
-from draftstore.hf.passes import CHUNK, Pass, Rows, Wants, choices
-from draftstore.hf.stopping import Stops
+from draftstore.hf.passes import CHUNK, Pass, Wants, choices
+from draftstore.hf.stopping import StopRules
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import tree_of
 from tests.fakes.hf_models import tiny
@@ -42,7 +42,7 @@ class TableForward:
 
     def run(self, tokens: Any, tree: DraftTree, wants: Wants) -> Pass:
         logits = torch.nn.functional.one_hot(torch.from_numpy(tokens + 1) % 16, 16).double()
-        return Rows(logits, wants)
+        return Pass(logits, wants)
 
     def keep(self, rows: Any) -> None:
         self.kept.append(list(rows))
@@ -71,7 +71,7 @@ def test_a_target_over_a_forward_pass_of_ones_own() -> None:
 
 
 def test_fewer_ids_than_candidates() -> None:
-    rows = Rows(torch.tensor([[0.0, 2.0, 1.0]]), Wants(candidates=True))
+    rows = Pass(torch.tensor([[0.0, 2.0, 1.0]]), Wants(candidates=True))
     assert rows.candidates().tolist() == [[1, 2, 0, -1, -1, -1, -1, -1]]
     assert rows.best() == [1]
 
@@ -124,11 +124,11 @@ def filled(cache: Cache, length: int) -> None:
 def test_rows_are_taken_out_of_a_cache(rows: list[int]) -> None:
     config = tiny().config
     caches = (DynamicCache(config=config), StaticCache(config, max_cache_len=16))
-    for cache, kind in zip(caches, (GrowingMemory, StaticMemory), strict=True):
+    for cache, kind in zip(caches, (GrowingCache, FixedCache), strict=True):
         filled(cache, 6)
-        memory = memory_of(cache)
+        memory = rollback_cache(cache)
         assert isinstance(memory, kind)
-        assert (memory.length, memory.room()) == (6, None if kind is GrowingMemory else 10)
+        assert (memory.length, memory.room()) == (6, None if kind is GrowingCache else 10)
         filled(cache, 5)
         memory.keep(5, rows)
         assert memory.length == int(cache.get_seq_length()) == 6 + len(rows)
@@ -206,7 +206,7 @@ def test_the_most_likely_tokens(size: int, rows: int) -> None:
 def test_what_is_equal_as_float32_is_equal() -> None:
     """Plain generate compares float32 copies, so that the first of two logits wins that differ in float64 only."""
     logits = torch.tensor([[0.0, 1.0, 1.0 + 1e-12]], dtype=torch.float64)
-    assert Rows(logits, Wants()).best() == [1]
+    assert Pass(logits, Wants()).best() == [1]
 
 
 no_scores: Any = None
@@ -233,7 +233,7 @@ class EveryThird(StoppingCriteria):
 def test_stops_say_what_the_criteria_say(criteria: list[Any]) -> None:
     text = Text(torch.tensor([[1, 9]]))
     asked = StoppingCriteriaList(criteria)
-    stops = Stops(asked, text, Chooser(text, []))
+    stops = StopRules(asked, text, Chooser(text, []))
     assert stops.max_length == asked.max_length
     for kept in range(4):
         emitted = list(range(2 + kept, 8))

@@ -18,10 +18,10 @@ from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.queries import Queries, decode_projection
 from draftstore.remote.wire import Frame, Header, Operation, Status
 from draftstore.stores.registry import open_store
+from services.common.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.figures.counting import SharedCounters
 from services.lookup.frames.answering import Answerer, DraftJob, ReleaseStats
 from services.lookup.limits import Limits
-from services.lookup.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
 from tests.fakes.dense_stores import make_projection

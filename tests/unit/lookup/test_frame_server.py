@@ -12,9 +12,9 @@ from draftstore.drafting.drafter import StoreDrafter
 from draftstore.remote import wire
 from draftstore.remote.wire import Status
 from draftstore.stores.registry import open_store
+from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.frames import connection, turns
 from services.lookup.limits import Limits
-from services.lookup.permissions import Grant, Permissions, hash_token
 from services.lookup.stores.shelf import Book, Shelf, open_book
 from services.lookup.stores.targets import Target
 from tests.fakes.lookups import SECONDS, Caller, Lookups, contexts_of, failure, serving, until

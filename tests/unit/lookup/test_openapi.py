@@ -8,9 +8,9 @@ import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from services.common.guards import ProblemError
 from services.lookup.web import messages, openapi
 from services.lookup.web.drafting import parse_question
-from services.lookup.web.guards import ProblemError
 from tests.fakes.sites import running_site
 
 DOCUMENT = openapi.document()

@@ -13,12 +13,12 @@ from starlette.testclient import TestClient
 from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from services.common import guards
+from services.common import http_server as webserver
+from services.common.guards import is_own_host
 from services.lookup.figures.totals import WorkerState
 from services.lookup.stores.targets import Target, with_digest
-from services.lookup.web import guards
-from services.lookup.web import server as webserver
 from services.lookup.web.app import make_app
-from services.lookup.web.guards import is_own_host
 from services.lookup.web.live import Live, Reading, Totals, percentile
 from services.lookup.web.messages import MAX_BODY
 from services.lookup.web.texts import LAST, pack_contexts, show_draft

@@ -19,7 +19,7 @@ from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.registry import Store, open_store
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import LEVEL_PROBS
-from services.lookup.permissions import Grant, Permissions, hash_token
+from services.common.permissions import Grant, Permissions, hash_token
 from tests.fakes import faults
 from tests.fakes.clients import KINDS, connected, contexts_of, decode, follows
 from tests.fakes.faults import OTHER, SECONDS, TOKENIZER, Service

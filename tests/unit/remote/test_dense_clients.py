@@ -23,7 +23,7 @@ from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
-from services.lookup.permissions import Grant, Permissions, hash_token
+from services.common.permissions import Grant, Permissions, hash_token
 from tests.fakes import faults
 from tests.fakes.clients import KINDS, Client, connected
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states

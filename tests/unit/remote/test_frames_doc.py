@@ -23,8 +23,8 @@ from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.registry import open_store
 from draftstore.trees import codec, tree
 from draftstore.trees.tree import DraftTree
+from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.limits import Limits
-from services.lookup.permissions import Grant, Permissions, hash_token
 from services.lookup.settings import DRAFT_PORT
 from services.lookup.stores.warming import sample_contexts, sample_queries
 from tests import ROOT

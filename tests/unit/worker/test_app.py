@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftstore.errors import DraftstoreError
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.hf.requests import Sampling
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.worker import answering
-from services.worker.work import Sampling
 from tests.fakes.lookups import until
 from tests.fakes.sites import grant
 from tests.fakes.workers import MODEL, FakeEngine, Worker, chain, read_stream, running_worker, text_of
@@ -100,6 +101,22 @@ def test_a_chat(worker: Worker, engine: FakeEngine, small_tokenizer: TextTokeniz
     text = "SYSTEM: Be brief. USER: Hi ASSISTANT:"
     assert engine.works[-1].prompt.tolist() == small_tokenizer.encode(text, bos=True).tolist()
     assert engine.works[-1].max_tokens == 256
+
+
+def test_a_chat_has_the_tokenizers_bos_whatever_the_template_writes(
+    small_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    expected = [0, *small_tokenizer.encode("Hi>", bos=False).tolist()]
+    for name, start in (("without", ""), ("with", "{{ bos_token }}")):
+        folder = tmp_path / name
+        folder.mkdir()
+        small_tokenizer.save(folder)
+        template = start + "{% for message in messages %}{{ message.content }}{% endfor %}>"
+        (folder / "chat_template.jinja").write_text(template)
+        engine = FakeEngine(load_tokenizer(folder))
+        with running_worker(engine) as worker:
+            assert worker.ask("chat", messages=CHAT)[0] == 200
+        assert engine.works[-1].prompt.tolist() == expected, name
 
 
 @pytest.mark.parametrize("what", ["completions", "chat"])

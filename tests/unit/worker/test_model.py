@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.corpus import read_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.worker.work import Facts, Sampling, Work
+from services.worker.work import Facts
 from tests.fakes.dense_stores import make_dense_store, make_projection
 from tests.fakes.lookups import until
 from tests.fakes.served import Service
@@ -143,7 +144,7 @@ def test_a_chat_without_a_template(service: Service, model: Any, tokenizer: Text
 
 
 def test_penalties_and_bias(service: Service, model: Any, tokenizer: TextTokenizer) -> None:
-    from services.worker.penalties import Penalties
+    from draftstore.hf.penalties import Penalties
 
     prompt = PROMPTS[1]
     length = len(tokenizer.encode(prompt, bos=True))
@@ -224,7 +225,7 @@ def test_it_stops(service: Service) -> None:
 
 
 def test_penalties_are_those_of_openai() -> None:
-    from services.worker.penalties import Penalties
+    from draftstore.hf.penalties import Penalties
 
     draw = np.random.default_rng(0)
     scores = draw.normal(size=(1, 10))
@@ -242,7 +243,7 @@ def test_penalties_are_those_of_openai() -> None:
 
 
 def test_settings_of_the_model_fill_what_a_request_leaves_open() -> None:
-    from services.worker.engine import _choices
+    from draftstore.hf.answering import _choices
 
     own = transformers.GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
     bare = transformers.GenerationConfig()
@@ -252,12 +253,18 @@ def test_settings_of_the_model_fill_what_a_request_leaves_open() -> None:
     assert _choices(Sampling(temperature=1.5, top_k=0), own) == usual | {
         "temperature": 1.5, "top_p": 0.9, "top_k": 0,
     }  # fmt: skip
-    greedy = {"repetition_penalty": 1.0, "do_sample": False}
+    greedy = {
+        "repetition_penalty": 1.0,
+        "do_sample": False,
+        "temperature": None,
+        "top_p": None,
+        "top_k": None,
+    }
     assert _choices(Sampling(temperature=0.0), own) == _choices(Sampling(top_p=0.0), own) == greedy
 
 
 def test_works_are_plain_values() -> None:
-    work = Work(np.array([1], np.int32), 5)
+    work = GenerationRequest(np.array([1], np.int32), 5)
     assert work.sampling == Sampling()
     assert Facts("m", 5, 6, frozenset()).public() == {"max_model_len": 5, "vocab_size": 6, "drafters": []}
     assert len(chain([1, 2])) == 2

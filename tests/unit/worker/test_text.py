@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.text import Stops
+from services.worker.text import StopStrings
 
 
 def shown(stops: list[str], texts: list[str]) -> tuple[str, bool]:
     """Return what can be seen of texts, and whether they were ended."""
-    found = Stops(stops)
+    found = StopStrings(stops)
     text = "".join(map(found.push, texts)) + found.finish()
     return text, found.found()
 
@@ -31,7 +31,7 @@ def test_stop_strings(stops: list[str], text: str, expected: str) -> None:
 
 
 def test_nothing_of_a_stop_string_is_seen_while_it_may_come() -> None:
-    stops = Stops(["</s>", "User:"])
+    stops = StopStrings(["</s>", "User:"])
     assert [stops.push(text) for text in ("a<", "/", "b Us", "er", ":", "more")] == [
         "a",
         "",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from services.lookup.permissions import Grant, PermissionsError, read_grants
+from services.common.permissions import Grant, PermissionsError, read_grants
 
 _HEAD = "# Written by `draftstore tokens`, which keeps the entries and no comments.\n"
 

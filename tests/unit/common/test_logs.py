@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.lookup import logs
+from services.common import logs
 
 LOG = logging.getLogger("services.lookup.example")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftstore.errors import DraftstoreError
 from services.cli.tokens import tokens
-from services.lookup.permissions import (
+from services.common.permissions import (
     ANYBODY,
     EVERY,
     Grant,
@@ -23,7 +23,7 @@ from services.lookup.permissions import (
     new_token,
     read_grants,
 )
-from services.lookup.token_file import _to_toml, change_grants
+from services.common.token_file import _to_toml, change_grants
 
 ONE = Grant("one", frozenset(["chat", "code"]), hash_token("secret-1"))
 ALL = Grant("all", frozenset([EVERY]), hash_token("secret-2"))
@@ -101,7 +101,7 @@ def test_all_hashes_are_compared_whichever_matches(monkeypatch: pytest.MonkeyPat
         compared.append(known)
         return known == given
 
-    monkeypatch.setattr("services.lookup.permissions.hmac.compare_digest", compare)
+    monkeypatch.setattr("services.common.permissions.hmac.compare_digest", compare)
     permissions = Permissions([ONE, ALL])
     for token in ("secret-1", "secret-2", "unknown"):
         compared.clear()
@@ -118,7 +118,7 @@ def test_tokens_are_long_and_differ() -> None:
 
 
 def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
-    import services.lookup.permissions as module
+    import services.common.permissions as module
 
     assert module.__doc__
     path = tmp_path / "tokens.toml"

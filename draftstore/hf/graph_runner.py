@@ -14,8 +14,8 @@ from transformers.cache_utils import StaticCache
 
 from draftstore.errors import DecodingError
 from draftstore.hf.masks import padding_bias, shape_of
-from draftstore.hf.passes import CANDIDATES, Rows, Wants, last_hidden, rows_of
-from draftstore.hf.pools import Pool, host_buffer
+from draftstore.hf.passes import CANDIDATES, Pass, Wants, last_hidden, pass_of
+from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.trees.tree import DraftTree
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
@@ -31,10 +31,10 @@ _HEAD = 2
 LOG = logging.getLogger(__name__)
 
 
-class GraphRows(Rows):
+class GraphPass(Pass):
     """A `Pass` whose tensors lie in the memory of a graph."""
 
-    def __init__(self, rows: Rows, count: int, host: torch.Tensor | None, copied: Any) -> None:
+    def __init__(self, rows: Pass, count: int, host: torch.Tensor | None, copied: Any) -> None:
         """Show the first rows of a padded pass.
 
         Args:
@@ -49,7 +49,7 @@ class GraphRows(Rows):
         self._count, self._pinned, self._copied = count, host, copied
 
     def _fetch(self) -> NDArray[np.int64]:
-        """Wait for the copy; see `Rows`."""
+        """Wait for the copy; see `Pass`."""
         if self._host is None:
             assert self._choices is not None, "asked for what was not wanted"
             if self._pinned is None:
@@ -64,28 +64,28 @@ class GraphRows(Rows):
         return tuple(layer.clone() for layer in super().layers(row))
 
 
-class Captured(NamedTuple):
+class CapturedPass(NamedTuple):
     """The graph of a pass, and the tensors that it writes."""
 
-    rows: Rows
+    rows: Pass
     graph: Any
 
 
-class Machine:
-    """The buffers and graphs of one model.
+class GraphRunner:
+    """Runs the passes of one model as CUDA graphs: its buffers, and a graph for every shape of a pass.
 
     Attributes:
         pool: keys and values.
         mark: of the weights and of how the model is run; with others the graphs mean nothing.
     """
 
-    def __init__(self, model: Any, pool: Pool, mark: int) -> None:
+    def __init__(self, model: Any, pool: CachePool, mark: int) -> None:
         self._model = weakref.ref(model)
         self.pool, self.mark = pool, mark
         self._owner: weakref.ref[Any] | None = None
         self._device = device = pool.keys.device
         self._captures = captures(device)
-        self._captured: dict[tuple[int, int, Wants], Captured | None] = {}
+        self._captured: dict[tuple[int, int, Wants], CapturedPass | None] = {}
         self._logits: torch.Tensor | None = None
         self._dtype = model.dtype
         self._columns = torch.arange(pool.length, device=device)
@@ -131,7 +131,7 @@ class Machine:
 
     def run(
         self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants, past: int, shift: int
-    ) -> GraphRows:
+    ) -> GraphPass:
         """Run a pass over some rows behind `past` tokens; positions are places in the cache plus `shift`."""
         count = len(tokens)
         rows = next(bucket for bucket in BUCKETS if bucket >= count)
@@ -145,12 +145,12 @@ class Machine:
                 self._captured[shape] = self._capture(*shape)
             captured = self._captured.get(shape)
             if captured is None:
-                return GraphRows(self._compute(*shape), count, None, None)
+                return GraphPass(self._compute(*shape), count, None, None)
             captured.graph.replay()
-            return GraphRows(captured.rows, count, self._fetch(captured.rows._choices, count), self._copied)
+            return GraphPass(captured.rows, count, self._fetch(captured.rows._choices, count), self._copied)
 
     def _width(self, columns: int) -> int:
-        """Return how many columns a pass sees that needs so many."""
+        """Return how many columns a pass sees that needs `columns` at least."""
         width = LEAST_WIDTH
         while width < columns:
             width *= 2
@@ -184,7 +184,7 @@ class Machine:
         self._copied.record(torch.cuda.current_stream(self._device))
         return host
 
-    def _compute(self, rows: int, width: int, wants: Wants) -> Rows:
+    def _compute(self, rows: int, width: int, wants: Wants) -> Pass:
         """Run the pass from the buffers alone, so that it can be captured: no value is looked at on the way."""
         model = self._model()
         assert model is not None
@@ -209,7 +209,7 @@ class Machine:
             )
         if self._captures:
             outputs.logits = self._keep_logits(outputs.logits)
-        return rows_of(outputs, rows, wants, hidden)
+        return pass_of(outputs, rows, wants, hidden)
 
     def _keep_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Copy logits, [1, rows, vocabulary], to the tensor of all graphs, so that their own memory is free again."""
@@ -217,7 +217,7 @@ class Machine:
             self._logits = logits.new_zeros(MOST_ROWS, logits.shape[-1])
         return self._logits[: logits.shape[1]].copy_(logits[0])[None]
 
-    def _capture(self, rows: int, width: int, wants: Wants) -> Captured | None:
+    def _capture(self, rows: int, width: int, wants: Wants) -> CapturedPass | None:
         """Capture the graph of a number of rows and columns; None if something in the model does not let it be.
 
         On the way what is in the buffers is computed, which does no harm.
@@ -244,7 +244,7 @@ class Machine:
                 )
                 return None
         LOG.debug("captured a graph of %d rows and %d columns", rows, width)
-        return Captured(captured, graph)
+        return CapturedPass(captured, graph)
 
 
 def captures(device: torch.device) -> bool:

@@ -1,0 +1,94 @@
+"""One answer of a loaded model: the one place that turns a request into the arguments of `generate`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessorList
+
+from draftstore.decoding.loop import Planner, Step
+from draftstore.drafting.drafter import Drafter
+from draftstore.hf.generation import generate
+from draftstore.hf.loading import LoadedModel
+from draftstore.hf.penalties import Penalties
+from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
+from draftstore.hf.targets import ForwardFactory
+
+
+def decode_request(
+    loaded: LoadedModel,
+    request: GenerationRequest,
+    *,
+    drafter: Drafter | None,
+    planner: Planner | None = None,
+    min_prob: float = 0.0,
+    on_step: Callable[[Step], None] | None = None,
+    forward: ForwardFactory | None = None,
+) -> None:
+    """Decode the answer to one request; the tokens go to `on_step`.
+
+    Args:
+        loaded: the model.
+        request: what is asked.
+        drafter: None decodes without drafts, by the same loop.
+        planner: see `draftstore.hf.generate`, like all that follow.
+        min_prob: least probability of a drafted node.
+        on_step: called after every pass, the prefill first.
+        forward: runs the passes.
+    """
+    model: Any = loaded.model
+    prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
+    if request.sampling.seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(request.sampling.seed)
+    generate(
+        model,
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        drafter=drafter,
+        planner=planner,
+        min_prob=min_prob,
+        on_step=on_step,
+        forward=forward,
+        **generation_arguments(loaded, request),
+    )
+
+
+def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
+    """Return the arguments of `generate` that follow from a request: its end, its choices, its cache."""
+    model: Any = loaded.model
+    sampling, ends = request.sampling, loaded.ends
+    arguments = {
+        "max_new_tokens": request.max_tokens,
+        "eos_token_id": ends or None,
+        "pad_token_id": ends[0] if ends else None,
+        **_choices(sampling, model.generation_config),
+    }
+    if sampling.presence or sampling.frequency or sampling.bias:
+        penalties = Penalties(
+            len(request.prompt), presence=sampling.presence, frequency=sampling.frequency, bias=sampling.bias
+        )
+        arguments["logits_processor"] = LogitsProcessorList([penalties])
+    # CUDA graphs need a static cache, and are of use to models alone whose pass is the same every time.
+    if model.device.type == "cuda" and getattr(model, "_can_compile_fullgraph", False):
+        arguments["cache_implementation"] = "static"
+    return arguments
+
+
+def _choices(sampling: Sampling, own: Any) -> dict[str, Any]:
+    """Return how tokens are chosen; the model's `own` settings fill in what the request leaves open."""
+
+    def setting(name: str, default: Any) -> Any:
+        values = (getattr(sampling, name), getattr(own, name, None), default)
+        return next((value for value in values if value is not None), None)
+
+    chosen = {"repetition_penalty": setting("repetition_penalty", 1.0)}
+    temperature, top_p = float(setting("temperature", 1.0)), float(setting("top_p", 1.0))
+    if temperature < GREEDY or top_p == 0.0:
+        # The model's own settings for sampling would only make transformers warn that they are ignored.
+        return chosen | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    # Transformers keeps 50 tokens unless told otherwise.
+    filters = {"top_p": top_p, "top_k": setting("top_k", 0), "min_p": setting("min_p", None)}
+    return chosen | {"do_sample": True, "temperature": temperature} | filters

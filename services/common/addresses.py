@@ -1,0 +1,103 @@
+"""Where a service listens, and who may reach it there."""
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from draftstore.errors import LookupServiceError
+
+LOOPBACK = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to recognize them
+
+
+class ListenAddress(NamedTuple):
+    """A place to listen at with TCP.
+
+    Attributes:
+        host: a name or an address.
+        port: 0 takes a free one.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, port: int) -> Self:
+        """Read `HOST:PORT`, `HOST`, `:PORT` (every address) or `[ADDRESS]:PORT`.
+
+        Args:
+            text: what a user wrote.
+            port: taken where none is named.
+
+        Raises:
+            LookupServiceError: it is nothing of that kind.
+        """
+        host, colon, digits = text.strip().rpartition(":")
+        if not colon or text.rstrip().endswith("]") or (":" in host and not host.startswith("[")):
+            host, digits = text.strip(), str(port)  # no port, or a bare IPv6 address
+        host = host.removeprefix("[").removesuffix("]")
+        bare = host.isdecimal()  # a port alone: getaddrinfo would take it for the address 0.0.30.100
+        if bare or not (digits.isascii() and digits.isdecimal() and int(digits) < 1 << 16) or "/" in host:
+            raise LookupServiceError(
+                f"{text!r} is no place to listen at: expected HOST:PORT, such as {LOOPBACK}:{port}"
+            )
+        return cls(host or "0.0.0.0", int(digits))  # noqa: S104 - the user wrote `:PORT`; needs tokens
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def reached_as(self) -> "ListenAddress":
+        """The same as a program on this machine would name it."""
+        return self._replace(host=LOOPBACK) if self.host in _EVERYWHERE else self
+
+    def addresses(self) -> list[str]:
+        """Return the addresses that the host stands for, IPv4 first.
+
+        Raises:
+            LookupServiceError: the name is unknown.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except OSError as error:
+            raise LookupServiceError(
+                f"the host of {self} is unknown here ({error.strerror}): name an address of this machine"
+            ) from None
+        return list(dict.fromkeys(str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0])))
+
+    def is_loopback(self) -> bool:
+        """Tell whether nobody but this machine can reach it.
+
+        Raises:
+            LookupServiceError: the name is unknown.
+        """
+        return all(
+            ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in self.addresses()
+        )
+
+
+def check_access(
+    tokens: Path | None, *, anonymous: bool, places: Iterable[tuple[str, ListenAddress]]
+) -> None:
+    """Refuse to let strangers in.
+
+    Args:
+        tokens: the file of tokens, if there is one.
+        anonymous: whoever reaches the service may use it.
+        places: where it listens, each with the option that names it.
+
+    Raises:
+        LookupServiceError: other machines could ask without a token, and nobody said that this is meant.
+    """
+    if tokens and anonymous:
+        raise LookupServiceError("--tokens and --anonymous contradict each other: leave one of them out")
+    if tokens or anonymous:
+        return
+    for option, address in places:
+        if not address.is_loopback():
+            raise LookupServiceError(
+                f"{option} can be reached from other machines, where anybody could ask: name a file of "
+                "--tokens (see `draftstore tokens`), or say --anonymous if that is meant"
+            )

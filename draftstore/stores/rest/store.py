@@ -26,6 +26,7 @@ from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.tree import DraftTree
 
 KIND = "rest"
 MAX_MATCH = 16
@@ -67,7 +68,15 @@ class RestDrafter:
 
     def draft(self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
+        asked, level = check_request(contexts, budget, min_prob)
+        if len(asked) == 1 and budget > 0 and level >= 0:  # what a decoder asks; a batch would cost it 10 µs
+            *tree, match, count = self._draft_one(asked[0], budget, level)
+            return [Draft(DraftTree(*tree), match, count)]
         return self.draft_batch(contexts, budget, min_prob).drafts()
+
+    def _draft_one(self, context: NDArray[np.int32], budget: int, level: int) -> Any:
+        """Draft for one context; see `draft_one`."""
+        return draft_one(*self.index, self._rule, context, budget, level)
 
     def draft_batch(
         self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
@@ -83,9 +92,7 @@ class RestDrafter:
         if budget == 0 or level < 0:
             return DraftBatch.empty(len(contexts))
         if len(contexts) == 1:
-            tokens, parents, levels, match, count = draft_one(
-                *self.index, self._rule, contexts[0], budget, level
-            )
+            tokens, parents, levels, match, count = self._draft_one(contexts[0], budget, level)
             facts = np.array([[len(tokens)], [match], [count]])
             return DraftBatch(
                 tokens.reshape(1, -1), parents.reshape(1, -1), levels.reshape(1, -1),

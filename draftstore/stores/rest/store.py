@@ -63,6 +63,7 @@ class RestDrafter:
         self.index = index
         rule.check()
         self._rule = rule.pack()
+        self._arrays = *index, self._rule
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
 
@@ -70,13 +71,9 @@ class RestDrafter:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
         asked, level = check_request(contexts, budget, min_prob)
         if len(asked) == 1 and budget > 0 and level >= 0:  # what a decoder asks; a batch would cost it 10 µs
-            *tree, match, count = self._draft_one(asked[0], budget, level)
+            *tree, match, count = draft_one(*self._arrays, asked[0], budget, level)
             return [Draft(DraftTree(*tree), match, count)]
         return self.draft_batch(contexts, budget, min_prob).drafts()
-
-    def _draft_one(self, context: NDArray[np.int32], budget: int, level: int) -> Any:
-        """Draft for one context; see `draft_one`."""
-        return draft_one(*self.index, self._rule, context, budget, level)
 
     def draft_batch(
         self, contexts: NDArray[np.int32], budget: int = BUDGET, min_prob: float = 0.0
@@ -92,7 +89,7 @@ class RestDrafter:
         if budget == 0 or level < 0:
             return DraftBatch.empty(len(contexts))
         if len(contexts) == 1:
-            tokens, parents, levels, match, count = self._draft_one(contexts[0], budget, level)
+            tokens, parents, levels, match, count = draft_one(*self._arrays, contexts[0], budget, level)
             facts = np.array([[len(tokens)], [match], [count]])
             return DraftBatch(
                 tokens.reshape(1, -1), parents.reshape(1, -1), levels.reshape(1, -1),

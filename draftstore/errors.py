@@ -5,7 +5,7 @@ message alone; a library user catches `DraftstoreError` or the kind that matters
 to word messages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -79,6 +79,18 @@ class MissingExtraError(DraftstoreError):
 def counted(number: int, noun: str) -> str:
     """Return `1 record`, or `2 records`."""
     return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def check_limits(what: str, values: object, limits: Mapping[str, tuple[float, float]]) -> None:
+    """Check that fields lie between their least and their greatest value.
+
+    Raises:
+        DraftstoreError: the first that does not, with what is expected.
+    """
+    for name, (least, most) in limits.items():
+        value = getattr(values, name)
+        if not least <= value <= most:
+            raise DraftstoreError(f"{what} with {name} = {value}: expected {least} to {most}")
 
 
 def type_name(value: object) -> str:

@@ -25,6 +25,11 @@ intrinsic: Any = extending.intrinsic
 """Makes a kernel of a function that writes machine code: for what numba has no words for."""
 
 
+def as_input(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return an array as kernels take it: contiguous, read-only and of one type. They compile anew for any other."""
+    return read_only(np.ascontiguousarray(array, dtype))
+
+
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
     """Return a read-only view: kernels compile once for mapped and in-memory arrays alike."""
     view = array.view(np.ndarray)

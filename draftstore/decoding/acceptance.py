@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
+from draftstore.jit import as_input
 from draftstore.trees.tree import DraftTree
+from draftstore.trees.walk import find_fault
 
 Choose = Callable[[int, Sequence[int]], int]
 """`choose(row, emitted)`: the token that the model emits at a row (0 = the root, i + 1 = node i) of the tree that was
@@ -58,59 +60,45 @@ def accept(
         DraftTreeError: two children of a node carry the same token, or a parent is no earlier node. Such a tree
             would not change the output either, but it breaks the drafter's contract.
     """
-    children = _children(tree)
+    _check(tree)
+    parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
     path: list[int] = []
     emitted: list[int] = []
-    row = 0
+    node = -1
     while True:
-        token = choose(row, emitted)
+        token = choose(node + 1, emitted)
         emitted.append(token)
         over = ends(emitted)
-        node = children.get((row - 1, token))
-        if node is None or over:
+        node = _child(parents, tokens, node, token)
+        if node < 0 or over:
             return Acceptance(path, np.array(emitted, np.int32))
         path.append(node)
-        row = node + 1
 
 
-def accept_greedy(tree: DraftTree, choices: NDArray[np.integer]) -> Acceptance:
-    """Walk a tree along the model's most likely tokens.
-
-    Args:
-        tree: the draft that was verified.
-        choices: [n + 1], the most likely token at the root and at each node.
-    """
-    return accept(tree, lambda row, _emitted: int(choices[row]))
-
-
-def accept_sampled(
-    tree: DraftTree, probs: NDArray[np.floating], generator: np.random.Generator
-) -> Acceptance:
-    """Walk a tree along tokens that are drawn from the model's distributions, one draw a visited node.
-
-    Args:
-        tree: the draft that was verified.
-        probs: [n + 1, vocabulary], the distribution at the root and at each node, each of sum 1.
-        generator: of the draws.
-    """
-
-    def draw(row: int, _emitted: Sequence[int]) -> int:
-        sums = probs[row].cumsum(dtype=np.float64)
-        return int(sums.searchsorted(generator.random() * sums[-1], side="right"))
-
-    return accept(tree, draw)
+def _child(parents: list[int], tokens: list[int], node: int, token: int) -> int:
+    """Return the child of a node (-1 = the root) that carries a token; -1 if there is none."""
+    child = node
+    try:
+        while True:  # children stand behind their parents
+            child = tokens.index(token, child + 1)
+            if parents[child] == node:
+                return child
+    except ValueError:
+        return -1
 
 
-def _children(tree: DraftTree) -> dict[tuple[int, int], int]:
-    """Return each node by its parent and its token.
+def _check(tree: DraftTree) -> None:
+    """Check that parents stand before their children, and that siblings differ.
 
     Raises:
         DraftTreeError: see `accept`.
     """
-    children: dict[tuple[int, int], int] = {}
-    for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        if not -1 <= edge[0] < node:
-            raise DraftTreeError(f"node {node} has parent {edge[0]}, expected -1 or an earlier node")
-        if children.setdefault(edge, node) != node:
-            raise DraftTreeError(f"two children of node {edge[0]} carry the token {edge[1]}")
-    return children
+    parents = as_input(tree.parents, np.int16)
+    tokens = as_input(tree.tokens, np.int32)
+    node = find_fault(parents, tokens)
+    if node < 0:
+        return
+    parent = int(parents[node])
+    if not -1 <= parent < node:
+        raise DraftTreeError(f"node {node} has parent {parent}, expected -1 or an earlier node")
+    raise DraftTreeError(f"two children of node {parent} carry the token {tokens[node]}")

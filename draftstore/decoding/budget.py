@@ -35,9 +35,17 @@ from typing import Any
 import numpy as np
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.worth import BANDS, PROMISES, best_prefix, came_true, corrections, held, judge
+from draftstore.decoding.calibration import (
+    BANDS,
+    LENGTH_BANDS,
+    band_factors,
+    best_prefix,
+    count_lengths,
+    count_outcomes,
+    length_factors,
+)
 from draftstore.errors import CurveError, DraftTreeError
-from draftstore.jit import read_only
+from draftstore.jit import as_input
 from draftstore.storage.files import write_json
 from draftstore.trees.tree import DraftTree
 
@@ -250,14 +258,14 @@ class CostPlanner:
         self._rest = max(0, math.ceil(draft_seconds / (ASKING_SHARE * self._plain)) - 1)
         self._allowance, self._share = allowance, share
         self._seen = np.zeros((2, BANDS, 2))
-        self._promised, self._promise = np.zeros((PROMISES, 2)), np.zeros(PROMISES)
+        self._lengths, self._expected = np.zeros((LENGTH_BANDS, 2)), np.zeros(LENGTH_BANDS)
         self.begin()
         self.trim(DraftTree.empty())  # has the kernel compiled now, and not in a text
 
     def begin(self) -> None:
         """Start a new text: what was learned from the last one is forgotten, so that no text pays for another."""
         self._seen[:] = 0.0
-        self._promised[:] = 0.0
+        self._lengths[:] = 0.0
         self._tokens, self._seconds = RATE_TRUST, RATE_TRUST * self._plain
         self.rate = 1 / self._plain
         self.account = self._allowance * self._plain
@@ -280,14 +288,14 @@ class CostPlanner:
         """
         tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
         size = best_prefix(
-            read_only(np.ascontiguousarray(tree.parents, np.int16)),
-            read_only(np.ascontiguousarray(tree.levels, np.uint8)),
-            corrections(self._seen),
-            held(self._promised),
+            as_input(tree.parents, np.int16),
+            as_input(tree.levels, np.uint8),
+            band_factors(self._seen),
+            length_factors(self._lengths),
             self._costs,
             self.rate,
             self.account,
-            self._promise,
+            self._expected,
         )
         if size < 0:
             raise DraftTreeError(
@@ -298,19 +306,19 @@ class CostPlanner:
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
         """Take in what a pass yielded, and how all of the draft fared."""
         came = len(accepted.tokens)
-        judge(
-            read_only(np.ascontiguousarray(proposed.tokens, np.int32)),
-            read_only(np.ascontiguousarray(proposed.parents, np.int16)),
-            read_only(np.ascontiguousarray(proposed.levels, np.uint8)),
-            read_only(np.ascontiguousarray(accepted.tokens, np.int32)),
+        count_outcomes(
+            as_input(proposed.tokens, np.int32),
+            as_input(proposed.parents, np.int16),
+            as_input(proposed.levels, np.uint8),
+            as_input(accepted.tokens, np.int32),
             self._seen,
         )
         if len(verified):
-            came_true(self._promise, len(accepted.path), self._promised)
+            count_lengths(self._expected, len(accepted.path), self._lengths)
         seconds = float(self._costs[min(len(verified), self._budget)]) + self._draft_seconds * self._asked
         kept = FORGETTING**came
         self._seen *= kept
-        self._promised *= kept
+        self._lengths *= kept
         self._tokens = self._tokens * kept + came
         self._seconds = self._seconds * kept + seconds
         self.rate = max(self._tokens / self._seconds, 1 / self._plain)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import check_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, new_candidates, place_of
-from draftstore.search.expand import MAX_MATCH, enter_all, load_path
-from draftstore.trees.frontier import MAX_DEPTH, depth_of, may_have_children, new_frontier, unpack_nodes
+from draftstore.search.expand import MAX_MATCH, enter_all, floor_of, load_path
+from draftstore.trees.frontier import MAX_DEPTH, finish, grow, new_frontier
 
 LENGTHS = (1, 2, 4, 8)
 """Tokens of the n-grams that are listed; longer matches are found among the occurrences of the longest."""
@@ -51,10 +51,7 @@ class RequestRule(NamedTuple):
             "max_match": (1, MAX_MATCH), "depth": (1, MAX_DEPTH), "rows": (1, MAX_ROWS), "floor": (0, 1),
             "alpha": (0, np.inf), "beta": (0, np.inf),
         }  # fmt: skip
-        for name, (least, most) in limits.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise DraftstoreError(f"a rule of requests with {name} = {value}: expected {least} to {most}")
+        check_limits("a rule of requests", self, limits)
 
 
 class _History(NamedTuple):
@@ -140,11 +137,10 @@ def draft_text(
         np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64),
     )  # fmt: skip
     nodes = new_frontier(budget)
-    count = _grow(history, rule, scratch, new_candidates(room), nodes, max_level)
-    tree_tokens, parents = np.empty(count, np.int32), np.empty(count, np.int16)
-    levels = np.empty(count, np.uint8)
-    unpack_nodes(nodes, count, tree_tokens, parents, levels)
-    return tree_tokens, parents, levels
+    end = min(size, rule.max_match)
+    scratch.text[:end] = tokens[size - end : size]
+    state = history, rule, scratch, new_candidates(room), end
+    return finish(nodes, grow(nodes, rule.depth, _enter_following, state, max_level))
 
 
 @leaf_kernel
@@ -176,25 +172,15 @@ def _match(tokens: Any, place: Any, text: Any, stop: Any, length: Any, most: Any
 
 
 @leaf_kernel
-def _grow(history: Any, rule: Any, scratch: Any, candidates: Any, nodes: Any, max_level: Any) -> Any:
-    """Fill `nodes` with the best ones; return their number. As in `draftstore.search.expand`."""
-    budget, floor = len(nodes.keys), rule.floor
-    end = min(history.size, rule.max_match)
-    for i in range(end):
-        scratch.text[i] = history.tokens[history.size - end + i]
-    found = _gather(history, rule, scratch, candidates, end, 1.0, floor)
-    tail = enter_all(nodes, candidates, found, 0, 1, 0, max_level)
-    head = 0
-    while head < tail:
-        depth = depth_of(nodes, head)
-        if depth < rule.depth and may_have_children(nodes, head, tail):
-            if tail == budget:
-                floor = max(rule.floor, nodes.probs[tail - 1])
-            load_path(scratch.text, nodes, end + depth, head + 1)
-            found = _gather(history, rule, scratch, candidates, end + depth, nodes.probs[head], floor)
-            tail = enter_all(nodes, candidates, found, tail, depth + 1, head + 1, max_level)
-        head += 1
-    return tail
+def _enter_following(
+    state: Any, nodes: Any, slot: Any, _parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
+) -> Any:
+    """Enter the tokens that followed a slot's text earlier; see `draftstore.trees.frontier.grow`."""
+    history, rule, scratch, candidates, end = state
+    floor, stop = floor_of(nodes, tail, rule.floor), end + depth
+    load_path(scratch.text, nodes, stop, slot)
+    found = _gather(history, rule, scratch, candidates, stop, prob, floor)
+    return enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
 
 
 @leaf_kernel

@@ -31,10 +31,11 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids, projection_of
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, DraftTreeError
-from draftstore.jit import kernel, leaf_kernel, read_only
+from draftstore.jit import as_input, kernel, leaf_kernel
 from draftstore.trees.blend import keep_best, new_trie, place_nodes
-from draftstore.trees.frontier import MAX_DEPTH, new_frontier, unpack_nodes
+from draftstore.trees.frontier import MAX_DEPTH, finish, new_frontier
 from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
+from draftstore.trees.walk import steps_below, walk
 
 TRUST = 3.0
 """Tokens that came true as expected, which every drafter begins with."""
@@ -64,7 +65,7 @@ class Mixture:
     @property
     def needs_hidden(self) -> bool:
         """Whether one of the drafters is known to want hidden states."""
-        return _Wishes(self.drafters).any
+        return _HiddenNeeds(self.drafters).any
 
     @property
     def projection(self) -> Projection | None:
@@ -72,7 +73,7 @@ class Mixture:
 
         It changes when that of a drafter does, as that of a release of the lookup service may between texts.
         """
-        return _Wishes(self.drafters).projection
+        return _HiddenNeeds(self.drafters).projection
 
     def session(
         self,
@@ -82,12 +83,12 @@ class Mixture:
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
         """Start the drafts of one text; see `Drafter.session`."""
-        wishes = _Wishes(self.drafters)
-        if hidden is not None and not wishes.suit(hidden):
+        needs = _HiddenNeeds(self.drafters)
+        if hidden is not None and not needs.fits(hidden):
             hidden = None  # a projection has changed since the state was asked for
         sessions = [
             drafter.session(prompt_ids, hidden=state, candidates=candidates)
-            for drafter, state in zip(self.drafters, wishes.grant(hidden), strict=True)
+            for drafter, state in zip(self.drafters, needs.for_parts(hidden), strict=True)
         ]
         return sessions[0] if len(sessions) == 1 else MixtureSession(sessions)
 
@@ -99,7 +100,7 @@ class Mixture:
         one = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
         forest, seen = _Forest([one, one]), np.zeros((2, 2))
         forest.merge(seen, 1, LOWEST_LEVEL)
-        forest.judge(np.zeros(1, np.int32), seen)
+        forest.learn(np.zeros(1, np.int32), seen)
 
 
 class MixtureSession:
@@ -119,9 +120,9 @@ class MixtureSession:
         """Merge the drafts of `sessions`."""
         self.sessions = tuple(sessions)
         self.needs_candidates = any(session.needs_candidates for session in sessions)
-        self._wishes = _Wishes(self.sessions)
-        self.needs_hidden = self._wishes.any
-        self.projection = self._wishes.projection
+        self._needs = _HiddenNeeds(self.sessions)
+        self.needs_hidden = self._needs.any
+        self.projection = self._needs.projection
         self.seen = np.zeros((len(sessions), 2))
         self._forest: _Forest | None = None
 
@@ -151,15 +152,15 @@ class MixtureSession:
     ) -> None:
         """Pass on what a forward pass settled, as it came (`tree` is the merged one), and judge the last drafts."""
         ids = check_ids(accepted_ids, _IDS)
-        for session, state in zip(self.sessions, self._wishes.grant(hidden), strict=True):
+        for session, state in zip(self.sessions, self._needs.for_parts(hidden), strict=True):
             session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
         if self._forest is not None and len(ids):
-            self._forest.judge(ids, self.seen)
+            self._forest.learn(ids, self.seen)
             self._forest = None
 
 
-class _Wishes:
-    """Which hidden states the parts of a mixture want, be they drafters or sessions.
+class _HiddenNeeds:
+    """Which hidden states the parts of a mixture (drafters or sessions) need.
 
     Attributes:
         any: whether a part is known to want some: it has a projection, or says `needs_hidden`.
@@ -177,13 +178,13 @@ class _Wishes:
         shared = len({own.digest if own is not None else None for own in wanted}) == 1
         self.projection: Projection | None = wanted[0] if shared else None
 
-    def suit(self, hidden: NDArray[np.float32]) -> bool:
+    def fits(self, hidden: NDArray[np.float32]) -> bool:
         """Tell whether a state is of the size that was asked for."""
         if self.projection is not None:
             return hidden.shape == (self.projection.dims,)
         return all(own is None or hidden.shape == (own.hidden_size,) for own in self._own)
 
-    def grant(self, hidden: NDArray[np.float32] | None) -> list[NDArray[np.float32] | None]:
+    def for_parts(self, hidden: NDArray[np.float32] | None) -> list[NDArray[np.float32] | None]:
         """Return the state for each part.
 
         Args:
@@ -224,9 +225,9 @@ class _Forest:
             )
         return DraftTree(*arrays)
 
-    def judge(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> None:
+    def learn(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> None:
         """Count what came true of each tree."""
-        judge_trees(*self._arrays, read_only(np.ascontiguousarray(ids, np.int32)), seen)
+        count_outcomes(*self._arrays, as_input(ids, np.int32), seen)
 
 
 @kernel
@@ -253,14 +254,12 @@ def merge_trees(
         trie = new_trie(len(tokens) + 1)
         _find_chances(trie, tokens, parents, levels, stops, seen)
         count = keep_best(trie, nodes, np.empty(budget + 1, np.int64), MAX_DEPTH, max_level)
-    best_tokens, best_parents = np.empty(count, np.int32), np.empty(count, np.int16)
-    best_levels = np.empty(count, np.uint8)
-    unpack_nodes(nodes, count, best_tokens, best_parents, best_levels)
+    best_tokens, best_parents, best_levels = finish(nodes, count)
     return wrong, best_tokens, best_parents, best_levels
 
 
 @kernel
-def judge_trees(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any, seen: Any) -> Any:
+def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any, seen: Any) -> Any:
     """Count what each tree expected along the tokens that came, and what came.
 
     Args:
@@ -273,21 +272,23 @@ def judge_trees(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any, se
     """
     start = np.int64(0)
     for tree in range(len(stops)):
-        node = np.int64(-1)
-        for token in ids:
-            expected, came = 0.0, np.int64(-1)
-            for child in range(node + 1, stops[tree] - start):
-                if parents[start + child] == node:
-                    expected += _follows(levels, start, child, node)
-                    if tokens[start + child] == token:
-                        came = np.int64(child)
-            if expected > 0.0:
-                seen[tree, 0] = MEMORY * seen[tree, 0] + expected
-                seen[tree, 1] = MEMORY * seen[tree, 1] + (1.0 if came >= 0 else 0.0)
-            if came < 0:
-                break
-            node = came
-        start = stops[tree]
+        stop = stops[tree]
+        state = parents[start:stop], levels[start:stop], seen[tree]
+        walk(tokens[start:stop], parents[start:stop], ids, _count_children, state)
+        start = stop
+
+
+@leaf_kernel
+def _count_children(state: Any, node: Any, child: Any) -> Any:
+    """Count what a tree expected of a node's children, and whether one came; see `draftstore.trees.walk.walk`."""
+    parents, levels, seen = state
+    expected = 0.0
+    for i in range(node + 1, len(parents)):
+        if parents[i] == node:
+            expected += _PROBS[steps_below(levels, i, node)]
+    if expected > 0.0:
+        seen[0] = MEMORY * seen[0] + expected
+        seen[1] = MEMORY * seen[1] + (1.0 if child >= 0 else 0.0)
 
 
 @leaf_kernel
@@ -311,18 +312,12 @@ def _find_chances(trie: Any, tokens: Any, parents: Any, levels: Any, stops: Any,
     for tree in range(len(stops)):
         size = place_nodes(trie, size, tokens, parents, start, stops[tree], places)
         held = min(1.0, (seen[tree, 1] + TRUST) / (seen[tree, 0] + TRUST))
+        own = levels[start : stops[tree]]
         for node in range(start, stops[tree]):
             parent = np.int64(parents[node])
-            doubts[places[node]] *= 1.0 - held * _follows(levels, start, node - start, parent)
+            doubts[places[node]] *= 1.0 - held * _PROBS[steps_below(own, node - start, parent)]
             above[places[node]] = places[start + parent] if parent >= 0 else 0
         start = stops[tree]
     trie.probs[0] = 1.0
     for place in range(1, size):  # parents stand before their children
         trie.probs[place] = trie.probs[above[place]] * (1.0 - doubts[place])
-
-
-@leaf_kernel
-def _follows(levels: Any, start: Any, node: Any, parent: Any) -> Any:
-    """Return the chance that a node of the tree at `start` follows its parent."""
-    before = np.int64(levels[start + parent]) if parent >= 0 else np.int64(0)
-    return _PROBS[max(np.int64(0), np.int64(levels[start + node]) - before)]

@@ -11,15 +11,8 @@ import numpy as np
 
 from draftstore.drafting.rank_tree import WIDTH, path_probs
 from draftstore.jit import kernel, leaf_kernel
-from draftstore.trees.frontier import (
-    depth_of,
-    enter,
-    may_have_children,
-    new_frontier,
-    parent_of,
-    token_of,
-    unpack_nodes,
-)
+from draftstore.trees.frontier import MAX_DEPTH, enter, finish, grow, new_frontier, token_of
+from draftstore.trees.walk import walk
 
 
 @kernel
@@ -53,47 +46,28 @@ def fill_tree(
     probs = path_probs(parents, ranks, tries, hits)
     nodes = new_frontier(budget)
     slots = np.zeros(budget + 1, np.int64)  # of the rank paths of the root and of the nodes
-    tail = _enter_children(matrix, last, ranks, starts, probs, nodes, 0, 0, 1, 0, max_level)
-    head = 0
-    while head < tail:
-        parent, token = parent_of(nodes, head), token_of(nodes, head)
-        above = token_of(nodes, parent - 1) if parent > 0 else np.int64(last)
-        slot = slots[parent]
-        path = starts[slot]
-        while matrix[above, ranks[path]] != token:  # the tokens of a row differ
-            path += 1
-        slots[head + 1] = path + 1
-        if may_have_children(nodes, head, tail):
-            tail = _enter_children(
-                matrix, token, ranks, starts, probs, nodes, path + 1, tail, depth_of(nodes, head) + 1, head + 1,
-                max_level,
-            )  # fmt: skip
-        head += 1
-    best_tokens, best_parents = np.empty(tail, np.int32), np.empty(tail, np.int16)
-    best_levels = np.empty(tail, np.uint8)
-    unpack_nodes(nodes, tail, best_tokens, best_parents, best_levels)
-    return best_tokens, best_parents, best_levels
+    state = matrix, np.int64(last), ranks, starts, probs, slots
+    return finish(nodes, grow(nodes, MAX_DEPTH, _enter_candidates, state, max_level))
 
 
 @leaf_kernel
-def _enter_children(
-    matrix: Any,
-    token: Any,
-    ranks: Any,
-    starts: Any,
-    probs: Any,
-    nodes: Any,
-    slot: Any,
-    tail: Any,
-    depth: Any,
-    parent: Any,
-    max_level: Any,
+def _enter_candidates(
+    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter the candidates of a token where the static tree has nodes for them; return the new tail."""
-    for path in range(starts[slot], starts[slot + 1]):
+    """Enter a token's candidates where the static tree has paths for them; see `draftstore.trees.frontier.grow`."""
+    matrix, last, ranks, starts, probs, slots = state
+    token = last
+    if slot > 0:
+        token = token_of(nodes, slot - 1)
+        above = token_of(nodes, parent - 1) if parent > 0 else last
+        path = starts[slots[parent]]
+        while matrix[above, ranks[path]] != token:  # the tokens of a row differ
+            path += 1
+        slots[slot] = path + 1
+    for path in range(starts[slots[slot]], starts[slots[slot] + 1]):
         candidate = np.int64(matrix[token, ranks[path]])
         if candidate >= 0:
-            tail = enter(nodes, tail, candidate, probs[path], depth, parent, max_level)
+            tail = enter(nodes, tail, candidate, probs[path], depth + 1, slot, max_level)
     return tail
 
 
@@ -146,19 +120,22 @@ def recycle(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, ca
         candidates: int32 [n + 1, any], read-only, of the root and of each node; what is outside the vocabulary is
             none, and a row of none is passed over.
     """
-    depths = np.full(len(tokens) + 1, -1, np.int64)  # of the root and of accepted nodes
-    depths[0] = 0
+    came = np.zeros(len(tokens), np.bool_)
+    walk(tokens, parents, accepted, _mark, came)
     for node in range(len(tokens)):
-        parent = parents[node]
-        depth = depths[parent + 1] if -1 <= parent < node else np.int64(-1)
-        if 0 <= depth < len(accepted) and tokens[node] == accepted[depth]:
-            depths[node + 1] = depth + 1
-            continue
-        _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
+        if not came[node]:
+            _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
     _write_row(matrix, np.int64(last), candidates, 0)
     for node in range(len(tokens)):
-        if depths[node + 1] > 0:
+        if came[node]:
             _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
+
+
+@leaf_kernel
+def _mark(came: Any, _node: Any, child: Any) -> Any:
+    """Mark a node that was accepted; see `draftstore.trees.walk.walk`."""
+    if child >= 0:
+        came[child] = True
 
 
 @kernel

@@ -25,7 +25,7 @@ from draftstore.drafting.drafter import check_budget, check_ids
 from draftstore.drafting.rank_matrix import count_paths, fill_rows, fill_tree, recycle, write_rows
 from draftstore.drafting.rank_tree import WIDTH, RankTree
 from draftstore.errors import DraftstoreError
-from draftstore.jit import read_only
+from draftstore.jit import as_input, read_only
 from draftstore.trees.tree import DraftTree
 
 WINDOW = 4096
@@ -136,7 +136,7 @@ class RecyclingDrafter:
                 self._matrix, last, accepted, static.ranks, static.starts, static.tries, static.hits, WINDOW
             )
             if candidates is not None:
-                tokens, parents = _plain(tree.tokens, np.int32), _plain(tree.parents, np.int16)
+                tokens, parents = as_input(tree.tokens, np.int32), as_input(tree.parents, np.int16)
                 recycle(self._matrix, last, accepted, tokens, parents, candidates)
 
     def _learn_prompt(self, ids: NDArray[np.int32], candidates: NDArray[np.int32]) -> None:
@@ -160,7 +160,7 @@ class RecyclingSession:
         self._last = int(ids[-1]) if len(ids) else -1
         if candidates is not None and len(ids) > 1:
             rows = _candidates(candidates, None)[-(len(ids) - 1) :]
-            drafter._learn_prompt(_plain(ids[-1 - len(rows) : -1], np.int32), rows)
+            drafter._learn_prompt(as_input(ids[-1 - len(rows) : -1], np.int32), rows)
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
@@ -197,7 +197,7 @@ class RecyclingSession:
         if len(ids) == 0:
             return
         if self._last >= 0 and (tree is not None or rows is not None):
-            self._drafter._learn(self._last, _plain(ids, np.int32), tree or DraftTree.empty(), rows)
+            self._drafter._learn(self._last, as_input(ids, np.int32), tree or DraftTree.empty(), rows)
         self._last = int(ids[-1])
 
 
@@ -213,9 +213,4 @@ def _candidates(candidates: NDArray[np.int32], nodes: int | None) -> NDArray[np.
         raise DraftstoreError(
             f"candidates are int32 [{wanted}, {WIDTH}], found an array of shape {rows.shape} and type {rows.dtype}"
         )
-    return _plain(rows, np.int32)
-
-
-def _plain(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an array as the one type that the kernels are compiled for."""
-    return read_only(np.ascontiguousarray(array, dtype))
+    return as_input(rows, np.int32)

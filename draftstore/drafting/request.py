@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.drafting.drafter import check_budget, check_ids
 from draftstore.drafting.history import LENGTHS, RequestRule, append_tokens, draft_text
 from draftstore.errors import DraftstoreError
-from draftstore.jit import read_only
+from draftstore.jit import as_input
 from draftstore.trees.tree import DraftTree
 
 SPARE = 1024
@@ -109,8 +109,9 @@ class RequestSession:
         self._append(ids)
 
     def _append(self, ids: NDArray[np.integer[Any]]) -> None:
-        new = read_only(np.ascontiguousarray(ids, np.int32))
-        self._size = append_tokens(self._tokens, self._links, self._heads, self._size, new)
+        self._size = append_tokens(
+            self._tokens, self._links, self._heads, self._size, as_input(ids, np.int32)
+        )
 
     def _make_room(self, capacity: int) -> None:
         """Move the text to arrays for `capacity` tokens; tables are never more than half full."""

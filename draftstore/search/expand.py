@@ -15,7 +15,7 @@ Empirical Study of Smoothing Techniques for Language Modeling", 1999, section 2.
 With alpha = beta = 0 the longest match takes all, and the rule is the one of REST (NAACL 2024, section 3): the
 continuations of the longest match as a trie, of which the heaviest nodes are kept.
 
-The tree grows in the array of `draftstore.trees.frontier`.
+The tree grows by `draftstore.trees.frontier.grow`.
 """
 
 import math
@@ -24,16 +24,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import check_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, hand_out, new_candidates, read_following
 from draftstore.search.matching import find_longest, find_suffix, load_context, new_matches
 from draftstore.search.suffix import SuffixIndex
 from draftstore.trees.frontier import (
     MAX_DEPTH,
-    depth_of,
     enter,
-    may_have_children,
+    finish,
+    grow,
     new_frontier,
     parent_of,
     token_of,
@@ -77,18 +77,10 @@ class Rule(NamedTuple):
             DraftstoreError: the first of them, with what is expected.
         """
         limits = {
-            "max_match": (self.max_match, 1, MAX_MATCH),
-            "min_match": (self.min_match, 1, MAX_MATCH),
-            "depth": (self.depth, 1, MAX_DEPTH),
-            "rows": (self.rows, 1, MAX_ROWS),
-            "floor": (self.floor, 0, 1),
-            "alpha": (self.alpha, 0, math.inf),
-            "beta": (self.beta, 0, math.inf),
-            "gamma": (self.gamma, 0, 1),
-        }
-        for name, (value, least, most) in limits.items():
-            if not least <= value <= most:
-                raise DraftstoreError(f"a drafting rule with {name} = {value}: expected {least} to {most}")
+            "max_match": (1, MAX_MATCH), "min_match": (1, MAX_MATCH), "depth": (1, MAX_DEPTH),
+            "rows": (1, MAX_ROWS), "floor": (0, 1), "alpha": (0, math.inf), "beta": (0, math.inf), "gamma": (0, 1),
+        }  # fmt: skip
+        check_limits("a drafting rule", self, limits)
 
     def pack(self) -> NDArray[np.float64]:
         """Return the rule as float64 [8], which crosses into a kernel faster than eight numbers."""
@@ -132,10 +124,7 @@ def draft_one(
         if count > 0 and budget > 0
         else 0
     )
-    tree_tokens = np.empty(size, np.int32)
-    parents = np.empty(size, np.int16)
-    levels = np.empty(size, np.uint8)
-    unpack_nodes(nodes, size, tree_tokens, parents, levels)
+    tree_tokens, parents, levels = finish(nodes, size)
     return tree_tokens, parents, levels, match, count
 
 
@@ -216,24 +205,27 @@ def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
     """Fill `nodes` with the best ones; return their number."""
-    budget = len(nodes.keys)
-    floor = rule.floor
-    found = _gather(index, rule, matches, candidates, begin, end, 0, 0, 1.0, floor)
-    tail = enter_all(nodes, candidates, found, 0, 1, 0, max_level)
-    head = 0
-    while head < tail:
-        depth = depth_of(nodes, head)
-        if depth < rule.depth and may_have_children(nodes, head, tail):
-            if tail == budget:
-                floor = max(rule.floor, nodes.probs[tail - 1])
-            slot, parent, stop = head + 1, parent_of(nodes, head), end + depth
-            load_path(matches.text, nodes, stop, slot)
-            found = _gather(
-                index, rule, matches, candidates, begin, stop, slot, parent, nodes.probs[head], floor
-            )
-            tail = enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
-        head += 1
-    return tail
+    return grow(
+        nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
+    )
+
+
+@leaf_kernel
+def _enter_following(
+    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
+) -> Any:
+    """Enter the tokens that follow a slot's text in the store; see `draftstore.trees.frontier.grow`."""
+    index, rule, matches, candidates, begin, end = state
+    floor, stop = floor_of(nodes, tail, rule.floor), end + depth
+    load_path(matches.text, nodes, stop, slot)
+    found = _gather(index, rule, matches, candidates, begin, stop, slot, parent, prob, floor)
+    return enter_all(nodes, candidates, found, tail, depth + 1, slot, max_level)
+
+
+@leaf_kernel
+def floor_of(nodes: Any, tail: Any, floor: Any) -> Any:
+    """Return the probability below which no shorter suffix is asked; in a full tree at least that of the last node."""
+    return max(floor, nodes.probs[tail - 1]) if tail == len(nodes.keys) else floor
 
 
 @leaf_kernel

@@ -101,13 +101,5 @@ def decode_trees(
 
 def warm_up() -> None:
     """Compile the kernels of the codec, or load them from numba's cache, before the first answer is waited for."""
-    tree = DraftBatch(
-        np.zeros((1, 1), np.int32),
-        np.full((1, 1), -1, np.int16),
-        np.zeros((1, 1), np.uint8),
-        np.ones(1, np.int32),
-        np.zeros(1, np.int32),
-        np.zeros(1, np.int64),
-    )
-    lengths, data = tree.encode_trees()
+    lengths, data = DraftBatch.empty(1).encode_trees()
     decode_trees(data.tobytes(), 0, read_only(lengths.view(np.uint32)), 1)

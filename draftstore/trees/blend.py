@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.trees.codec import get_number, read_tree, tree_size
-from draftstore.trees.frontier import (
-    depth_of,
-    enter,
-    may_have_children,
-    new_frontier,
-    parent_of,
-    token_of,
-    unpack_nodes,
-)
+from draftstore.trees.frontier import enter, grow, new_frontier, token_of, unpack_nodes
 from draftstore.trees.tree import LEVEL_PROBS
 
 ENTRY_HEAD = 8
@@ -40,40 +32,6 @@ class Trie(NamedTuple):
     probs: NDArray[np.float64]
     child: NDArray[np.int32]
     sibling: NDArray[np.int32]
-
-
-@kernel
-def blend(
-    tokens: Any,
-    parents: Any,
-    levels: Any,
-    stops: Any,
-    weights: Any,
-    budget: Any,
-    max_depth: Any,
-    max_level: Any,
-) -> Any:
-    """Blend draft trees that stand one behind the other.
-
-    Args:
-        tokens: int32 [all nodes].
-        parents: int16 [all nodes], counted inside each tree.
-        levels: uint8 [all nodes].
-        stops: int64 [trees], node after the last of each tree.
-        weights: float64 [trees], at least 0, together at most 1.
-        budget: most nodes of the blend.
-        max_depth: most tokens of a path.
-        max_level: highest level that a node may have.
-
-    Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n].
-    """
-    nodes = new_frontier(budget)
-    count = _blend_trees(tokens, parents, levels, stops, weights, nodes, max_depth, max_level)
-    best_tokens, best_parents = np.empty(count, np.int32), np.empty(count, np.int16)
-    best_levels = np.empty(count, np.uint8)
-    unpack_nodes(nodes, count, best_tokens, best_parents, best_levels)
-    return best_tokens, best_parents, best_levels
 
 
 @kernel
@@ -127,7 +85,7 @@ def blend_entries(
                 size = _copy_tree(scratch, ends[0], tokens[row], parents[row], levels[row], max_level)
             else:
                 all_nodes = ends[-1]
-                size = _blend_trees(
+                size = blend_trees(
                     scratch[0][:all_nodes], scratch[1][:all_nodes], scratch[2][:all_nodes], ends, weights, nodes,
                     max_depth, max_level,
                 )  # fmt: skip
@@ -193,7 +151,7 @@ def _copy_tree(scratch: Any, size: Any, tokens: Any, parents: Any, levels: Any, 
 
 
 @kernel
-def _blend_trees(
+def blend_trees(
     tokens: Any,
     parents: Any,
     levels: Any,
@@ -203,7 +161,18 @@ def _blend_trees(
     max_depth: Any,
     max_level: Any,
 ) -> Any:
-    """Blend trees into a frontier, see `blend`; return the number of nodes."""
+    """Blend draft trees that stand one behind the other; return the number of nodes.
+
+    Args:
+        tokens: int32 [all nodes].
+        parents: int16 [all nodes], counted inside each tree.
+        levels: uint8 [all nodes].
+        stops: int64 [trees], node after the last of each tree.
+        weights: float64 [trees], at least 0, together at most 1.
+        nodes: a Frontier, is filled with the best nodes.
+        max_depth: most tokens of a path.
+        max_level: highest level that a node may have.
+    """
     trie = new_trie(len(tokens) + 1)
     places = np.empty(len(tokens), np.int64)
     size, start = 1, 0
@@ -259,26 +228,19 @@ def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
 @leaf_kernel
 def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
     """Fill `nodes` with the best of a trie; return their number. `places` int64 [budget + 1] is room for theirs."""
-    tail = _enter_children(trie, nodes, 0, 0, 1, 0, max_level)
-    places[0] = 0
-    head = 0
-    while head < tail:
-        depth = depth_of(nodes, head)
-        place = _find_child(trie, places[parent_of(nodes, head)], token_of(nodes, head))
-        places[head + 1] = place
-        if depth < max_depth and trie.child[place] > 0 and may_have_children(nodes, head, tail):
-            tail = _enter_children(trie, nodes, place, tail, depth + 1, head + 1, max_level)
-        head += 1
-    return tail
+    return grow(nodes, max_depth, _enter_branches, (trie, places), max_level)
 
 
 @leaf_kernel
-def _enter_children(
-    trie: Any, nodes: Any, place: Any, tail: Any, depth: Any, parent: Any, max_level: Any
+def _enter_branches(
+    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter the children of a place; return the new tail."""
+    """Enter the children that a slot has in a trie; see `draftstore.trees.frontier.grow`."""
+    trie, places = state
+    place = _find_child(trie, places[parent], token_of(nodes, slot - 1)) if slot > 0 else np.int64(0)
+    places[slot] = place
     child = np.int64(trie.child[place])
     while child > 0:
-        tail = enter(nodes, tail, trie.tokens[child], trie.probs[child], depth, parent, max_level)
+        tail = enter(nodes, tail, trie.tokens[child], trie.probs[child], depth + 1, slot, max_level)
         child = np.int64(trie.sibling[child])
     return tail

@@ -1,4 +1,4 @@
-"""The best nodes of a draft tree that grows: one sorted array, shared by everything that makes trees.
+"""Best-first growth of a draft tree, shared by everything that makes trees: one sorted array, and the loop over it.
 
 The array is at most `budget` long. The part before `head` is final, the part after it waits. A child never sorts
 before its parent, so the node at `head` is always the best one left; when the array is full, a new node must beat the
@@ -53,6 +53,38 @@ class Frontier(NamedTuple):
 def new_frontier(budget: Any) -> Any:
     """Return an array for at most `budget` nodes."""
     return Frontier(np.empty(budget, np.int64), np.empty(budget, np.float64))
+
+
+@leaf_kernel
+def grow(nodes: Any, max_depth: Any, enter_children: Any, state: Any, max_level: Any) -> Any:
+    """Grow a tree best-first; return its nodes.
+
+    Args:
+        nodes: an empty Frontier.
+        max_depth: most tokens of a path.
+        enter_children: a leaf kernel that enters the children of a slot, and returns the new tail. It is called as
+            `enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)`, with the slot's parent, depth
+            and probability (0, 0 and 1.0 for the context), and becomes part of the loop.
+        state: what else it needs.
+        max_level: highest level that a node may have.
+    """
+    tail = slot = parent = depth = 0
+    prob = 1.0
+    while slot <= tail:
+        if slot > 0:
+            parent, depth, prob = parent_of(nodes, slot - 1), depth_of(nodes, slot - 1), nodes.probs[slot - 1]
+        if slot == 0 or (depth < max_depth and may_have_children(nodes, slot - 1, tail)):
+            tail = enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)
+        slot += 1
+    return tail
+
+
+@kernel
+def finish(nodes: Any, size: Any) -> Any:
+    """Return the first `size` nodes as a tree: tokens int32 [size], parents int16 [size], levels uint8 [size]."""
+    tokens, parents, levels = np.empty(size, np.int32), np.empty(size, np.int16), np.empty(size, np.uint8)
+    unpack_nodes(nodes, size, tokens, parents, levels)
+    return tokens, parents, levels
 
 
 @leaf_kernel

@@ -26,6 +26,7 @@ from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.trees.batch import Draft, DraftBatch
+from draftstore.trees.tree import DraftTree
 
 KIND = "rest"
 MAX_MATCH = 16
@@ -62,6 +63,7 @@ class RestDrafter:
         self.index = index
         rule.check()
         self._rule = rule.pack()
+        self._arrays = *index, self._rule
         self.vocab_size = index.vocab_size
         self.context_size = rule.max_match
 
@@ -73,6 +75,10 @@ class RestDrafter:
         queries: NDArray[np.float32] | None = None,  # noqa: ARG002
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
+        asked, level = check_request(contexts, budget, min_prob)
+        if len(asked) == 1 and budget > 0 and level >= 0:  # what a decoder asks; a batch would cost it 10 µs
+            *tree, match, count = draft_one(*self._arrays, asked[0], budget, level)
+            return [Draft(DraftTree(*tree), match, count)]
         return self.draft_batch(contexts, budget, min_prob).drafts()
 
     def draft_batch(
@@ -89,9 +95,7 @@ class RestDrafter:
         if budget == 0 or level < 0:
             return DraftBatch.empty(len(contexts))
         if len(contexts) == 1:
-            tokens, parents, levels, match, count = draft_one(
-                *self.index, self._rule, contexts[0], budget, level
-            )
+            tokens, parents, levels, match, count = draft_one(*self._arrays, contexts[0], budget, level)
             facts = np.array([[len(tokens)], [match], [count]])
             return DraftBatch(
                 tokens.reshape(1, -1), parents.reshape(1, -1), levels.reshape(1, -1),

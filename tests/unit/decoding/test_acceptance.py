@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.decoding.acceptance import accept, accept_greedy, accept_sampled
+from draftstore.decoding.acceptance import accept
 from draftstore.errors import DraftTreeError
 from draftstore.trees.tree import DraftTree
 from tests import reference
+from tests.fakes.acceptance import accept_greedy, accept_sampled
 from tests.fakes.adversaries import Path, RandomTrees, tree_of
 from tests.reference import (
     Model,

@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.budget import ALLOWANCE, FORGETTING, SHARE, Conditions, CostCurve, CostPlanner
+from draftstore.decoding.calibration import (
+    BANDS,
+    LENGTH_BANDS,
+    band_factors,
+    best_prefix,
+    count_lengths,
+    count_outcomes,
+    length_factors,
+)
 from draftstore.decoding.loop import Fixed, decode
 from draftstore.decoding.replay import RecordedTarget
-from draftstore.decoding.worth import BANDS, PROMISES, best_prefix, came_true, corrections, held, judge
 from draftstore.errors import CurveError, DraftTreeError
 from draftstore.jit import read_only
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
@@ -193,21 +201,21 @@ def choose(
     curve: CostCurve,
     rate: float,
     account: float,
-    shares: Sequence[float] = (1.0,) * PROMISES,
+    shares: Sequence[float] = (1.0,) * LENGTH_BANDS,
     promise: NDArray[np.float64] | None = None,
 ) -> int:
     costs = np.array([curve.cost(rows) for rows in range(1, len(tree) + 2)])
-    promise = np.empty(PROMISES) if promise is None else promise
+    promise = np.empty(LENGTH_BANDS) if promise is None else promise
     parents, levels = read_only(tree.parents), read_only(tree.levels)
     return int(best_prefix(parents, levels, factors, np.array(shares), costs, rate, account, promise))
 
 
 def parts_of(chances: Sequence[float]) -> NDArray[np.float64]:
-    """Return float64 [n, PROMISES]: how much of each chance lies in each band of the sum of those up to it."""
-    ends = [0.0, *(2.0**band for band in range(PROMISES - 1)), np.inf]
+    """Return float64 [n, LENGTH_BANDS]: how much of each chance lies in each band of the sum of those up to it."""
+    ends = [0.0, *(2.0**band for band in range(LENGTH_BANDS - 1)), np.inf]
     sums = np.concatenate(([0.0], np.cumsum(chances)))
     parts = [np.diff(np.clip(ends, before, after)) for before, after in itertools.pairwise(sums)]
-    return np.array(parts).reshape(len(chances), PROMISES)
+    return np.array(parts).reshape(len(chances), LENGTH_BANDS)
 
 
 @settings(deadline=None)
@@ -217,7 +225,7 @@ def parts_of(chances: Sequence[float]) -> NDArray[np.float64]:
     st.floats(0.5, 3.0),
     st.floats(0.0, 3.0),
     st.lists(st.floats(0.0, 3.0), min_size=2 * BANDS, max_size=2 * BANDS),
-    st.lists(st.floats(0.0, 2.0), min_size=PROMISES, max_size=PROMISES),
+    st.lists(st.floats(0.0, 2.0), min_size=LENGTH_BANDS, max_size=LENGTH_BANDS),
 )
 def test_the_chosen_prefix_is_the_best_of_all(
     tree: DraftTree, name: str, rate: float, account: float, factors: list[float], shares: list[float]
@@ -234,7 +242,7 @@ def test_the_chosen_prefix_is_the_best_of_all(
         for size in range(len(tree) + 1)
         if curve.cost(size + 1) - plain <= account
     }
-    promise = np.full(PROMISES, 9.0)
+    promise = np.full(LENGTH_BANDS, 9.0)
     chosen = choose(tree, table, curve, rate, account, shares, promise)
     assert chosen in worth
     assert worth[chosen] == pytest.approx(max(worth.values()), abs=1e-9)
@@ -287,7 +295,7 @@ def test_what_is_verified_is_a_prefix_within_the_budget(tree: DraftTree, budget:
 
 
 def judged(tree: DraftTree, came: Sequence[int]) -> NDArray[np.float64]:
-    """Return what `judge` counts, slowly."""
+    """Return what `count_outcomes` counts, slowly."""
     seen = np.zeros((2, BANDS, 2))
     path: tuple[int, ...] = ()
     words = {tuple(int(tree.tokens[each]) for each in tree.path(node)): node for node in range(len(tree))}
@@ -308,7 +316,7 @@ def judged(tree: DraftTree, came: Sequence[int]) -> NDArray[np.float64]:
 @given(trees(tokens=3), st.lists(st.integers(0, 3), max_size=6))
 def test_drafts_are_judged_as_far_as_the_text_comes_by(tree: DraftTree, came: list[int]) -> None:
     seen = np.zeros((2, BANDS, 2))
-    judge(
+    count_outcomes(
         read_only(tree.tokens),
         read_only(tree.parents),
         read_only(tree.levels),
@@ -319,36 +327,36 @@ def test_drafts_are_judged_as_far_as_the_text_comes_by(tree: DraftTree, came: li
 
 
 def test_without_evidence_the_drafter_is_believed() -> None:
-    assert np.array_equal(corrections(np.zeros((2, BANDS, 2))), np.ones((2, BANDS)))
+    assert np.array_equal(band_factors(np.zeros((2, BANDS, 2))), np.ones((2, BANDS)))
 
 
 def test_evidence_corrects_its_band_and_the_other_bands_of_its_depth() -> None:
     seen = np.zeros((2, BANDS, 2))
     seen[0, 1] = 40.0, 10.0  # 40 acceptances were promised, 10 came
-    factors = corrections(seen)
+    factors = band_factors(seen)
     assert factors[0, 1] == pytest.approx(0.25, abs=0.1)
     assert factors[0, 2] == pytest.approx((10 + 4) / (40 + 4))
     assert np.array_equal(factors[1], np.ones(BANDS))
     seen[0, 1] = 10.0, 40.0
-    assert corrections(seen)[0, 1] > 3
+    assert band_factors(seen)[0, 1] > 3
 
 
 def test_accepted_tokens_are_counted_where_some_were_promised() -> None:
-    promised = np.zeros((PROMISES, 2))
+    promised = np.zeros((LENGTH_BANDS, 2))
     promise = np.array([1.0, 1.0, 0.5, 0.0, 0.0, 0.0])
     for accepted in (0, 1, 3, 40):
-        came_true(promise, accepted, promised)
+        count_lengths(promise, accepted, promised)
     assert promised[:, 0].tolist() == [4, 4, 2, 0, 0, 0]
     assert promised[:, 1].tolist() == [3, 2, 3, 0, 0, 0]
-    came_true(np.ones(PROMISES), 40, promised)
+    count_lengths(np.ones(LENGTH_BANDS), 40, promised)
     assert promised[:, 1].tolist() == [4, 3, 5, 4, 8, 24]
 
 
 def test_long_promises_are_believed_as_far_as_they_held() -> None:
-    promised = np.zeros((PROMISES, 2))
-    assert held(promised).tolist() == [1.0] * PROMISES
+    promised = np.zeros((LENGTH_BANDS, 2))
+    assert length_factors(promised).tolist() == [1.0] * LENGTH_BANDS
     promised[4] = 20.0, 2.0
-    assert held(promised)[4] == pytest.approx((2 + 4) / (20 + 4))
+    assert length_factors(promised)[4] == pytest.approx((2 + 4) / (20 + 4))
     planner = CostPlanner(GPU)
     tree = tree_of({tuple(range(size + 1)): 0.97 ** (size + 1) for size in range(20)})
     before = len(planner.trim(tree))
@@ -361,10 +369,10 @@ def test_evidence_is_forgotten_slowly() -> None:
     planner = CostPlanner(FLAT)
     tree = tree_of({(1,): 0.9})
     planner.learn(tree, tree, settled(tree, [2, 2]))
-    wrong = corrections(planner._seen)[0, 0]
+    wrong = band_factors(planner._seen)[0, 0]
     for _ in range(3000):
         planner.learn(DraftTree.empty(), DraftTree.empty(), settled(DraftTree.empty(), [5]))
-    assert wrong < corrections(planner._seen)[0, 0] < 1.0
+    assert wrong < band_factors(planner._seen)[0, 0] < 1.0
     assert pytest.approx(0.5) == FORGETTING**300
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.decoding.acceptance import accept_greedy
 from draftstore.decoding.loop import Fixed, decode
 from draftstore.decoding.replay import RecordedTarget
 from draftstore.drafting.drafter import ContextSession, Drafter, Session, projection_of
@@ -21,6 +20,7 @@ from draftstore.errors import DraftstoreError, DraftTreeError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, level_of
 from tests import reference
+from tests.fakes.acceptance import accept_greedy
 from tests.fakes.adversaries import tree_of
 from tests.reference import Nodes, UnclearError, make_index, nodes_of
 from tests.unit.trees.test_blend import TOKENS, trees

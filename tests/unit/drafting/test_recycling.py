@@ -15,10 +15,10 @@ from draftstore.drafting.drafter import Drafter, Session
 from draftstore.drafting.rank_tree import PRIOR, PRIOR_TRIES, SHARED_TRIES, RankTree
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.errors import DraftstoreError, TokenRangeError
-from draftstore.trees.blend import blend
 from draftstore.trees.tree import DraftTree, highest_level
 from tests import reference
 from tests.reference import Nodes, Rows, UnclearError, nodes_of, paths_of
+from tests.unit.trees.test_blend import blended
 
 VOCAB = 7
 relaxed = settings(deadline=None, max_examples=100)
@@ -83,14 +83,7 @@ def feedback(draw: st.DrawFn, tree: DraftTree) -> tuple[DraftTree | None, list[i
 
 
 def merge(*trees: Nodes) -> DraftTree:
-    nodes = [node for tree in trees for node in tree]
-    tokens, parents, levels = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return DraftTree(
-        *blend(
-            np.array(tokens, np.int32), np.array(parents, np.int16), np.array(levels, np.uint8),
-            np.cumsum([len(tree) for tree in trees]).astype(np.int64), np.full(len(trees), 0.5), 90, 63, 255,
-        )
-    )  # fmt: skip
+    return blended(trees, [0.5] * len(trees), 90)
 
 
 @relaxed

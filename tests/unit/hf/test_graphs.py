@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 
-from draftstore.decoding.acceptance import accept_greedy
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
 from draftstore.hf import generate, graph_runner, graphs, pools
@@ -30,6 +29,7 @@ from draftstore.hf.graphs import GraphForward, graph_forward, why_not
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Prefilled, TreeForward
 from draftstore.trees.tree import DraftTree
+from tests.fakes.acceptance import accept_greedy
 from tests.fakes.adversaries import AlwaysWrong, OverBudget, Prophet, RandomTrees, Silent, tree_of
 from tests.fakes.hf_models import STORIES, stories, story_ids, tiny
 

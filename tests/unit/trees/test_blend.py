@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from draftstore.trees.blend import blend
+from draftstore.trees.blend import blend_trees
+from draftstore.trees.frontier import finish, new_frontier
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, highest_level, level_of
 from tests import reference
 from tests.reference import Nodes, UnclearError, nodes_of
@@ -48,16 +49,18 @@ def blended(
 ) -> DraftTree:
     nodes = [node for tree in forest for node in tree]
     tokens, parents, levels = zip(*nodes, strict=True) if nodes else ((), (), ())
-    found = blend(
+    best = new_frontier(budget)
+    size = blend_trees(
         np.array(tokens, np.int32),
         np.array(parents, np.int16),
         np.array(levels, np.uint8),
         np.cumsum([len(tree) for tree in forest]).astype(np.int64),
         np.array(weights, np.float64),
-        budget,
+        best,
         max_depth,
         max_level,
     )
+    found = finish(best, size)
     assert [array.dtype for array in found] == [np.int32, np.int16, np.uint8]
     tree = DraftTree(*found)
     tree.validate()

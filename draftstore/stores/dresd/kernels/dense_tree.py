@@ -123,64 +123,24 @@ def draft_trees(
     sizes, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int64)
     entries, similarities = np.empty(drafts, np.int64), np.empty(drafts, np.float32)
     starts = np.empty(drafts, np.int64)
-    nodes, scratch = new_frontier(budget), _new_scratch(drafts, length, budget)
+    nodes, scratch = new_frontier(budget), new_scratch(drafts, length, budget)
     for row in range(batch):
         found, group = find_nearest(index, queries[row], contexts[row, -1], probing, entries, similarities)
         if found == 0:
             continue
         for i in range(found):
             starts[i] = index.positions[entries[i]]
-        size = _grow(
-            tokens,
-            len(index.groups) - 1,
-            calibration,
-            starts[:found],
-            similarities,
-            length,
-            scratch,
-            nodes,
+        size = draw_tree(
+            tokens, len(index.groups) - 1, calibration, starts[:found], similarities, length, scratch, nodes,
             max_level,
-        )
+        )  # fmt: skip
         unpack_nodes(nodes, size, ids[row], parents[row], levels[row])
         sizes[row], counts[row] = size, group
     return ids, parents, levels, sizes, counts
 
 
 @kernel
-def tree_of(
-    tokens: Any,
-    vocab_size: Any,
-    calibration: Any,
-    starts: Any,
-    similarities: Any,
-    length: Any,
-    budget: Any,
-    max_level: Any,
-) -> Any:
-    """Draw the tree of given neighbours.
-
-    Args:
-        tokens: see `draft_trees`.
-        vocab_size: ids lie below it.
-        calibration: see `draft_trees`.
-        starts: int64 [neighbours], where the continuation of each stands in the corpus; nearest first.
-        similarities: float32 [neighbours], their cosines.
-        length: see `draft_trees`, as for the next two.
-        budget: likewise.
-        max_level: likewise.
-
-    Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n].
-    """
-    nodes, scratch = new_frontier(budget), _new_scratch(len(starts), length, budget)
-    size = _grow(tokens, vocab_size, calibration, starts, similarities, length, scratch, nodes, max_level)
-    ids, parents, levels = np.empty(size, np.int32), np.empty(size, np.int16), np.empty(size, np.uint8)
-    unpack_nodes(nodes, size, ids, parents, levels)
-    return ids, parents, levels
-
-
-@kernel
-def _new_scratch(drafts: Any, length: Any, budget: Any) -> Any:
+def new_scratch(drafts: Any, length: Any, budget: Any) -> Any:
     """Return room for tries of `drafts` continuations."""
     places = drafts * length + 1
     return Scratch(
@@ -196,19 +156,24 @@ def _new_scratch(drafts: Any, length: Any, budget: Any) -> Any:
     )
 
 
-@leaf_kernel
-def _grow(
-    tokens: Any,
-    vocab_size: Any,
-    calibration: Any,
-    starts: Any,
-    similarities: Any,
-    length: Any,
-    scratch: Any,
-    nodes: Any,
-    max_level: Any,
-) -> Any:
-    """Fill `nodes` with the tree of some neighbours; return their number."""
+@kernel
+def draw_tree(
+    tokens: Any, vocab_size: Any, calibration: Any, starts: Any, similarities: Any, length: Any, scratch: Any,
+    nodes: Any, max_level: Any,
+) -> Any:  # fmt: skip
+    """Draw the tree of some neighbours; return its number of nodes.
+
+    Args:
+        tokens: see `draft_trees`.
+        vocab_size: ids lie below it.
+        calibration: see `draft_trees`.
+        starts: int64 [neighbours], where the continuation of each stands in the corpus; nearest first.
+        similarities: float32 [neighbours], their cosines.
+        length: see `draft_trees`.
+        scratch: room for as many neighbours.
+        nodes: a Frontier, is filled.
+        max_level: see `draft_trees`.
+    """
     size = _clear(scratch)
     for i in range(len(starts)):
         count = _read(tokens, starts[i], vocab_size, scratch.path, length)

@@ -6,8 +6,9 @@ from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError
 from draftstore.jit import read_only
-from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, tree_of
+from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draw_tree, new_scratch
 from draftstore.text.tokens import sentinel, token_dtype
+from draftstore.trees.frontier import finish, new_frontier
 from draftstore.trees.tree import DraftTree, highest_level
 from tests import reference
 from tests.reference import Documents, Ngram, UnclearError, nodes_of
@@ -50,16 +51,19 @@ def drawn(
     calibration: Calibration = CALIBRATION,
     vocab_size: int = VOCAB,
 ) -> DraftTree:
-    found = tree_of(
+    best = new_frontier(budget)
+    size = draw_tree(
         tokens,
         vocab_size,
         calibration,
         np.array(starts, np.int64),
         np.array(near, np.float32),
         length,
-        budget,
+        new_scratch(len(starts), length, budget),
+        best,
         max_level,
     )
+    found = finish(best, size)
     assert [array.dtype for array in found] == [np.int32, np.int16, np.uint8]
     tree = DraftTree(*found)
     tree.validate()

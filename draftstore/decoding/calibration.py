@@ -1,4 +1,4 @@
-"""Which prefix of a draft is worth its time, and how well the drafter's probabilities held: kernels of the planner.
+"""Calibration of a drafter's probabilities in one text, and the prefix of a draft that pays: kernels of the planner.
 
 All of this is about the chance that a node follows its parent, its own probability divided by its parent's: it is what
 the drafter says of one more token, and what can be checked whenever the text comes by the parent.
@@ -11,18 +11,19 @@ from numpy.typing import NDArray
 
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.trees.tree import LEVEL_PROBS
+from draftstore.trees.walk import steps_below, walk
 
 BANDS = 16
 """Bands of probability, half an octave each; the last takes all that is lower."""
 TRUST = 4.0
 """Accepted nodes that the drafter's own probabilities count for, as a whole and in each band."""
-PROMISES = 6
+LENGTH_BANDS = 6
 """Bands of accepted tokens in a pass: the first, the second, the next two, four and eight, and all others."""
 _LEVELS_PER_BAND = 8
 _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
-def corrections(seen: NDArray[np.float64]) -> NDArray[np.float64]:
+def band_factors(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return by how much to multiply the drafter's probabilities: the posterior mean of a Gamma prior.
 
     Acceptances are taken as Poisson events, of which `factor` times as many occur as the drafter expects. The factor of
@@ -40,25 +41,25 @@ def corrections(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     return factors
 
 
-def held(promised: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much of what whole drafts promise comes true, with the same prior.
+def length_factors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much to multiply the accepted tokens that a whole draft expects, with the same prior.
 
-    Of a draft that promises many tokens fewer come than of its nodes taken one by one: what misleads a drafter
-    misleads it in all of a tree.
+    A draft that expects many tokens gets fewer than its nodes suggest one by one: what misleads a drafter misleads it
+    in all of a tree.
 
     Args:
-        promised: float64 [PROMISES, 2], accepted tokens of passes, expected and real, by how many came before them.
+        lengths: float64 [LENGTH_BANDS, 2], accepted tokens of passes, expected and real, by how many came before them.
 
     Returns:
-        float64 [PROMISES].
+        float64 [LENGTH_BANDS].
     """
-    shares: NDArray[np.float64] = (promised[:, 1] + TRUST) / (promised[:, 0] + TRUST)
+    shares: NDArray[np.float64] = (lengths[:, 1] + TRUST) / (lengths[:, 0] + TRUST)
     return shares
 
 
 @kernel
 def best_prefix(
-    parents: Any, levels: Any, factors: Any, shares: Any, costs: Any, rate: Any, account: Any, promise: Any
+    parents: Any, levels: Any, factors: Any, shares: Any, costs: Any, rate: Any, account: Any, expected: Any
 ) -> Any:
     """Return how many nodes of a draft are worth verifying, the fewest of equally good numbers.
 
@@ -67,12 +68,12 @@ def best_prefix(
     Args:
         parents: int16 [n], read-only.
         levels: uint8 [n], read-only.
-        factors: float64 [2, bands], see `corrections`.
-        shares: float64 [PROMISES], see `held`.
+        factors: float64 [2, bands], see `band_factors`.
+        shares: float64 [LENGTH_BANDS], see `length_factors`.
         costs: float64 [at least n + 1], seconds of passes over 1 row, 2 rows, ...
         rate: tokens per second.
         account: seconds that the pass may take longer than one over 1 row.
-        promise: float64 [PROMISES], is overwritten: the tokens that the prefix promises, before `shares`.
+        expected: float64 [LENGTH_BANDS], is overwritten: the accepted tokens that the prefix expects, before `shares`.
 
     Returns:
         The size of the prefix; -i - 1 if the parent of node i is no earlier node.
@@ -84,21 +85,21 @@ def best_prefix(
         if parent < -1 or parent >= i:
             return -i - 1
         deeper = 1 if parent >= 0 else 0
-        steps = _steps_to(levels, i, parent)
+        steps = steps_below(levels, i, parent)
         follows = min(1.0, _PROBS[steps] * factors[deeper, _band_of(steps)])
         chances[i] = follows * chances[parent] if deeper else follows
         band, here = _split(total, chances[i])
-        tokens += here * shares[band] + (chances[i] - here) * shares[min(band + 1, PROMISES - 1)]
+        tokens += here * shares[band] + (chances[i] - here) * shares[min(band + 1, LENGTH_BANDS - 1)]
         total += chances[i]
         extra = costs[i + 1] - costs[0]
         if extra <= account and tokens - rate * extra > most:
             best, most = i + 1, tokens - rate * extra
-    promise[:] = 0.0
+    expected[:] = 0.0
     total = 0.0
     for i in range(best):
         band, here = _split(total, chances[i])
-        promise[band] += here
-        promise[min(band + 1, PROMISES - 1)] += chances[i] - here
+        expected[band] += here
+        expected[min(band + 1, LENGTH_BANDS - 1)] += chances[i] - here
         total += chances[i]
     return best
 
@@ -107,31 +108,31 @@ def best_prefix(
 def _split(total: Any, chance: Any) -> Any:
     """Return the band behind `total` expected tokens, and how much of a chance lies in it; the next has the rest."""
     band, end = 0, 1.0
-    while total >= end and band < PROMISES - 1:
+    while total >= end and band < LENGTH_BANDS - 1:
         band += 1
         end *= 2.0
-    return band, chance if band == PROMISES - 1 else min(chance, end - total)
+    return band, chance if band == LENGTH_BANDS - 1 else min(chance, end - total)
 
 
 @kernel
-def came_true(promise: Any, accepted: Any, promised: Any) -> Any:
-    """Count what a pass promised and what came of it, in the bands that it promised anything of.
+def count_lengths(expected: Any, accepted: Any, lengths: Any) -> Any:
+    """Count the accepted tokens that a pass expected and those that came, in the bands where it expected any.
 
     Args:
-        promise: float64 [PROMISES], see `best_prefix`.
+        expected: float64 [LENGTH_BANDS], see `best_prefix`.
         accepted: tokens of the draft that were accepted.
-        promised: float64 [PROMISES, 2], is added to; see `held`.
+        lengths: float64 [LENGTH_BANDS, 2], is added to; see `length_factors`.
     """
-    for band in range(PROMISES):
-        if promise[band] > 0.0:
+    for band in range(LENGTH_BANDS):
+        if expected[band] > 0.0:
             begin = 0 if band == 0 else 1 << (band - 1)
-            end = 1 << band if band < PROMISES - 1 else accepted
-            promised[band, 0] += promise[band]
-            promised[band, 1] += max(0, min(accepted, end) - begin)
+            end = 1 << band if band < LENGTH_BANDS - 1 else accepted
+            lengths[band, 0] += expected[band]
+            lengths[band, 1] += max(0, min(accepted, end) - begin)
 
 
 @kernel
-def judge(tokens: Any, parents: Any, levels: Any, came: Any, seen: Any) -> Any:
+def count_outcomes(tokens: Any, parents: Any, levels: Any, came: Any, seen: Any) -> Any:
     """Count how a draft fared against the tokens that came: the children of the context and of each node on their way.
 
     Args:
@@ -141,29 +142,19 @@ def judge(tokens: Any, parents: Any, levels: Any, came: Any, seen: Any) -> Any:
         came: int32 [any], read-only.
         seen: float64 [2, bands, 2], is added to: what the drafter expected of these nodes, and which were right.
     """
-    node = -1
-    for token in came:
-        deeper = 1 if node >= 0 else 0
-        next_node = -1
-        for i in range(node + 1, len(tokens)):
-            if parents[i] != node:
-                continue
-            steps = _steps_to(levels, i, node)
-            band = _band_of(steps)
-            seen[deeper, band, 0] += _PROBS[steps]
-            if tokens[i] == token:
-                seen[deeper, band, 1] += 1.0
-                next_node = i
-        if next_node < 0:
-            break
-        node = next_node
+    walk(tokens, parents, came, _count_children, (parents, levels, seen))
 
 
 @leaf_kernel
-def _steps_to(levels: Any, node: Any, parent: Any) -> Any:
-    """Return the levels between a node and its parent: those of the chance that it follows."""
-    before = np.int64(levels[parent]) if parent >= 0 else np.int64(0)
-    return max(np.int64(0), np.int64(levels[node]) - before)
+def _count_children(state: Any, node: Any, child: Any) -> Any:
+    """Count what was expected of a node's children, and the one that came; see `draftstore.trees.walk.walk`."""
+    parents, levels, seen = state
+    deeper = 1 if node >= 0 else 0
+    for i in range(node + 1, len(parents)):
+        if parents[i] == node:
+            steps = steps_below(levels, i, node)
+            seen[deeper, _band_of(steps), 0] += _PROBS[steps]
+            seen[deeper, _band_of(steps), 1] += 1.0 if i == child else 0.0
 
 
 @leaf_kernel

@@ -1,0 +1,63 @@
+"""Draft trees along a text: kernels that follow its tokens down a tree, from any drafter, in any order of siblings."""
+
+from typing import Any
+
+import numpy as np
+
+from draftstore.jit import kernel, leaf_kernel
+
+
+@leaf_kernel
+def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
+    """Follow ids down a tree, as far as it holds them.
+
+    Args:
+        tokens: int32 [n].
+        parents: int16 [n].
+        ids: int32 [any], read-only, what came behind the context.
+        visit: a leaf kernel, is called as `visit(state, node, child)` for the context (-1) and each node on the way;
+            child is the one that came, -1 where the tree holds none. It becomes part of the walk.
+        state: what else it needs.
+    """
+    node = np.int64(-1)
+    for token in ids:
+        child = np.int64(-1)
+        for i in range(node + 1, len(tokens)):
+            if parents[i] == node and tokens[i] == token:
+                child = np.int64(i)
+        visit(state, node, child)
+        if child < 0:
+            break
+        node = child
+
+
+@leaf_kernel
+def steps_below(levels: Any, node: Any, parent: Any) -> Any:
+    """Return the levels between a node and its parent (-1 = the context): those of the chance that it follows."""
+    before = np.int64(levels[parent]) if parent >= 0 else np.int64(0)
+    return max(np.int64(0), np.int64(levels[node]) - before)
+
+
+@kernel
+def find_fault(parents: Any, tokens: Any) -> Any:
+    """Return the first node whose parent is no earlier node, or that is like an earlier sibling; -1 if there is none.
+
+    Args:
+        parents: int16 [n], read-only.
+        tokens: int32 [n], read-only.
+    """
+    cells = 16
+    while cells < 2 * len(tokens):
+        cells *= 2
+    table = np.full(cells, -1, np.int32)  # nodes by a hash of parent and token
+    for node in range(len(tokens)):
+        parent, token = np.int64(parents[node]), np.int64(tokens[node])
+        if parent < -1 or parent >= node:
+            return node
+        cell = (token * 40_503 + parent * 9_973) & (cells - 1)
+        while table[cell] >= 0:
+            if tokens[table[cell]] == token and parents[table[cell]] == parent:
+                return node
+            cell = (cell + 1) & (cells - 1)
+        table[cell] = node
+    return -1

@@ -11,16 +11,15 @@ from there instead of reading the texts again.
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from draftstore.errors import BuildError, NoTextError
-from draftstore.storage.files import link_or_copy, remove, write_json
+from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest, save_manifest
 from draftstore.storage.report import ReadReport, RecordProblem
-from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
+from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, read_corpus
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.tokenizer import TextTokenizer
@@ -43,6 +42,8 @@ class CorpusOptions:
         column: key or column of the text in records.
         glob: which files of a folder are read.
         strict: end at the first bad record.
+        fingerprint: identity of the corpus files and of how they are read, once `settled`; every build looks at the
+            files for itself, if None.
     """
 
     corpus: tuple[Path, ...]
@@ -50,10 +51,17 @@ class CorpusOptions:
     column: str = "text"
     glob: tuple[str, ...] = SOURCE_PATTERNS
     strict: bool = False
+    fingerprint: str | None = dataclasses.field(default=None, kw_only=True)
 
     def inputs(self) -> str:
         """Identity of the corpus files and of how they are read."""
+        if self.fingerprint is not None:
+            return self.fingerprint
         return corpus_fingerprint(self.corpus, glob=self.glob, column=self.column, strict=self.strict)
+
+    def settled(self) -> Self:
+        """Return the same with the identity that the corpus has now, for several builds of one corpus."""
+        return dataclasses.replace(self, fingerprint=self.inputs())
 
 
 def corpus_plan(options: CorpusOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -209,9 +217,6 @@ def describe_corpus(options: CorpusOptions, shards: TokenShards, report: ReadRep
 
 def _settle_report(marker: Path, report: ReadReport) -> ReadReport:
     """Keep what reading the corpus met, or return what an earlier attempt that read it met."""
-    if report.documents == 0 and marker.exists():
-        fields = json.loads(marker.read_text(encoding="utf-8"))
-        problems = [RecordProblem(**problem) for problem in fields["problems"]]
-        return ReadReport(**{**fields, "problems": problems})
-    write_json(marker, dataclasses.asdict(report))
-    return report
+    read_anew = report.documents > 0
+    fields = once(marker, lambda: dataclasses.asdict(report), still=lambda _: not read_anew)
+    return ReadReport(**{**fields, "problems": [RecordProblem(**problem) for problem in fields["problems"]]})

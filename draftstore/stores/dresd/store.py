@@ -32,6 +32,8 @@ from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manife
 from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draft_trees
 from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, check_probing
+from draftstore.stores.dresd.kernels.quantised import restore
+from draftstore.stores.kind import Samples, sample_contexts
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import MAX_DEPTH
 
@@ -232,6 +234,16 @@ class DresdStore:
         if shape.probing is None:
             shape = shape._replace(probing=self.manifest.parameters.get("probing"))
         return DresdDrafter(self.index, self.tokens, self.projection, shape)
+
+    def samples(self, number: int) -> Samples:
+        """Return first tokens of entries, and what finds these entries: their own vectors; see `Store.samples`."""
+        total = len(self.index.vectors)
+        entries = np.linspace(0, max(total - 1, 0), min(number, total), dtype=np.int64)
+        firsts = np.searchsorted(self.index.groups, entries, side="right") - 1
+        return Samples(
+            sample_contexts(list(firsts[:, None]), self.manifest.vocab_size),
+            restore(self.index.vectors[entries]),
+        )
 
     def close(self) -> None:
         """Let go of the store; its files are unmapped with the last array that shows them."""

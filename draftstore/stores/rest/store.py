@@ -25,6 +25,7 @@ from draftstore.search.expand import Rule, draft_batch, draft_one
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.stores.kind import CONTEXT_TOKENS, Samples, sample_contexts
 from draftstore.trees.batch import Draft, DraftBatch
 
 KIND = "rest"
@@ -154,6 +155,13 @@ class RestStore:
         if strategy not in STRATEGIES:
             raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
         return RestDrafter(self.index, STRATEGIES[strategy]._replace(**changes))
+
+    def samples(self, number: int) -> Samples:
+        """Return contexts that occur in the corpus; see `Store.samples`."""
+        tokens = self.index.tokens
+        places = np.linspace(0, max(len(tokens) - CONTEXT_TOKENS, 0), number, dtype=np.int64)
+        rows = [tokens[place : place + CONTEXT_TOKENS].astype(np.int64) for place in places.tolist()]
+        return Samples(sample_contexts(rows, self.manifest.vocab_size))
 
     def close(self) -> None:
         """Let go of the store; its files are unmapped with the last array that shows them."""

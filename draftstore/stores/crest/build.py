@@ -201,15 +201,9 @@ def _make_store(
     write_kept(store / KEPT_FILE, kept)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
-    parameters = {
+    built = {key: plan[key] for key in dataclasses.asdict(options) if key != "name"}
+    parameters = built | {
         "source": str(source.path),
-        "backends": sorted(options.backends),
-        "max_n": options.max_n,
-        "selection": options.selection,
-        "ngrams": options.ngrams,
-        "max_bytes": options.max_bytes,
-        "nodes": options.nodes,
-        "depth": options.depth,
         "entries_sha256": entries_digest(sorted((item.key, item.value) for item in kept)),
         "raw_bytes": sum(item.raw_bytes for item in kept),
         "value_bytes": sum(len(item.value) for item in kept),

@@ -4,19 +4,22 @@ Each kind is described in its own folder, in a module `kind` that holds its obje
 `draftstore.stores.registry` names that module. Commands and services ask the object and know no kinds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import StoreDrafter
-from draftstore.errors import StoreError
+from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest
 
 CONTEXT_TOKENS = 16
 """Tokens of a sample context: no drafter looks at more."""
+
+
+T = TypeVar("T")
 
 
 class Samples(NamedTuple):
@@ -112,6 +115,17 @@ class Kind:
 
     def load_kernels(self) -> None:
         """Compile the kernels that drafts of this kind run, or load them from numba's cache."""
+
+
+def strategy_named(name: str, strategies: Mapping[str, T]) -> T:
+    """Return the strategy of a name.
+
+    Raises:
+        DraftstoreError: there is none; the message lists those that there are.
+    """
+    if name not in strategies:
+        raise DraftstoreError(f"no strategy {name!r}: choose one of {', '.join(sorted(strategies))}")
+    return strategies[name]
 
 
 def sample_contexts(rows: Sequence[NDArray[Any]], vocab_size: int) -> NDArray[np.int32]:

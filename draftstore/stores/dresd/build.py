@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.projection import Projection
-from draftstore.errors import BuildError
+from draftstore.errors import BuildError, require_limits
 from draftstore.storage.files import link_or_copy, map_file, remove
 from draftstore.storage.manifest import save_manifest
 from draftstore.storage.report import ReadReport
@@ -80,13 +80,12 @@ class DresdOptions(CorpusOptions):
         Raises:
             BuildError: the first of it, with what is expected.
         """
-        for name, value, least in (
-            ("dims", self.dims, 1),
-            ("max_length", self.max_length, 2),
-            ("sample", self.sample, 2),
-        ):
-            if value < least:
-                raise BuildError(f"a DReSD store with {name} = {value:,}: expected at least {least:,}")
+        least = {
+            "dims": (self.dims, 1, None),
+            "max_length": (self.max_length, 2, None),
+            "sample": (self.sample, 2, None),
+        }
+        require_limits("a DReSD store", least, BuildError, digits=",")
         if self.dtype not in DTYPES:
             raise BuildError(f"vectors of {self.dtype!r}: expected one of {', '.join(DTYPES)}")
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import require_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, hand_out, new_candidates, read_following
 from draftstore.search.matching import find_longest, find_suffix, load_context, new_matches
@@ -86,9 +86,7 @@ class Rule(NamedTuple):
             "beta": (self.beta, 0, math.inf),
             "gamma": (self.gamma, 0, 1),
         }
-        for name, (value, least, most) in limits.items():
-            if not least <= value <= most:
-                raise DraftstoreError(f"a drafting rule with {name} = {value}: expected {least} to {most}")
+        require_limits("a drafting rule", limits)
 
     def pack(self) -> NDArray[np.float64]:
         """Return the rule as float64 [8], which crosses into a kernel faster than eight numbers."""

@@ -1,8 +1,8 @@
 """Every error that draftstore raises on purpose: one base class, small named kinds.
 
 A message names what was found, what was expected, and what to do about it. The command line prints the
-message alone; a library user catches `DraftstoreError` or the kind that matters. `counted` and `type_name` help
-to word messages.
+message alone; a library user catches `DraftstoreError` or the kind that matters. `require_limits` refuses numbers out
+of range; `counted` and `type_name` help to word messages.
 """
 
 from collections.abc import Iterator, Mapping
@@ -81,16 +81,27 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
-def check_limits(what: str, values: object, limits: Mapping[str, tuple[float, float]]) -> None:
-    """Check that fields lie between their least and their greatest value.
+def require_limits(
+    what: str,
+    limits: Mapping[str, tuple[float, float, float | None]],
+    error: type[DraftstoreError] = DraftstoreError,
+    *,
+    digits: str = "",
+) -> None:
+    """Refuse the first number that is not within its limits.
 
-    Raises:
-        DraftstoreError: the first that does not, with what is expected.
+    Args:
+        what: has these numbers, for the message: `a drafting rule`.
+        limits: by name, the number, the least and the most that it may be; None is no most.
+        error: what is raised.
+        digits: how numbers are written, `,` for groups of three digits.
     """
-    for name, (least, most) in limits.items():
-        value = getattr(values, name)
-        if not least <= value <= most:
-            raise DraftstoreError(f"{what} with {name} = {value}: expected {least} to {most}")
+    for name, (value, least, most) in limits.items():
+        if not least <= value or (most is not None and not value <= most):
+            expected = (
+                f"at least {least:{digits}}" if most is None else f"{least:{digits}} to {most:{digits}}"
+            )
+            raise error(f"{what} with {name} = {value:{digits}}: expected {expected}")
 
 
 def type_name(value: object) -> str:

@@ -59,7 +59,7 @@ def tokenize_corpus(
     """
     with Ledger(get_run_logger()) as ledger:
         tokens = tasks.make_tokens(ledger, name, corpus, tokenizer)
-    return _finish(name, [tokens])
+    return _finish(name, [tokens.built])
 
 
 @flow(name="build-rest")
@@ -190,7 +190,7 @@ def generate_responses(
         dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
     """
-    answers = tasks.make_answers(name, Target(model, dtype, device), questions, batch)
+    answers = tasks.make_answers(get_run_logger(), name, Target(model, dtype, device), questions, batch)
     tasks.report_answers(name, model, answers)
     return {
         "name": name,
@@ -241,11 +241,11 @@ def build_dresd(
     options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
         if questions is not None:
-            answers = tasks.make_answers(name, target, questions, batch)
+            answers = tasks.make_answers(ledger.logger, name, target, questions, batch)
             tasks.report_answers(name, model, answers)
             corpus = corpus.model_copy(update={"paths": [*corpus.paths, *(made.path for made in answers)]})
         tokens = tasks.make_tokens(ledger, name, corpus, model)
-        builds = [tokens, tasks.make_dresd(ledger, options, corpus, target, tokens, batch_tokens)]
+        builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
         _publish(ledger, release, builds[-1])
     return _finish(name, builds, release)
 
@@ -275,7 +275,7 @@ def _build_rest(
 ) -> list[Built]:
     """Tokenize a corpus, and build its REST store from the shards."""
     tokens = tasks.make_tokens(ledger, name, corpus, tokenizer)
-    return [tokens, tasks.make_rest(ledger, name, corpus, tokenizer, tokens, segment_tokens, workers)]
+    return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers)]
 
 
 def _publish(ledger: Ledger, release: str | None, built: Built) -> None:

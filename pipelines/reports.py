@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.answers.responses import Responses
+from draftstore.errors import counted
 from draftstore.storage.manifest import Manifest
-from draftstore.stores.dresd.store import KIND as DRESD
+from draftstore.stores.registry import kind_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,8 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
         + (" and others." if len(sources) > 5 else "."),
     ]
     left_out = [
-        f"{corpus[key]:,} {what}"
-        for key, what in (("bad_records", "bad records"), ("empty_documents", "empty documents"))
+        counted(corpus[key], noun)
+        for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document"))
         if corpus.get(key)
     ]
     if left_out:
@@ -110,16 +111,10 @@ def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str
 
 
 def _figures(manifest: Manifest) -> list[str]:
-    """Return a table of what decides the quality of a store of hidden states; nothing for other stores."""
-    if manifest.kind != DRESD:
+    """Return a table of what decides the quality of a store; nothing for kinds that tell no figures."""
+    figures = kind_of(manifest.kind).figures(manifest)
+    if not figures:
         return []
-    shown = ("dims", "dtype", "explained_variance")
-    figures: dict[str, Any] = {"target model": f"`{manifest.target_model}`"}
-    figures |= {
-        key.replace("_", " "): manifest.parameters[key] for key in shown if key in manifest.parameters
-    }
-    figures |= manifest.parameters.get("quality", {})
-    figures |= {f"{key} entries": manifest.counts[key] for key in ("repeated", "skipped")}
     return ["", "| figure | value |", "|---|--:|", *_rows(figures)]
 
 

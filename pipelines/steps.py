@@ -16,7 +16,7 @@ from draftstore.stores.dresd.build import DresdOptions, DresdProgress, build_dre
 from draftstore.stores.dresd.store import KIND as DRESD
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import KIND as REST
-from draftstore.text.tokenizer import load_tokenizer
+from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokenizing import CorpusOptions, build_tokens, corpus_plan
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
@@ -33,7 +33,24 @@ ANSWERS, LOGGED = "answers.jsonl.zst", "logged.jsonl.zst"
 """What a model answered to prompts, and what it had answered before: files in a folder of their name."""
 
 
-def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Built:
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """The token shards of a corpus, and what was settled for them: every store that is built from them goes by it.
+
+    Attributes:
+        built: the shards.
+        options: how the corpus is read, and its identity.
+        tokenizer: what made the ids.
+        parameters: of the corpus, for the catalogue, JSON values.
+    """
+
+    built: Built
+    options: CorpusOptions
+    tokenizer: TextTokenizer
+    parameters: dict[str, Any]
+
+
+def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Tokens:
     """Find or make the token shards of a corpus.
 
     Args:
@@ -50,63 +67,47 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
     home = data_home()
     corpus = resolve_corpus(corpus, home)
     loaded = resolve_tokenizer(tokenizer, home)
-    options = CorpusOptions(**_fields(corpus, name))
+    options = CorpusOptions(
+        corpus=tuple(corpus.paths),
+        name=name,
+        column=corpus.column,
+        glob=corpus.patterns,
+        strict=corpus.strict,
+    ).settled()
     path = store_path(home, TOKENS, name, **corpus_plan(options, loaded))
 
     def make(_build_id: int, logs: StepLogs) -> None:
         build_tokens(options, loaded, path, on_progress=logs.rest().tokenized)
 
     parameters = corpus.model_dump(mode="json")
-    return ledger.build(Request(TOKENS, name, path, parameters), make)
+    built = ledger.build(Request(TOKENS, name, path, parameters), make)
+    return Tokens(built, options, loaded, parameters)
 
 
-def make_rest(
-    ledger: Ledger,
-    name: str,
-    corpus: Corpus,
-    tokenizer: str | None,
-    tokens: Built,
-    segment_tokens: int,
-    workers: int | None,
-) -> Built:
+def make_rest(ledger: Ledger, tokens: Tokens, segment_tokens: int, workers: int | None) -> Built:
     """Find or build the REST store of a corpus.
 
     Args:
         ledger: of this run.
-        name: name of the store.
-        corpus: the texts; those that are on every machine, if it names none.
-        tokenizer: where it is; an installed one, if None.
         tokens: the shards of the corpus.
         segment_tokens: most tokens of a segment.
         workers: most processes that sort; all cores, if None.
 
     Raises:
-        CorpusError: the corpus cannot be read, or holds no text.
-        TokenizerError: the tokenizer cannot be loaded.
         BuildError: another run is at work on the same, or there is too little space or memory.
     """
-    home = data_home()
-    corpus = resolve_corpus(corpus, home)
-    loaded = resolve_tokenizer(tokenizer, home)
-    options = RestOptions(**_fields(corpus, name), segment_tokens=segment_tokens)
-    path = store_path(home, REST, name, **corpus_plan(options, loaded), segment_tokens=segment_tokens)
+    options = RestOptions(**vars(tokens.options), segment_tokens=segment_tokens)
+    plan = corpus_plan(options, tokens.tokenizer)
+    path = store_path(data_home(), REST, options.name, **plan, segment_tokens=segment_tokens)
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_rest(options, loaded, path, tokens=tokens.path, workers=workers, progress=logs.rest())
+        build_rest(
+            options, tokens.tokenizer, path,
+            tokens=tokens.built.path, workers=workers, progress=logs.rest(),
+        )  # fmt: skip
 
-    parameters = {**corpus.model_dump(mode="json"), "segment_tokens": segment_tokens}
-    return ledger.build(Request(REST, name, path, parameters, tokens.build_id), make)
-
-
-def _fields(corpus: Corpus, name: str) -> dict[str, Any]:
-    """Return how a corpus is read, as the library's options name it."""
-    return {
-        "corpus": tuple(corpus.paths),
-        "name": name,
-        "column": corpus.column,
-        "glob": corpus.patterns,
-        "strict": corpus.strict,
-    }
+    parameters = {**tokens.parameters, "segment_tokens": segment_tokens}
+    return ledger.build(Request(REST, options.name, path, parameters, tokens.built.build_id), make)
 
 
 def use_rest(ledger: Ledger, path: Path) -> Built:
@@ -235,9 +236,8 @@ def make_answers(
 def make_dresd(
     ledger: Ledger,
     options: DresdOptions,
-    corpus: Corpus,
     target: Target,
-    tokens: Built,
+    tokens: Tokens,
     batch_tokens: int | None,
 ) -> Built:
     """Find or build the DReSD store of a corpus.
@@ -245,28 +245,23 @@ def make_dresd(
     Args:
         ledger: of this run.
         options: what is built, but for the corpus.
-        corpus: the texts; those that are on every machine, if it names none.
         target: the model, whose tokenizer made the shards.
         tokens: the shards of the corpus.
         batch_tokens: most tokens that the model reads at once; what is usual, if None.
 
     Raises:
-        CorpusError: the corpus cannot be read, or holds no text.
         ModelError: the model cannot be loaded, or does not fit.
         BuildError: another run is at work on the same, or there is too little space.
     """
-    home = data_home()
-    options = dataclasses.replace(options, **_fields(resolve_corpus(corpus, home), options.name))
-    tokenizer = load_tokenizer(target.source, name=model_name(target.source))
+    options, tokenizer = dataclasses.replace(options, **vars(tokens.options)), tokens.tokenizer
     parameters = {
         "model": model_name(target.source),
         "model_dtype": target.dtype,
         **{key: getattr(options, key) for key in ("dims", "dtype", "max_length", "sample")},
     }
     identity = weights_fingerprint(target.source)
-    path = store_path(
-        home, DRESD, options.name, **corpus_plan(options, tokenizer), identity=identity, **parameters
-    )
+    plan = corpus_plan(options, tokenizer)
+    path = store_path(data_home(), DRESD, options.name, **plan, identity=identity, **parameters)
 
     def make(_build_id: int, logs: StepLogs) -> None:
         loaded = load_model(target.source, dtype=target.dtype, device=target.device)
@@ -280,9 +275,9 @@ def make_dresd(
             hashed=logs.step("hashing", "bytes").amount,
         )
         source = ModelStates(loaded, batch_tokens=batch_tokens)
-        build_dresd(options, tokenizer, source, path, tokens=tokens.path, progress=progress)
+        build_dresd(options, tokenizer, source, path, tokens=tokens.built.path, progress=progress)
 
-    return ledger.build(Request(DRESD, options.name, path, parameters, tokens.build_id), make)
+    return ledger.build(Request(DRESD, options.name, path, parameters, tokens.built.build_id), make)
 
 
 def publish(ledger: Ledger, release: str, built: Built) -> None:

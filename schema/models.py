@@ -29,7 +29,9 @@ from sqlalchemy import text as sql
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-KINDS = ("tokens", "ngrams", "rest", "crest", "dresd", "recycling")
+from draftstore.stores.registry import KINDS as STORE_KINDS
+
+KINDS = ("tokens", "ngrams", *STORE_KINDS)
 STATES = ("running", "finished", "failed")
 ACTIONS = ("publish", "rollback")
 PARTITIONED = ("ngrams", "kept_ngrams", "trees")

@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session, joinedload
 
 from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
+from draftstore.stores.registry import KINDS, kind_of
 from schema.builds import CatalogueError, get_build
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
 from schema.notices import announce
 
-NOT_DRAFTING = frozenset({"tokens", "ngrams"})
 Verify = Callable[[Build], list[str]]
 
 
@@ -52,11 +52,9 @@ def verify_build(build: Build, on_bytes: Callable[[int], None] = lambda _: None)
 def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
     """Return what is wrong with the entries of a store that lie outside its directory, in PostgreSQL."""
     if not manifest.parameters.get("backends"):
-        return []
-    from draftstore.stores.registry import verify_entries  # with the kernels of all kinds of stores
-
+        return []  # without importing the kernels of its kind
     try:
-        return verify_entries(path, manifest)
+        return kind_of(manifest.kind).verify_entries(path, manifest)
     except StoreError as error:
         return [str(error)]
 
@@ -80,7 +78,7 @@ def publish(session: Session, name: str, build_id: int, *, verify: Verify = veri
             "digit first"
         )
     build = get_build(session, build_id)
-    if build.kind in NOT_DRAFTING:
+    if build.kind not in KINDS:
         raise CatalogueError(
             f"build {build_id} is of kind {build.kind!r}, from which nothing is drafted: publish a store instead"
         )

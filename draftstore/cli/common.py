@@ -25,10 +25,8 @@ from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest
 from draftstore.stores.crest.entries import BACKENDS
-from draftstore.stores.dresd import store as dresd
-from draftstore.stores.registry import DRAFTING, Store
+from draftstore.stores.registry import KINDS, Store, kind_of, strategies_of
 from draftstore.stores.registry import open_store as open_any_store
-from draftstore.stores.rest import store as rest
 from draftstore.stores.rest.store import BUDGET
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
@@ -36,11 +34,23 @@ from draftstore.trees.frontier import MAX_BUDGET
 STORE = click.Path(path_type=Path)
 FILE_WIDTH = 160
 
+
+def _known_strategies() -> str:
+    """Say which kinds of stores know which strategies."""
+    titles: dict[tuple[str, ...], list[str]] = {}
+    for kind in map(kind_of, KINDS):
+        titles.setdefault(kind.strategies, []).append(kind.title)
+    return "; ".join(
+        f"{' and '.join(kinds)} {'know' if len(kinds) > 1 else 'knows'} {', '.join(strategies)}"
+        for strategies, kinds in titles.items()
+        if strategies
+    )
+
+
 strategy_option = click.option(
     "--strategy",
-    type=click.Choice(sorted({name for store in DRAFTING.values() for name in store.strategies})),
-    help="Of the stores that know it, while the others draft as they do by default: "
-    f"REST and CREST know {', '.join(rest.STRATEGIES)}; DReSD knows {', '.join(dresd.STRATEGIES)}. "
+    type=click.Choice(sorted(strategies_of(KINDS))),
+    help=f"Of the stores that know it, while the others draft as they do by default: {_known_strategies()}. "
     "[default: each store's own]",
 )
 json_option = click.option(
@@ -187,12 +197,12 @@ def open_store(path: Path, tokenizer: str | None, backend: str | None) -> tuple[
 
 
 def check_strategy(strategy: str | None, kinds: Iterable[str]) -> None:
-    """Refuse a strategy that stores of no such kind know.
+    """Refuse a strategy that stores of none of these kinds know.
 
     Raises:
-        DraftstoreError: so it is.
+        DraftstoreError: the message lists those that they know.
     """
-    known = {name for kind in kinds if kind in DRAFTING for name in DRAFTING[kind].strategies}
+    known = strategies_of(kinds)
     if strategy is not None and strategy not in known:
         raise DraftstoreError(
             f"no store here knows the strategy {strategy!r}: expected one of {', '.join(sorted(known)) or 'none'}"

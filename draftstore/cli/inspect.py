@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,9 +17,8 @@ from draftstore.cli.common import (
     stdout_console,
 )
 from draftstore.errors import counted
-from draftstore.storage.manifest import Manifest, load_manifest
-from draftstore.stores.dresd.store import KIND as DRESD
-from draftstore.stores.registry import verify_store
+from draftstore.storage.manifest import load_manifest
+from draftstore.stores.registry import kind_of, verify_store
 
 
 @click.command()
@@ -54,26 +52,12 @@ def info(directory: Path, as_json: bool) -> None:
             table.add_row("", f"{counted(manifest.corpus[key], noun)} left out")
     for key, value in manifest.counts.items():
         table.add_row(key, f"{value:,}")
-    for key, text in _vector_rows(manifest):
+    for key, text in kind_of(manifest.kind).info(manifest):
         table.add_row(key, text)
     table.add_row("bytes", bytes_text(manifest))
     for name, entry in sorted(manifest.files.items()):
         table.add_row("", f"{name}: {entry.size:,}")
     stdout_console().print(table)
-
-
-def _vector_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield what a dense store says of its vectors, as far as it does."""
-    values = manifest.parameters
-    if manifest.kind != DRESD:
-        return
-    yield "vectors", f"{values.get('dims')} of {values.get('hidden_size')} dimensions, {values.get('dtype')}"
-    if "explained_variance" in values:
-        yield "", f"{values['explained_variance']:.1%} of the variance explained"
-    quality = values.get("quality", {})
-    if quality.get("queries"):
-        found = f"MRR {quality['mean_reciprocal_rank']:.3f}, recall@10 {quality['recall_at_10']:.3f}"
-        yield "", f"{found}, of {quality['queries']:,} entries asked for by their own states"
 
 
 @click.command()

@@ -24,7 +24,7 @@ from draftstore.cli.common import (
 from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, counted
 from draftstore.storage.manifest import load_manifest
-from draftstore.stores.dresd.store import KIND as DENSE
+from draftstore.stores.registry import kind_of
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
@@ -51,13 +51,13 @@ def query(
     Example:
       draftstore query stores/code --text "for i in range(" --budget 16
     """
-    kind = load_manifest(directory).kind
-    if kind == DENSE:
+    kind = kind_of(load_manifest(directory).kind)
+    if kind.asked_with_states:
         raise DraftstoreError(
-            f"{directory} is of kind {kind!r}, which is asked with hidden states and not with a text: name it to "
+            f"{directory} is of kind {kind.name!r}, which is asked with hidden states and not with a text: name it to "
             "`draftstore generate --store` or `draftstore replay`"
         )
-    check_strategy(strategy, [kind])
+    check_strategy(strategy, [kind.name])
     store, loaded = open_store(directory, tokenizer, backend)
     drafter = warm(store.drafter(strategy_of(store, strategy)))
     context = loaded.encode(text, bos=False)

@@ -32,7 +32,7 @@ from draftstore.plugins import load_plugin
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore
-from draftstore.stores.registry import DRAFTING
+from draftstore.stores.registry import KINDS
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def replay(
       draftstore replay stores/chat-dresd --target-model ./SmolLM2-135M-Instruct --replays answers.jsonl
     """
     _check(directories, request=request, tokenizer=tokenizer, record=record)
-    check_strategy(strategy, [load_manifest(directory).kind for directory in directories] or DRAFTING)
+    check_strategy(strategy, [load_manifest(directory).kind for directory in directories] or KINDS)
     loaded = _load(directories, target_model, device, dtype)
     _warn_of_tokenizers(directories)
     table = Table(*COLUMNS)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import check_limits
+from draftstore.errors import require_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, new_candidates, place_of
 from draftstore.search.expand import MAX_MATCH, enter_all, floor_of, load_path
@@ -48,10 +48,14 @@ class RequestRule(NamedTuple):
             DraftstoreError: the first of them, with what is expected.
         """
         limits = {
-            "max_match": (1, MAX_MATCH), "depth": (1, MAX_DEPTH), "rows": (1, MAX_ROWS), "floor": (0, 1),
-            "alpha": (0, np.inf), "beta": (0, np.inf),
-        }  # fmt: skip
-        check_limits("a rule of requests", self, limits)
+            "max_match": (self.max_match, 1, MAX_MATCH),
+            "depth": (self.depth, 1, MAX_DEPTH),
+            "rows": (self.rows, 1, MAX_ROWS),
+            "floor": (self.floor, 0, 1),
+            "alpha": (self.alpha, 0, np.inf),
+            "beta": (self.beta, 0, np.inf),
+        }
+        require_limits("a rule of requests", limits)
 
 
 class _History(NamedTuple):

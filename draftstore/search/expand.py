@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import check_limits
+from draftstore.errors import require_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, hand_out, new_candidates, read_following
 from draftstore.search.matching import find_longest, find_suffix, load_context, new_matches
@@ -77,10 +77,16 @@ class Rule(NamedTuple):
             DraftstoreError: the first of them, with what is expected.
         """
         limits = {
-            "max_match": (1, MAX_MATCH), "min_match": (1, MAX_MATCH), "depth": (1, MAX_DEPTH),
-            "rows": (1, MAX_ROWS), "floor": (0, 1), "alpha": (0, math.inf), "beta": (0, math.inf), "gamma": (0, 1),
-        }  # fmt: skip
-        check_limits("a drafting rule", self, limits)
+            "max_match": (self.max_match, 1, MAX_MATCH),
+            "min_match": (self.min_match, 1, MAX_MATCH),
+            "depth": (self.depth, 1, MAX_DEPTH),
+            "rows": (self.rows, 1, MAX_ROWS),
+            "floor": (self.floor, 0, 1),
+            "alpha": (self.alpha, 0, math.inf),
+            "beta": (self.beta, 0, math.inf),
+            "gamma": (self.gamma, 0, 1),
+        }
+        require_limits("a drafting rule", limits)
 
     def pack(self) -> NDArray[np.float64]:
         """Return the rule as float64 [8], which crosses into a kernel faster than eight numbers."""

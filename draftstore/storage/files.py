@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, hashes, directories published by a rename, locks."""
+"""Files that are either whole or absent: atomic writes, hashes, files and directories published by a rename, locks."""
 
 import fcntl
 import hashlib
@@ -108,26 +108,26 @@ def remove(path: Path) -> None:
 
 
 def retired_name(target: Path) -> Path:
-    """Return where `publish_directory` moves what it replaces until that is removed."""
+    """Return where `publish` moves a directory that it replaces until that is removed."""
     return target.with_name(f".{target.name}.retired")
 
 
-def publish_directory(finished: Path, target: Path) -> None:
-    """Flush a finished directory to disk and give it its final name.
+def publish(finished: Path, target: Path) -> None:
+    """Flush a finished directory or file to disk and give it its final name.
 
-    An earlier `target` is moved aside first and removed last, so that `target` is a whole store at every
-    moment but the one between two renames.
+    An earlier file is replaced by one rename. An earlier directory is moved aside first and removed last, so that
+    `target` is a whole store at every moment but the one between two renames.
     """
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
     fsync_path(finished)
     retired = retired_name(target)
-    if os.path.lexists(target):
+    if finished.is_dir() and os.path.lexists(target):
         remove(retired)
         target.rename(retired)
     finished.rename(target)
     fsync_path(target.parent)
-    with suppress(OSError):  # the new directory is in place; what is left of the old one is no failure
+    with suppress(OSError):  # the new one is in place; what is left of the old one is no failure
         remove(retired)
 
 

@@ -1,8 +1,8 @@
-"""Where stores are built: a locked directory `.NAME.partial` beside the output, published by one rename.
+"""Where stores and files are made: a locked directory `.NAME.partial` beside the output, published by one rename.
 
     build.json           what is being built; another corpus, tokenizer or option starts clean
     store/               the store, published when it is whole
-    ...                  markers and intermediate files of the kind of build
+    ...                  markers (`once`) and intermediate files of the kind of build
 
 A killed build leaves no store that opens; the same command again finds the directory and goes on from it.
 """
@@ -11,13 +11,21 @@ import dataclasses
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from draftstore.errors import BuildError, DraftstoreError, StoreError
-from draftstore.storage.files import locked_directory, publish_directory, remove, retired_name, write_json
+from draftstore.storage.files import (
+    json_text,
+    locked_directory,
+    publish,
+    remove,
+    retired_name,
+    write_atomic,
+    write_json,
+)
 from draftstore.storage.manifest import FORMAT_VERSION, MANIFEST_NAME, FileEntry, Manifest, load_manifest
 from draftstore.storage.report import ReadReport
 
@@ -27,6 +35,8 @@ FINISHED = "finished.json"
 """Marker: the store is about to be published, or has been."""
 WORTH_KEEPING = ("tokens/shard-*.json", f"{STORE}/{MANIFEST_NAME}")
 """What a failed build is gone on from; one without any of it leaves nothing."""
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,21 +73,73 @@ def build_store(
         BuildError: `out` holds something else, or another build is at work there.
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
-    finished = _find_finished(out, plan, name, overwrite)
-    if finished is None:
-        with _working_directory(out) as partial:
-            # Asked again: another build may have ended between the question and the lock.
-            finished = _find_finished(out, plan, name, overwrite)
-            if finished is None:
-                _start(partial, plan)
-                report = fill(partial)
-                write_json(partial / FINISHED, {})
-                publish_directory(partial / STORE, out)
-                return BuildResult(out, load_manifest(out, plan["kind"]), report, reused=False)
-    elif _has_leftovers(out):
-        with _working_directory(out):
-            pass
-    return BuildResult(out, finished, _report_of(finished), reused=True)
+
+    def find() -> BuildResult | None:
+        manifest = _find_finished(out, plan, name, overwrite)
+        if manifest is None:
+            return None
+        return BuildResult(out, manifest, _report_of(manifest), reused=True)
+
+    def build(partial: Path) -> BuildResult:
+        _start(partial, plan)
+        report = fill(partial)
+        return BuildResult(out, load_manifest(partial / STORE, plan["kind"]), report, reused=False)
+
+    return staged(out, STORE, find, build)
+
+
+def staged(
+    out: Path,
+    made: str,
+    find: Callable[[], T | None],
+    make: Callable[[Path], T],
+    worth_keeping: Sequence[str] = WORTH_KEEPING,
+) -> T:
+    """Return what is at `out`, or make it in a locked directory beside it, and publish it.
+
+    Args:
+        out: an absolute path; its parent is made if absent.
+        made: the name, in the working directory, of the finished directory or file.
+        find: returns what is at `out`, None if it is to be made; raises what refuses something else there.
+        make: makes `made` in the working directory, going on from what is there.
+        worth_keeping: patterns of files to go on from; a failed attempt without any of them leaves nothing.
+
+    Raises:
+        BuildError: another build is at work there.
+    """
+    found = find()
+    if found is not None and not _has_leftovers(out, made):
+        return found
+    with _working_directory(out, worth_keeping) as partial:
+        # Asked again: another build may have ended between the question and the lock.
+        result = find() if found is None else found
+        if result is None:
+            result = make(partial)
+            write_json(partial / FINISHED, {})
+            publish(partial / made, out)
+    return result
+
+
+def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
+    """Do a step of a build, unless an earlier attempt has done it.
+
+    Args:
+        marker: the file that says so, written last; it holds what `do` returned.
+        do: does the step, whatever an earlier attempt has left of it, and returns a JSON value, or None.
+        still: whether what was done holds, given that value; otherwise the step is done again.
+
+    Returns:
+        What `do` returned, now or then.
+    """
+    if marker.exists():
+        text = marker.read_text(encoding="utf-8")
+        value: T = json.loads(text or "null")
+        if still(value):
+            return value
+        marker.unlink()
+    value = do()
+    write_atomic(marker, b"" if value is None else json_text(value).encode())
+    return value
 
 
 def _report_of(manifest: Manifest) -> ReadReport:
@@ -113,10 +175,10 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     return manifest
 
 
-def _has_leftovers(out: Path) -> bool:
-    """Tell whether a build was killed between publishing its store and removing what it worked with."""
+def _has_leftovers(out: Path, made: str) -> bool:
+    """Tell whether a build was killed between publishing what it made and removing what it worked with."""
     partial = _partial_name(out)
-    published = (partial / FINISHED).exists() and not (partial / STORE).exists()
+    published = (partial / FINISHED).exists() and not (partial / made).exists()
     emptied = partial.exists() and not (partial / PLAN).exists()
     return published or emptied or os.path.lexists(retired_name(out))
 
@@ -126,7 +188,7 @@ def _partial_name(out: Path) -> Path:
 
 
 @contextmanager
-def _working_directory(out: Path) -> Iterator[Path]:
+def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path]:
     """Lock the working directory; remove it, and what publishing left, if the work in it succeeds.
 
     It is removed also if the work failed without anything to go on from.
@@ -136,7 +198,7 @@ def _working_directory(out: Path) -> Iterator[Path]:
         try:
             yield partial
         except DraftstoreError:
-            if not any(any(partial.glob(pattern)) for pattern in WORTH_KEEPING):
+            if not any(any(partial.glob(pattern)) for pattern in worth_keeping):
                 _discard(partial)
             raise
         remove(retired_name(out))
@@ -151,13 +213,14 @@ def _discard(partial: Path) -> None:
 
 def _start(partial: Path, plan: dict[str, Any]) -> None:
     """Empty the working directory unless it is of this build."""
-    marker = partial / PLAN
     state = {"format_version": FORMAT_VERSION, **plan}
-    if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == state:
-        return
-    for path in partial.iterdir():
-        remove(path)
-    write_json(marker, state)
+
+    def empty() -> dict[str, Any]:
+        for path in partial.iterdir():
+            remove(path)
+        return state
+
+    once(partial / PLAN, empty, still=lambda found: bool(found == state))
 
 
 def hash_files(

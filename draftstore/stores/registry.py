@@ -1,39 +1,35 @@
-"""Opening a store of any kind."""
+"""The kinds of stores that draft, and what is done with a store of any kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
 
-from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, load_manifest, verify_files
-from draftstore.stores.crest.entries import LMDB, entries_digest, open_entries
-from draftstore.stores.crest.store import KIND as CREST
-from draftstore.stores.crest.store import CrestStore
-from draftstore.stores.dresd.store import KIND as DRESD
-from draftstore.stores.dresd.store import DresdStore
-from draftstore.stores.recycling.store import KIND as RECYCLING
-from draftstore.stores.rest.store import KIND as REST
-from draftstore.stores.rest.store import RestStore
+from draftstore.stores.kind import Kind, Store
+
+__all__ = ["KINDS", "Store", "kind_of", "open_store", "strategies_of", "verify_store"]
+
+KINDS = {
+    "rest": "draftstore.stores.rest.kind",
+    "crest": "draftstore.stores.crest.kind",
+    "dresd": "draftstore.stores.dresd.kind",
+    "recycling": "draftstore.stores.recycling.kind",
+}
+"""The module of each kind, whose `STORE_KIND` is imported when the kind is first asked for."""
 
 
-class Store(Protocol):
-    """An open store."""
-
-    path: Path
-    manifest: Manifest
-    strategies: tuple[str, ...]
-    default_strategy: str
-
-    def drafter(self, strategy: str = ..., **changes: Any) -> StoreDrafter:
-        """Return a drafter that follows a strategy."""
-
-    def close(self) -> None:
-        """Let go of its files and connections."""
+def kind_of(name: str) -> Kind:
+    """Return a kind of store; of one that is not registered, such as counts, a kind without drafts."""
+    if name not in KINDS:
+        return Kind(name)
+    kind: Kind = import_module(KINDS[name]).STORE_KIND
+    return kind
 
 
-DRAFTING: dict[str, type[Store]] = {REST: RestStore, CREST: CrestStore, DRESD: DresdStore}
-"""Stores that draft, by kind."""
+def strategies_of(kinds: Iterable[str]) -> set[str]:
+    """Return the strategies that any of these kinds knows."""
+    return {strategy for name in kinds for strategy in kind_of(name).strategies}
 
 
 def open_store(path: Path | str, backend: str | None = None) -> Store:
@@ -47,46 +43,11 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
         StoreError: no store that drafts, unknown version, missing or cut files, no such backend.
     """
     path = Path(path)
-    kind = load_manifest(path).kind
-    if kind == CREST:
-        return CrestStore.open(path, backend=backend)
-    if kind == RECYCLING:
-        raise StoreError(
-            f"{path} is of kind {kind!r}, which drafts only while its model decodes: name it to "
-            "`draftstore generate --store` or the worker"
-        )
-    if kind not in (REST, DRESD):
-        raise StoreError(
-            f"{path} is of kind {kind!r}, from which nothing is drafted: expected {', '.join(map(repr, DRAFTING))}"
-        )
-    if backend is not None:
-        raise StoreError(f"{path} is a store of kind {kind!r}, which has no backends: leave --backend out")
-    return RestStore.open(path) if kind == REST else DresdStore.open(path)
-
-
-def verify_entries(path: Path, manifest: Manifest) -> list[str]:
-    """Compare the entries that a CREST store keeps outside its directory with their recorded hash.
-
-    Returns:
-        One sentence for each backend that holds other entries.
-
-    Raises:
-        StoreError: a backend cannot be read.
-    """
-    problems = []
-    for backend in manifest.parameters.get("backends", []) if manifest.kind == CREST else []:
-        if backend == LMDB:
-            continue  # a file like others
-        entries = open_entries(path, manifest, backend)
-        try:
-            found, expected = entries_digest(entries.items()), manifest.parameters["entries_sha256"]
-        finally:
-            entries.close()
-        if found != expected:
-            problems.append(
-                f"the entries of {path} in {backend} have SHA-256 {found}, expected {expected}: build it again"
-            )
-    return problems
+    name = load_manifest(path).kind
+    if name not in KINDS:
+        drafting = ", ".join(repr(kind) for kind in KINDS if kind_of(kind).strategies)
+        raise StoreError(f"{path} is of kind {name!r}, from which nothing is drafted: expected {drafting}")
+    return kind_of(name).open(path, backend)
 
 
 def verify_store(
@@ -105,4 +66,4 @@ def verify_store(
     Raises:
         StoreError: a backend cannot be read.
     """
-    return verify_files(path, manifest, on_bytes) or verify_entries(path, manifest)
+    return verify_files(path, manifest, on_bytes) or kind_of(manifest.kind).verify_entries(path, manifest)

@@ -175,7 +175,7 @@ def _line_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | RecordProb
 
 
 def _parse_line(line: bytes | None) -> dict[str, Any]:
-    """Return the object on a line, of which None was too long to keep.
+    """Return the object on a line; None stands for a line that was too long to keep.
 
     Raises:
         _BadRecordError, ValueError, RecursionError: there is none.

@@ -35,7 +35,7 @@ from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
 from services.lookup.stores.shelf import Shelf, open_book
 from services.lookup.stores.targets import Target
-from services.lookup.stores.warming import load_kernels, sample_contexts
+from services.lookup.stores.warming import load_kernels
 from tests import ROOT
 
 SECONDS = 30.0
@@ -165,7 +165,7 @@ def some_tokens(path: Path) -> NDArray[np.int32]:
     """Return tokens that occur in a store one after the other: of a REST store its text, of a CREST store its keys."""
     store = open_store(path)
     try:
-        rows = sample_contexts(store, 50)
+        rows = store.samples(50).contexts
         return rows[rows >= 0].astype(np.int32)
     finally:
         store.close()

@@ -581,9 +581,8 @@ class TestLedger:
             return result
 
         def build(ledger: Ledger) -> None:
-            texts = (site.request["corpus"], str(site.tokenizer))
-            tokens = steps.make_tokens(ledger, "small", *texts)
-            steps.make_rest(ledger, "small", *texts, tokens, 1 << 20, 1)
+            tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
+            steps.make_rest(ledger, tokens, 1 << 20, 1)
 
         monkeypatch.setattr(steps, "build_rest", second_run)
         with Ledger() as ledger:

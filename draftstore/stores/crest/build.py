@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from draftstore.errors import BuildError, StoreError, needs_extra
+from draftstore.errors import BuildError, StoreError, needs_extra, require_limits
 from draftstore.search.ngrams import MAX_N, running_total
 from draftstore.storage.files import link_or_copy
 from draftstore.storage.manifest import MANIFEST_NAME, load_manifest, manifest_digest, save_manifest
@@ -98,16 +98,14 @@ class CrestOptions:
         """
         if self.ngrams is not None and self.max_bytes is not None:
             raise BuildError("both a number of n-grams and a number of bytes: choose one")
-        limits = {
+        limits: dict[str, tuple[float, float, float]] = {
             "max_n": (self.max_n, 1, MAX_N),
             "ngrams": (DEFAULT_NGRAMS if self.ngrams is None else self.ngrams, 1, 1 << 40),
             "max_bytes": (4 * PAGE if self.max_bytes is None else self.max_bytes, 4 * PAGE, 1 << 50),
             "nodes": (self.nodes, 1, MAX_NODES),
             "depth": (self.depth, 1, MAX_DEPTH),
         }
-        for name, (value, least, most) in limits.items():
-            if not least <= value <= most:
-                raise BuildError(f"a CREST store with {name} = {value:,}: expected {least:,} to {most:,}")
+        require_limits("a CREST store", limits, BuildError, digits=",")
         if self.selection not in SELECTIONS:
             raise BuildError(f"no selection {self.selection!r}: choose one of {', '.join(SELECTIONS)}")
         if not self.backends or set(self.backends) - set(BACKENDS):
@@ -201,15 +199,9 @@ def _make_store(
     write_kept(store / KEPT_FILE, kept)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
-    parameters = {
+    built = {key: plan[key] for key in dataclasses.asdict(options) if key != "name"}
+    parameters = built | {
         "source": str(source.path),
-        "backends": sorted(options.backends),
-        "max_n": options.max_n,
-        "selection": options.selection,
-        "ngrams": options.ngrams,
-        "max_bytes": options.max_bytes,
-        "nodes": options.nodes,
-        "depth": options.depth,
         "entries_sha256": entries_digest(sorted((item.key, item.value) for item in kept)),
         "raw_bytes": sum(item.raw_bytes for item in kept),
         "value_bytes": sum(len(item.value) for item in kept),

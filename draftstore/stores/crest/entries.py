@@ -68,6 +68,11 @@ def entries_digest(items: Iterable[tuple[bytes, bytes]]) -> str:
     return digest.hexdigest()
 
 
+def first_backend(manifest: Manifest) -> str:
+    """Return where the entries of a store are read, unless another backend is named."""
+    return next(iter(manifest.parameters.get("backends", [])), LMDB)
+
+
 def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> Entries:
     """Open the entries of a store.
 
@@ -81,7 +86,7 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
         MissingPluginError: the backend is not installed.
     """
     held = manifest.parameters.get("backends", [])
-    chosen = backend or (held[0] if held else LMDB)
+    chosen = backend or first_backend(manifest)
     if chosen not in held:
         raise StoreError(
             f"{path} is not in {chosen}, only in {', '.join(held)}: build it with --backend both"

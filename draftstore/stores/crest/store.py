@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, check_request
-from draftstore.errors import DraftstoreError, StoreError
+from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.crest.entries import Entries, context_bytes, key_dtype, open_entries
 from draftstore.stores.crest.envelope import Entry, Envelope, damaged, entry_bytes
+from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.blend import blend_entries
 from draftstore.trees.frontier import MAX_DEPTH
@@ -210,11 +211,15 @@ class CrestStore:
         Raises:
             DraftstoreError: no such strategy.
         """
-        if strategy not in STRATEGIES:
-            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
-        blending = STRATEGIES[strategy]._replace(**changes)
+        blending = strategy_named(strategy, STRATEGIES)._replace(**changes)
         max_n = self.manifest.parameters["max_n"]
         return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size, blending)
+
+    def samples(self, number: int) -> Samples:
+        """Return n-grams that the store holds; see `Store.samples`."""
+        dtype = key_dtype(self.manifest.vocab_size)
+        rows = [np.frombuffer(key, dtype).astype(np.int64) for key, _ in islice(self.entries.items(), number)]
+        return Samples(sample_contexts(rows, self.manifest.vocab_size))
 
     def close(self) -> None:
         """Let go of the entries."""

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.projection import Projection
-from draftstore.errors import BuildError
+from draftstore.errors import BuildError, require_limits
 from draftstore.storage.files import link_or_copy, map_file, remove
-from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, save_manifest
+from draftstore.storage.manifest import save_manifest
 from draftstore.storage.report import ReadReport
-from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
+from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.dresd.embedding import (
     HALF,
     VECTORS,
@@ -41,7 +41,7 @@ from draftstore.stores.dresd.kernels.quantised import DTYPES
 from draftstore.stores.dresd.quality import figures
 from draftstore.stores.dresd.store import KIND, DresdStore
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CorpusOptions, corpus_plan, describe_corpus, take_tokens, tokenize_into
+from draftstore.text.tokenizing import CorpusOptions, Tokenized, corpus_plan, finish_store, tokenize_into
 from draftstore.text.tokens import TokenShards, document_starts, write_closed
 
 DIMS = 64
@@ -80,13 +80,12 @@ class DresdOptions(CorpusOptions):
         Raises:
             BuildError: the first of it, with what is expected.
         """
-        for name, value, least in (
-            ("dims", self.dims, 1),
-            ("max_length", self.max_length, 2),
-            ("sample", self.sample, 2),
-        ):
-            if value < least:
-                raise BuildError(f"a DReSD store with {name} = {value:,}: expected at least {least:,}")
+        least = {
+            "dims": (self.dims, 1, None),
+            "max_length": (self.max_length, 2, None),
+            "sample": (self.sample, 2, None),
+        }
+        require_limits("a DReSD store", least, BuildError, digits=",")
         if self.dtype not in DTYPES:
             raise BuildError(f"vectors of {self.dtype!r}: expected one of {', '.join(DTYPES)}")
 
@@ -146,9 +145,10 @@ def build_dresd(
     plan = make_plan(options, tokenizer, source)
 
     def fill(partial: Path) -> ReadReport:
-        if tokens is not None:
-            take_tokens(tokens, partial, plan)
-        return _Build(partial, options, tokenizer, source, plan, progress or DresdProgress()).run()
+        told = progress or DresdProgress()
+        texts = tokenize_into(partial, options, tokenizer, plan, taken=tokens, on_progress=told.tokenized)
+        _Build(partial, options, texts, source, plan, told).run()
+        return texts.report
 
     return build_store(out, plan, options.name, overwrite, fill)
 
@@ -175,25 +175,24 @@ class _Build:
         self,
         partial: Path,
         options: DresdOptions,
-        tokenizer: TextTokenizer,
+        texts: Tokenized,
         source: StateSource,
         plan: dict[str, Any],
         progress: DresdProgress,
     ) -> None:
         self._partial = partial
         self._options = options
-        self._tokenizer = tokenizer
+        self._texts = texts
+        self._bos = texts.tokenizer.bos_ids
         self._source = source
         self._plan = plan
         self._progress = progress
 
-    def run(self) -> ReadReport:
+    def run(self) -> None:
         """Make `partial/store` a whole store."""
-        shards, report = tokenize_into(
-            self._partial, self._options, self._tokenizer, self._plan, self._progress.tokenized
-        )
+        shards, store = self._texts.shards, self._partial / STORE
         tokens, passages = self._prepare(shards)
-        reader = Reader(self._source, passages, tokens, self._tokenizer.bos_ids)
+        reader = Reader(self._source, passages, tokens, self._bos)
         sampled = sampled_blocks(passages, self._options.sample)
         hidden_size, dims = self._source.hidden_size, self._options.dims
         make_room(self._partial, passages, sampled, hidden_size, dims)
@@ -201,13 +200,30 @@ class _Build:
         projection, explained = fit_projection(self._partial, hidden_size, dims, self._progress.fitted)
         embed(self._partial, reader, sampled, projection, self._progress.embedded)
         grouped = self._assemble(tokens, passages, projection, shards.vocab_size)
-        manifest = self._describe(shards, report, passages, grouped)
-        manifest.parameters.update(projection=projection.digest, explained_variance=explained)
-        store = self._partial / STORE
-        save_manifest(store, manifest)
+        manifest = finish_store(
+            store,
+            self._texts,
+            self._plan,
+            parameters={
+                "dims": dims,
+                "hidden_size": hidden_size,
+                "layer": LAYER,
+                "dtype": self._options.dtype,
+                "probing": PROBING,
+                "projection": projection.digest,
+                "explained_variance": explained,
+            },
+            counts={
+                "entries": grouped.entries,
+                "lists": grouped.lists,
+                "skipped": passages.total - grouped.entries,
+                "repeated": passages.repeated,
+            },
+            target_model=self._source.name,
+            on_bytes=self._progress.hashed,
+        )
         manifest.parameters["quality"] = self._measure(passages, sampled, projection)
         save_manifest(store, manifest)
-        return report
 
     def _prepare(self, shards: TokenShards) -> tuple[NDArray[Any], Passages]:
         """Write tokens.bin, and decide what the model reads.
@@ -215,7 +231,7 @@ class _Build:
         Raises:
             BuildError: there is nothing that it could read.
         """
-        window = self._plan["max_length"] - len(self._tokenizer.bos_ids)
+        window = self._plan["max_length"] - len(self._bos)
         if window < 1:
             raise BuildError(
                 f"the model reads {self._plan['max_length']} tokens at once: expected more (--max-length)"
@@ -253,19 +269,16 @@ class _Build:
     def _assemble(
         self, tokens: NDArray[Any], passages: Passages, projection: Projection, vocab_size: int
     ) -> Grouped:
-        """Write all files of the store but its manifest, whatever an earlier attempt has left there."""
+        """Write the arrays of the store, whatever an earlier attempt has left there."""
         store = self._partial / STORE
         remove(store)
         store.mkdir()
         link_or_copy(self._partial / TOKENS, store / TOKENS)
         (store / PROJECTION_FILE).write_bytes(projection.to_bytes())
         vectors = map_file(self._partial / VECTORS, HALF).reshape(-1, projection.dims)
-        grouped = group_entries(
+        return group_entries(
             store, tokens, passages, vectors, vocab_size, self._options.dtype, self._progress.grouped
         )
-        (store / TOKENIZER_FOLDER).mkdir()
-        self._tokenizer.save(store / TOKENIZER_FOLDER)
-        return grouped
 
     def _measure(self, passages: Passages, sampled: list[int], projection: Projection) -> dict[str, Any]:
         """Return how well the store finds some of the kept states again, as they were before rounding."""
@@ -275,35 +288,3 @@ class _Build:
         with np.errstate(invalid="ignore"):  # states that are not finite are no entries, and passed over
             queries = projection.apply(map_states(self._partial, projection.hidden_size)[rows])
         return figures(store.index, store.tokens, places[rows], queries, PROBING)
-
-    def _describe(
-        self, shards: TokenShards, report: ReadReport, passages: Passages, grouped: Grouped
-    ) -> Manifest:
-        """Hash the files of an assembled store and return its manifest."""
-        return Manifest(
-            kind=KIND,
-            name=self._options.name,
-            created=build_time(),
-            vocab_size=shards.vocab_size,
-            token_dtype=shards.dtype.name,
-            tokenizer=self._tokenizer.identity,
-            parameters={
-                "plan": self._plan,
-                "dims": self._options.dims,
-                "hidden_size": self._source.hidden_size,
-                "layer": LAYER,
-                "dtype": self._options.dtype,
-                "probing": PROBING,
-            },
-            corpus=describe_corpus(self._options, shards, report),
-            counts={
-                "documents": shards.document_count,
-                "tokens": shards.token_count,
-                "entries": grouped.entries,
-                "lists": grouped.lists,
-                "skipped": passages.total - grouped.entries,
-                "repeated": passages.repeated,
-            },
-            files=hash_files(self._partial / STORE, self._progress.hashed),
-            target_model=self._source.name,
-        )

@@ -1,19 +1,22 @@
-"""From what a model reads to unit vectors, block after block, each kept on disk as soon as it is there.
+"""The vectors of a dense store: a model reads the corpus block by block, its states are projected to unit length.
 
 In the working directory of a build (draftstore.storage.staging) lie
 
     states.bin           f16 [entries of the sampled blocks, hidden size]
     projection.bin       what was fitted to them
     vectors.f16          f16 [entries, dims] in the order of the corpus, NaN where a state is not finite
-    layout.json          marker: there is room for states.bin and vectors.f16
-    sampled-00000, projected.json, embedded-00000, ...   markers: these states, the projection, these vectors are there
+    layout.json          marker: states.bin and vectors.f16 have their full size
+    sampled-00000, ...   marker of each sampled block: its states are in states.bin
+    projected.json       marker: projection.bin is written; holds the explained variance
+    embedded-00000, ...  marker of each block: its vectors are in vectors.f16
 
-The model reads no block twice: the vectors of the sampled blocks come from their states, which are kept as float16 (one
-beyond its range counts as not finite). What a block gives depends on that block alone, so a build that was killed goes
-on to the same bytes, on the same device and with batches of the same size: both decide how sums are rounded.
+The model reads no block twice: the vectors of the sampled blocks are computed from their states in states.bin. A state
+with a number beyond the range of float16 counts as not finite. The vectors of a block depend on that block alone, so a
+killed build ends with the same bytes when it is run again on the same device with batches of the same size, which
+decide how sums are rounded.
 """
 
-import json
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +28,8 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.projection import Moments, Projection, fit, unit
 from draftstore.errors import BuildError
-from draftstore.storage.files import map_file, write_at, write_atomic, write_json
+from draftstore.storage.files import map_file, write_at, write_atomic
+from draftstore.storage.staging import once
 from draftstore.stores.dresd.kernels.passages import Passages
 
 STATES = "states.bin"
@@ -115,28 +119,29 @@ def make_room(partial: Path, passages: Passages, sampled: Sequence[int], hidden_
     Raises:
         BuildError: not enough space on the disk, the store included.
     """
-    marker = partial / LAYOUT
     layout = {"blocks": passages.entries.tolist(), "sampled": list(sampled)}
-    if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == layout:
-        return
-    for pattern in (LAYOUT, "sampled-*", PROJECTED, "embedded-*", STATES, VECTORS):
-        for path in partial.glob(pattern):
-            path.unlink()
     sizes = {
         STATES: passages.entries_of(sampled) * hidden_size * HALF.itemsize,
         VECTORS: passages.total * dims * HALF.itemsize,
     }
-    needed = sum(sizes.values()) + sizes[VECTORS] + passages.total * np.dtype(np.int64).itemsize
-    free = shutil.disk_usage(partial).free
-    if free < needed:
-        raise BuildError(
-            f"{partial} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room, or take a smaller "
-            "--sample, and run the command again; finished steps are kept"
-        )
-    for name, size in sizes.items():
-        with (partial / name).open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-    write_json(marker, layout)
+
+    def allocate() -> dict[str, list[int]]:
+        for pattern in ("sampled-*", PROJECTED, "embedded-*", STATES, VECTORS):
+            for path in partial.glob(pattern):
+                path.unlink()
+        needed = sum(sizes.values()) + sizes[VECTORS] + passages.total * np.dtype(np.int64).itemsize
+        free = shutil.disk_usage(partial).free
+        if free < needed:
+            raise BuildError(
+                f"{partial} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room, or take a "
+                "smaller --sample, and run the command again; finished steps are kept"
+            )
+        for name, size in sizes.items():
+            with (partial / name).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+        return layout
+
+    once(partial / LAYOUT, allocate, still=lambda found: bool(found == layout))
 
 
 def sample_states(partial: Path, reader: Reader, sampled: Sequence[int], told: Told) -> None:
@@ -144,16 +149,17 @@ def sample_states(partial: Path, reader: Reader, sampled: Sequence[int], told: T
     passages, size = reader.passages, reader.source.hidden_size
     meter = _Meter(passages, sampled, told)
     place = 0
+
+    def keep_states(block: int, entries: int, place: int) -> None:
+        states = np.empty((entries, size), HALF)
+        with np.errstate(over="ignore"):  # what float16 cannot hold is not finite, and counted later
+            for first, part in meter.follow(block, reader.read(block)):
+                states[first : first + len(part)] = part
+        write_at(partial / STATES, states, place * size)
+
     for block in sampled:
         entries = passages.entries_of([block])
-        marker = partial / f"sampled-{block:05d}"
-        if not marker.exists():
-            states = np.empty((entries, size), HALF)
-            with np.errstate(over="ignore"):  # what float16 cannot hold is not finite, and counted later
-                for first, part in meter.follow(block, reader.read(block)):
-                    states[first : first + len(part)] = part
-            write_at(partial / STATES, states, place * size)
-            write_atomic(marker, b"")
+        once(partial / f"sampled-{block:05d}", functools.partial(keep_states, block, entries, place))
         meter.finish(block)
         place += entries
 
@@ -169,20 +175,20 @@ def fit_projection(partial: Path, hidden_size: int, dims: int, told: Told) -> tu
     Raises:
         BuildError: fewer finite states than dimensions.
     """
-    marker = partial / PROJECTED
-    if marker.exists():
-        explained = float(json.loads(marker.read_text(encoding="utf-8"))["explained_variance"])
-        return Projection.from_bytes((partial / PROJECTION).read_bytes(), dims), explained
-    states = map_states(partial, hidden_size)
-    moments = Moments(hidden_size)
-    for start in range(0, len(states), PART):
-        told(start, len(states))
-        moments.add(states[start : start + PART])
-    told(len(states), len(states))
-    projection, explained = fit(moments, dims)
-    write_atomic(partial / PROJECTION, projection.to_bytes())
-    write_json(marker, {"explained_variance": explained})
-    return projection, explained
+
+    def fit_states() -> dict[str, float]:
+        states = map_states(partial, hidden_size)
+        moments = Moments(hidden_size)
+        for start in range(0, len(states), PART):
+            told(start, len(states))
+            moments.add(states[start : start + PART])
+        told(len(states), len(states))
+        projection, explained = fit(moments, dims)
+        write_atomic(partial / PROJECTION, projection.to_bytes())
+        return {"explained_variance": explained}
+
+    explained = once(partial / PROJECTED, fit_states)["explained_variance"]
+    return Projection.from_bytes((partial / PROJECTION).read_bytes(), dims), explained
 
 
 def embed(partial: Path, reader: Reader, sampled: Sequence[int], projection: Projection, told: Told) -> None:
@@ -192,19 +198,20 @@ def embed(partial: Path, reader: Reader, sampled: Sequence[int], projection: Pro
     states = map_states(partial, projection.hidden_size)
     blocks = range(len(passages.blocks) - 1)
     meter = _Meter(passages, blocks, told)
+
+    def keep_vectors(block: int) -> None:
+        entries = passages.entries_of([block])
+        vectors = np.empty((entries, dims), HALF)
+        if block in kept:
+            parts = _projected(states[kept[block] : kept[block] + entries], projection)
+        else:
+            parts = reader.read(block, projection)
+        for first, part in meter.follow(block, parts):
+            vectors[first : first + len(part)] = _finite_units(part)
+        write_at(partial / VECTORS, vectors, int(passages.entries[block]) * dims)
+
     for block in blocks:
-        marker = partial / f"embedded-{block:05d}"
-        if not marker.exists():
-            entries = passages.entries_of([block])
-            vectors = np.empty((entries, dims), HALF)
-            if block in kept:
-                parts = _projected(states[kept[block] : kept[block] + entries], projection)
-            else:
-                parts = reader.read(block, projection)
-            for first, part in meter.follow(block, parts):
-                vectors[first : first + len(part)] = _finite_units(part)
-            write_at(partial / VECTORS, vectors, int(passages.entries[block]) * dims)
-            write_atomic(marker, b"")
+        once(partial / f"embedded-{block:05d}", functools.partial(keep_vectors, block))
         meter.finish(block)
 
 

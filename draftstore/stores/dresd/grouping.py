@@ -1,7 +1,7 @@
-"""The arrays of a dense store from vectors in the order of a corpus: grouped by first token, cut into lists.
+"""The arrays of a dense store: the vectors of a corpus grouped by first token, large groups cut into lists.
 
-See `draftstore.stores.dresd.store` for the files. Memory holds some 30 bytes an entry, and the vectors of the
-largest group as float32.
+`draftstore.stores.dresd.store` describes the files. This takes about 30 bytes of memory an entry, and the vectors of
+the largest group as float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ PART = 1 << 14
 
 
 class Grouped(NamedTuple):
-    """What was written.
+    """How much was written.
 
     Attributes:
-        entries: how many; the others have no finite vector.
-        lists: how many.
+        entries: number of entries; those without a finite vector are left out.
+        lists: number of lists.
     """
 
     entries: int
@@ -35,9 +35,9 @@ class _Run(NamedTuple):
     """Entries that are written together: those of a large group, or a part of the others.
 
     Attributes:
-        start: the first.
-        stop: behind the last.
-        token: of a large group, else -1.
+        start: first entry.
+        stop: the entry behind the last one.
+        token: first token of a large group; -1 for a part of small groups.
     """
 
     start: int
@@ -107,8 +107,8 @@ def _cut(
     """Cut a large group into lists.
 
     Returns:
-        The order of its entries int64 [n], in which the first of each list is int64 [lists], and the centroids float32
-        [lists, dims].
+        The entries in the order of their lists, int64 [n]; the place in that order where each list begins, int64
+        [lists]; the centroids, float32 [lists, dims].
     """
     lists = lists_for(len(vectors))
     centroids, assignment = cluster(vectors, lists, seed=token)
@@ -117,7 +117,7 @@ def _cut(
 
 
 def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:
-    """Return which vectors are finite, int64 [those]."""
+    """Return the rows of the finite vectors, int64 [rows]."""
     parts = range(0, len(vectors), PART)
     finite = [np.isfinite(vectors[start : start + PART]).all(axis=1) for start in parts]
     return np.flatnonzero(np.concatenate(finite))

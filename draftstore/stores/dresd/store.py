@@ -26,12 +26,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, check_queries, check_request
 from draftstore.drafting.projection import Projection
-from draftstore.errors import DraftstoreError, StoreError
+from draftstore.errors import StoreError, require_limits
 from draftstore.jit import read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draft_trees
 from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, check_probing
+from draftstore.stores.dresd.kernels.quantised import restore
+from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import MAX_DEPTH
 
@@ -62,9 +64,8 @@ class Shape(NamedTuple):
         Raises:
             DraftstoreError: the first of them, with what is expected.
         """
-        for name, value, most in (("drafts", self.drafts, MAX_DRAFTS), ("length", self.length, MAX_DEPTH)):
-            if not 1 <= value <= most:
-                raise DraftstoreError(f"a draft with {name} = {value}: expected 1 to {most}")
+        limits = {"drafts": (self.drafts, 1, MAX_DRAFTS), "length": (self.length, 1, MAX_DEPTH)}
+        require_limits("a draft", limits)
         if self.probing is not None:
             check_probing(self.probing)
         self.calibration.check()
@@ -224,12 +225,20 @@ class DresdStore:
         Raises:
             DraftstoreError: no such strategy, or a value that no shape can have.
         """
-        if strategy not in STRATEGIES:
-            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
-        shape = STRATEGIES[strategy]._replace(**changes)
+        shape = strategy_named(strategy, STRATEGIES)._replace(**changes)
         if shape.probing is None:
             shape = shape._replace(probing=self.manifest.parameters.get("probing"))
         return DresdDrafter(self.index, self.tokens, self.projection, shape)
+
+    def samples(self, number: int) -> Samples:
+        """Return first tokens of entries, and what finds these entries: their own vectors; see `Store.samples`."""
+        total = len(self.index.vectors)
+        entries = np.linspace(0, max(total - 1, 0), min(number, total), dtype=np.int64)
+        firsts = np.searchsorted(self.index.groups, entries, side="right") - 1
+        return Samples(
+            sample_contexts(list(firsts[:, None]), self.manifest.vocab_size),
+            restore(self.index.vectors[entries]),
+        )
 
     def close(self) -> None:
         """Let go of the store; its files are unmapped with the last array that shows them."""

@@ -12,19 +12,15 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from draftstore.errors import BuildError
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
-from draftstore.storage.files import remove
-from draftstore.storage.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, save_manifest
 from draftstore.storage.report import ReadReport
-from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
+from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.rest.segments import lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CorpusOptions, corpus_plan, describe_corpus, take_tokens, tokenize_into
-from draftstore.text.tokens import TokenShards
+from draftstore.text.tokenizing import CorpusOptions, corpus_plan, finish_store, tokenize_into
 
 SEGMENT_TOKENS = 1 << 28
 """Tokens of a segment by default: sorting one takes nine bytes of memory a token, so 2.4 GB."""
@@ -87,62 +83,18 @@ def build_rest(
         )
     plan = {"kind": KIND, **corpus_plan(options, tokenizer), "segment_tokens": options.segment_tokens}
 
+    told = progress or Progress()
+
     def fill(partial: Path) -> ReadReport:
-        if tokens is not None:
-            take_tokens(tokens, partial, plan)
-        return _fill(partial, options, tokenizer, plan, workers, progress or Progress())
+        texts = tokenize_into(partial, options, tokenizer, plan, taken=tokens, on_progress=told.tokenized)
+        store, vocab_size = partial / STORE, texts.shards.vocab_size
+        lay_out(texts.shards, store, partial, options.segment_tokens)
+        sort_segments(store, partial, vocab_size, workers or os.cpu_count() or 1, told.sorted)
+        segments = read_segments(store)
+        counts = {"entries": int(segments[:, 1].sum()), "segments": len(segments)}
+        finish_store(
+            store, texts, plan, {"segment_tokens": options.segment_tokens}, counts, on_bytes=told.hashed
+        )
+        return texts.report
 
     return build_store(out, plan, options.name, overwrite, fill)
-
-
-def _fill(
-    partial: Path,
-    options: RestOptions,
-    tokenizer: TextTokenizer,
-    plan: dict[str, Any],
-    workers: int | None,
-    progress: Progress,
-) -> ReadReport:
-    """Make `partial/store` a whole store."""
-    shards, report = tokenize_into(partial, options, tokenizer, plan, progress.tokenized)
-    store = partial / STORE
-    lay_out(shards, store, partial, options.segment_tokens)
-    sort_segments(store, partial, shards.vocab_size, workers or os.cpu_count() or 1, progress.sorted)
-    # An earlier attempt may have come as far as this, and left other files than arrays.
-    for path in [store / TOKENIZER_FOLDER, store / MANIFEST_NAME, *store.glob(".*")]:
-        remove(path)
-    (store / TOKENIZER_FOLDER).mkdir()
-    tokenizer.save(store / TOKENIZER_FOLDER)
-    save_manifest(store, _describe(options, tokenizer, shards, store, plan, report, progress))
-    return report
-
-
-def _describe(
-    options: RestOptions,
-    tokenizer: TextTokenizer,
-    shards: TokenShards,
-    store: Path,
-    plan: dict[str, Any],
-    report: ReadReport,
-    progress: Progress,
-) -> Manifest:
-    """Hash the files of a finished store and return its manifest."""
-    files = hash_files(store, progress.hashed)
-    segments = read_segments(store)
-    return Manifest(
-        kind=KIND,
-        name=options.name,
-        created=build_time(),
-        vocab_size=shards.vocab_size,
-        token_dtype=shards.dtype.name,
-        tokenizer=tokenizer.identity,
-        parameters={"plan": plan, "segment_tokens": options.segment_tokens},
-        corpus=describe_corpus(options, shards, report),
-        counts={
-            "documents": shards.document_count,
-            "tokens": shards.token_count,
-            "entries": int(segments[:, 1].sum()),
-            "segments": len(segments),
-        },
-        files=files,
-    )

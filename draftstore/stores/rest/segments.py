@@ -7,7 +7,6 @@ The markers lie in the working directory of a build, the arrays in the store tha
 """
 
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -24,7 +23,8 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError
 from draftstore.search.suffix import index_segment, segment_table
-from draftstore.storage.files import fsync_path, remove, write_at, write_atomic, write_json
+from draftstore.storage.files import fsync_path, remove, write_at, write_atomic
+from draftstore.storage.staging import once
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
 LAYOUT = "layout.json"
@@ -40,12 +40,24 @@ def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int
     Raises:
         BuildError: not enough space on the disk.
     """
-    if _is_laid_out(store, partial / LAYOUT):
-        return
-    for marker in [partial / LAYOUT, *partial.glob("sorted-*")]:
-        marker.unlink(missing_ok=True)
-    remove(store)
-    store.mkdir()
+
+    def write() -> dict[str, int]:
+        for marker in partial.glob("sorted-*"):
+            marker.unlink()
+        remove(store)
+        store.mkdir()
+        return _write_layout(shards, store, segment_tokens)
+
+    once(partial / LAYOUT, write, still=lambda sizes: _has_sizes(store, sizes))
+
+
+def _has_sizes(store: Path, sizes: dict[str, int]) -> bool:
+    """Tell whether the arrays are as laid out: a published store takes them along."""
+    return all((store / name).is_file() and (store / name).stat().st_size == sizes[name] for name in sizes)
+
+
+def _write_layout(shards: TokenShards, store: Path, segment_tokens: int) -> dict[str, int]:
+    """Write tokens.bin and segments.bin into an empty directory, make room for the others; return all sizes."""
     width = shards.dtype.itemsize
     needed = (shards.token_count + shards.document_count) * (width + 4 + 1)
     free = shutil.disk_usage(store).free
@@ -67,16 +79,7 @@ def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int
     paths = sorted(store.iterdir())
     for path in [*paths, store]:
         fsync_path(path)
-    write_json(partial / LAYOUT, {path.name: path.stat().st_size for path in paths})
-
-
-def _is_laid_out(store: Path, marker: Path) -> bool:
-    """Tell whether the marker is there and the arrays are as it says (a published store takes them along)."""
-    try:
-        sizes = json.loads(marker.read_text(encoding="utf-8"))
-        return all((store / name).stat().st_size == size for name, size in sizes.items())
-    except FileNotFoundError:
-        return False
+    return {path.name: path.stat().st_size for path in paths}
 
 
 def _write_tokens(shards: TokenShards, store: Path, segment_tokens: int) -> NDArray[np.int64]:

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, check_request
-from draftstore.errors import DraftstoreError, StoreError
+from draftstore.errors import StoreError
 from draftstore.search.expand import Rule, draft_batch, draft_one
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.stores.kind import CONTEXT_TOKENS, Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.tree import DraftTree
 
@@ -161,9 +162,14 @@ class RestStore:
         Raises:
             DraftstoreError: no such strategy, or a value that no rule can have.
         """
-        if strategy not in STRATEGIES:
-            raise DraftstoreError(f"no strategy {strategy!r}: choose one of {', '.join(sorted(STRATEGIES))}")
-        return RestDrafter(self.index, STRATEGIES[strategy]._replace(**changes))
+        return RestDrafter(self.index, strategy_named(strategy, STRATEGIES)._replace(**changes))
+
+    def samples(self, number: int) -> Samples:
+        """Return contexts that occur in the corpus; see `Store.samples`."""
+        tokens = self.index.tokens
+        places = np.linspace(0, max(len(tokens) - CONTEXT_TOKENS, 0), number, dtype=np.int64)
+        rows = [tokens[place : place + CONTEXT_TOKENS].astype(np.int64) for place in places.tolist()]
+        return Samples(sample_contexts(rows, self.manifest.vocab_size))
 
     def close(self) -> None:
         """Let go of the store; its files are unmapped with the last array that shows them."""

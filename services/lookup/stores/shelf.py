@@ -26,9 +26,8 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.remote.queries import encode_projection
 from draftstore.remote.wire import short_hash
 from draftstore.storage.manifest import load_manifest, manifest_digest
-from draftstore.stores.crest import store as crest
-from draftstore.stores.crest.entries import LMDB, POSTGRES
-from draftstore.stores.registry import Store, open_store
+from draftstore.stores.crest.entries import POSTGRES
+from draftstore.stores.registry import Store, kind_of, open_store
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import warm_store
 
@@ -189,9 +188,7 @@ def open_book(target: Target, *, warm: bool = True) -> Book:
     """
     digest = _require_digest(target, target.digest)
     manifest = load_manifest(target.path)
-    backend = None
-    if manifest.kind == crest.KIND:
-        backend = target.backend or next(iter(manifest.parameters.get("backends", [])), LMDB)
+    backend = kind_of(manifest.kind).backend(manifest, target.backend)
     store = open_store(target.path, backend)
     try:
         # A build that takes the place of another one moves whole directories: files of both may be open here.

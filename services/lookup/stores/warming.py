@@ -6,32 +6,14 @@ processor for milliseconds when all of them are busy.
 """
 
 import ctypes
-import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from draftstore.drafting.drafter import StoreDrafter
-from draftstore.drafting.projection import Projection
-from draftstore.jit import read_only
-from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.stores.crest.entries import key_dtype
-from draftstore.stores.crest.envelope import Envelope
-from draftstore.stores.crest.store import STRATEGIES as CREST_STRATEGIES
-from draftstore.stores.crest.store import CrestDrafter, CrestStore
-from draftstore.stores.dresd.kernels.nearest import DenseIndex
-from draftstore.stores.dresd.kernels.quantised import restore
-from draftstore.stores.dresd.store import STRATEGIES as DRESD_STRATEGIES
-from draftstore.stores.dresd.store import DresdDrafter, DresdStore
-from draftstore.stores.registry import Store
-from draftstore.stores.rest.store import STRATEGIES as REST_STRATEGIES
-from draftstore.stores.rest.store import RestDrafter, RestStore
-from draftstore.text.tokens import sentinel, token_dtype
+from draftstore.stores.registry import KINDS, Store, kind_of
 from draftstore.trees import batch
 
 PIECE = 1 << 20
@@ -50,19 +32,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class _NoEntries:
-    """Entries of a store that holds none."""
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [None] * len(keys)
-
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        return iter(())
-
-    def close(self) -> None:
-        pass
-
-
 def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> None:
     """Make a store fast.
 
@@ -76,8 +45,7 @@ def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> None:
     """
     warm_files(store.path / name for name in store.manifest.files)
     batch.warm_up()
-    contexts = sample_contexts(store, SAMPLES)
-    queries = sample_queries(store, len(contexts)) if isinstance(store, DresdStore) else None
+    contexts, queries = store.samples(SAMPLES)
     for drafter in drafters:
         drafter.warm_up()
         for rows in (*(slice(row, row + 1) for row in range(len(contexts))), slice(0, 2)):
@@ -147,93 +115,11 @@ def _map_pages(start: int, size: int) -> None:
         time.sleep(REST)
 
 
-def sample_contexts(store: Store, number: int) -> NDArray[np.int32]:
-    """Return contexts that occur in a store, int32 [number or fewer, 16]."""
-    if isinstance(store, RestStore):
-        tokens = store.index.tokens
-        places = np.linspace(0, max(len(tokens) - 16, 0), number, dtype=np.int64)
-        rows = [tokens[place : place + 16].astype(np.int64) for place in places.tolist()]
-    elif isinstance(store, CrestStore):
-        dtype = key_dtype(store.manifest.vocab_size)
-        rows = [
-            np.frombuffer(key, dtype).astype(np.int64)
-            for key, _ in itertools.islice(store.entries.items(), number)
-        ]
-    elif isinstance(store, DresdStore):
-        groups = store.index.groups
-        rows = [
-            np.searchsorted(groups, [entry], side="right") - 1 for entry in _sample_entries(store, number)
-        ]
-    else:
-        rows = []
-    contexts = np.full((len(rows), 16), -1, np.int32)
-    for context, row in zip(contexts, rows, strict=True):
-        context[16 - len(row) :] = np.where(row < store.manifest.vocab_size, row, -1)
-    return contexts
-
-
-def sample_queries(store: DresdStore, number: int) -> NDArray[np.float32]:
-    """Return what finds the entries whose first tokens end the contexts of `sample_contexts`: their own vectors."""
-    return restore(store.index.vectors[_sample_entries(store, number)])
-
-
-def _sample_entries(store: DresdStore, number: int) -> NDArray[np.int64]:
-    """Return entries from all parts of a store, int64 [number or fewer]."""
-    entries = len(store.index.vectors)
-    return np.linspace(0, max(entries - 1, 0), min(number, entries), dtype=np.int64)
-
-
 def load_kernels() -> None:
     """Compile all kernels of lookups, or load them from numba's cache; once, before processes are forked.
 
     A process that loaded them while it answers would stand still for a tenth of a second.
     """
     batch.warm_up()
-    contexts = np.full((2, 16), -1, np.int32)
-    for vocab_size in (1, 1 << 16):
-        for rule in REST_STRATEGIES.values():
-            drafter = RestDrafter(_smallest_index(vocab_size), rule)
-            drafter.warm_up()
-            for count in (1, 2):
-                drafter.draft_batch(contexts[:count]).encode_trees()
-    for vocab_size in (1, 1 << 16):
-        for blending in CREST_STRATEGIES.values():
-            crest = CrestDrafter(_NoEntries(), Envelope(b""), 1, vocab_size, blending)
-            crest.warm_up()
-            crest.draft_batch(contexts).encode_trees()
-    for vocab_size in (1, 1 << 16):
-        for dtype in (np.uint16, np.int8):
-            dense = DresdDrafter(*_smallest_dense(vocab_size, dtype), next(iter(DRESD_STRATEGIES.values())))
-            dense.warm_up()
-            for count in (1, 2):
-                queries = read_only(np.full((count, 1), np.nan, np.float32))
-                dense.draft_batch(contexts[:count], queries=queries).encode_trees()
-
-
-def _smallest_index(vocab_size: int) -> SuffixIndex:
-    """Return the index of one empty document."""
-    dtype = token_dtype(vocab_size)
-    return SuffixIndex(
-        read_only(np.full(1, sentinel(dtype), dtype)),
-        read_only(np.zeros(1, np.int32)),
-        read_only(np.zeros(1, np.int64)),
-        read_only(np.zeros((1, vocab_size + 1), np.int32)),
-        read_only(segment_table(np.ones(1, np.int64))[:-1]),
-        vocab_size,
-        *key_layout(vocab_size),
-    )
-
-
-def _smallest_dense(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:
-    """Return index, tokens and projection of a dense store without entries, of one dimension."""
-    tokens = token_dtype(vocab_size)
-    index = DenseIndex(
-        read_only(np.empty((0, 1), dtype)),
-        read_only(np.empty(0, np.uint32)),
-        read_only(np.zeros(vocab_size + 1, np.int64)),
-        read_only(np.zeros(vocab_size + 1, np.int32)),
-        read_only(np.zeros(1, np.int64)),
-        read_only(np.empty((0, 1), np.float32)),
-    )
-    projection = Projection(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
-    return index, read_only(np.full(1, sentinel(tokens), tokens)), projection
+    for name in KINDS:
+        kind_of(name).load_kernels()

@@ -13,13 +13,7 @@ from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.store import RestStore
 from services.lookup.stores import warming
-from services.lookup.stores.warming import (
-    load_kernels,
-    sample_contexts,
-    sample_queries,
-    warm_files,
-    warm_store,
-)
+from services.lookup.stores.warming import load_kernels, warm_files, warm_store
 from tests.fakes.dense_stores import make_dense_store
 
 STORES = ("small_store", "small_crest", "wide_store", "wide_crest")
@@ -37,7 +31,7 @@ def test_every_kind_of_store(name: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(name)
     with closing(open_store(path)) as store:
         warm_store(store, [store.drafter("longest"), store.drafter("backoff")])
-        contexts = sample_contexts(store, 20)
+        contexts = store.samples(20).contexts
         assert contexts.shape == (20, 16)
         found = store.drafter().draft_batch(contexts)
         assert (found.match_lengths > 0).mean() > 0.8
@@ -50,13 +44,16 @@ def test_a_dense_store_is_asked_with_its_own_vectors(dtype: str, tmp_path: Path)
     path = make_dense_store(tmp_path / "store", documents, dtype=dtype)
     with closing(DresdStore.open(path)) as store:
         warm_store(store, [store.drafter("wide"), store.drafter("deep")])
-        contexts, queries = sample_contexts(store, 50), sample_queries(store, 50)
+        contexts, queries = store.samples(50)
+        assert queries is not None
         assert (contexts.shape, queries.shape) == ((50, 16), (50, 8))
         assert np.allclose(np.linalg.norm(queries, axis=1), 1.0, atol=0.05)
         assert (store.drafter("deep").draft_batch(contexts, queries=queries).sizes > 0).all()
     empty = make_dense_store(tmp_path / "empty", [[1, 2]], dtype=dtype)
     with closing(DresdStore.open(empty)) as store:
-        assert len(sample_contexts(store, 50)) == len(sample_queries(store, 50)) == 0
+        contexts, queries = store.samples(50)
+        assert queries is not None
+        assert len(contexts) == len(queries) == 0
         warm_store(store, [store.drafter()])
 
 

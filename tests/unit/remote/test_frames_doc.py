@@ -26,7 +26,6 @@ from draftstore.trees.tree import DraftTree
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.limits import Limits
 from services.lookup.settings import DRAFT_PORT
-from services.lookup.stores.warming import sample_contexts, sample_queries
 from tests import ROOT
 from tests.fakes.lookups import SECONDS, Caller, Lookups, contexts_of, failure, serving, until
 from tests.unit.trees.test_batch import batch_of
@@ -369,7 +368,8 @@ def test_the_projection(caller: Caller, stores: dict[str, Path]) -> None:
 
 def test_queries(caller: Caller, stores: dict[str, Path]) -> None:
     with open_dense(stores["dense"]) as store:
-        contexts, queries = sample_contexts(store, 20), sample_queries(store, 20)
+        contexts, queries = store.samples(20)
+        assert queries is not None
         expected = store.drafter().draft(contexts, queries=queries)
     digest = store.projection.digest
     head = {int(Tag.PROJECTION): struct.pack("<Q", int(digest[:16], 16))}

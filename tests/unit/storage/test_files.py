@@ -17,7 +17,7 @@ from draftstore.storage.files import (
     hash_file,
     json_text,
     locked_directory,
-    publish_directory,
+    publish,
     remove,
     write_atomic,
     write_json,
@@ -100,7 +100,7 @@ def finished_directory(path: Path, content: str) -> Path:
 
 
 def test_publishing_gives_the_name(tmp_path: Path) -> None:
-    publish_directory(finished_directory(tmp_path / "work", "new"), tmp_path / "out")
+    publish(finished_directory(tmp_path / "work", "new"), tmp_path / "out")
     assert names(tmp_path) == ["out"]
     assert (tmp_path / "out" / "inner" / "file").read_text() == "new"
 
@@ -115,7 +115,7 @@ def test_publishing_replaces_and_leaves_nothing_behind(tmp_path: Path, there: st
         out.write_text("old")
     else:
         out.symlink_to(other if there == "link" else tmp_path / "nowhere")
-    publish_directory(finished_directory(tmp_path / "work", "new"), out)
+    publish(finished_directory(tmp_path / "work", "new"), out)
     assert names(tmp_path) == ["other", "out"]
     assert not out.is_symlink()
     assert (out / "inner" / "file").read_text() == "new"
@@ -127,7 +127,7 @@ def test_what_cannot_be_flushed_is_not_published(tmp_path: Path, monkeypatch: py
     work = finished_directory(tmp_path / "work", "new")
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OSError, match="No space left"):
-        publish_directory(work, old)
+        publish(work, old)
     assert (old / "inner" / "file").read_text() == "old"
     assert (work / "inner" / "file").read_text() == "new"
 

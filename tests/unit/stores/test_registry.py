@@ -9,11 +9,11 @@ import pytest
 
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import load_manifest, save_manifest
-from draftstore.stores import registry as stores_module
+from draftstore.stores.crest import kind as crest_kind
 from draftstore.stores.crest.counts import build_counts
 from draftstore.stores.crest.entries import LMDB_FILE, LmdbEntries
 from draftstore.stores.crest.store import CrestStore
-from draftstore.stores.registry import Store, open_store, verify_entries, verify_store
+from draftstore.stores.registry import Store, kind_of, open_store, verify_store
 from draftstore.stores.rest.store import RestStore
 
 
@@ -84,13 +84,13 @@ def elsewhere(copy: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
         assert (path, backend) == (copy, "postgres")
         return entries
 
-    monkeypatch.setattr(stores_module, "open_entries", opened)
+    monkeypatch.setattr(crest_kind, "open_entries", opened)
     return entries
 
 
 def test_entries_elsewhere_are_verified(copy: Path, elsewhere: Elsewhere) -> None:
     manifest = load_manifest(copy)
-    assert verify_entries(copy, manifest) == verify_store(copy, manifest) == []
+    assert kind_of("crest").verify_entries(copy, manifest) == verify_store(copy, manifest) == []
     assert elsewhere.closed
     whole = dict(elsewhere.held)
     key = sorted(whole)[7]
@@ -125,5 +125,6 @@ def test_a_backend_that_cannot_be_read_is_let_go(copy: Path, elsewhere: Elsewher
 
 def test_stores_of_files_alone_have_nothing_elsewhere(small_store: Path, small_crest: Path) -> None:
     for path in (small_store, small_crest):
-        assert verify_entries(path, load_manifest(path)) == []
-        assert verify_store(path, load_manifest(path)) == []
+        manifest = load_manifest(path)
+        assert kind_of(manifest.kind).verify_entries(path, manifest) == []
+        assert verify_store(path, manifest) == []

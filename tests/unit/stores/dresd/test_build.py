@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from draftstore.stores.dresd.kernels.nearest import search_exactly
 from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.store import DresdStore
+from draftstore.text import tokenizing
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import CorpusOptions, build_tokens
 from draftstore.text.tokens import sentinel
@@ -491,14 +492,26 @@ def test_too_little_space_is_told_before_it_is_used(
     require_whole(out)
 
 
+def unmarked(_marker: Path, do: Callable[[], object], still: object = None) -> None:
+    """Do a step, and have no space to mark it."""
+    do()
+    no_space()
+
+
 def test_a_full_disk_is_an_error_and_no_loss(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, tmp_path: Path
 ) -> None:
     build(small_tokenizer, corpus, tmp_path / "whole")
-    for module, name in [(os, "posix_fallocate"), (embedding, "write_at"), (embedding, "write_json"),
-                         (dresd_build, "save_manifest")]:  # fmt: skip
+    faults = [
+        (os, "posix_fallocate", no_space),
+        (embedding, "write_at", no_space),
+        (embedding, "once", unmarked),
+        (tokenizing, "save_manifest", no_space),
+        (dresd_build, "save_manifest", no_space),
+    ]
+    for module, name, fault in faults:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, name, no_space)
+            patch.setattr(module, name, fault)
             with pytest.raises(OSError, match="No space left"):
                 build(small_tokenizer, corpus, out)
         with pytest.raises(StoreError):

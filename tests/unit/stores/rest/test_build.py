@@ -22,7 +22,6 @@ from draftstore.errors import BuildError, CorpusError, StoreError
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.staging import BuildResult
-from draftstore.stores.rest import build as build_module
 from draftstore.stores.rest import segments as segments_module
 from draftstore.stores.rest.build import Progress, RestOptions, build_rest
 from draftstore.stores.rest.segments import read_segments
@@ -271,7 +270,7 @@ def test_what_was_not_read_is_remembered(
         (corpus.parent / "folder" / name).write_text("x = 1\n")
     options = RestOptions((other, corpus, corpus.parent / "folder"), "test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "save_manifest", no_space)
+        patch.setattr(tokenizing_module, "save_manifest", no_space)
         with pytest.raises(OSError, match="No space left"):
             build_rest(options, small_tokenizer, out, workers=1)
     for reused in (False, True):
@@ -512,7 +511,7 @@ def test_other_inputs_start_clean(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, tmp_path: Path, change: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "save_manifest", no_space)
+        patch.setattr(tokenizing_module, "save_manifest", no_space)
         with pytest.raises(OSError, match="No space left"):
             build(small_tokenizer, corpus, out)
     assert (out.parent / ".store.partial" / "store" / "tokenizer").is_dir()

@@ -1,0 +1,80 @@
+"""The kind `dresd`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.drafting.projection import Projection
+from draftstore.jit import read_only
+from draftstore.storage.manifest import Manifest
+from draftstore.stores.dresd.kernels.nearest import DenseIndex
+from draftstore.stores.dresd.store import KIND, STRATEGIES, DresdDrafter, DresdStore
+from draftstore.stores.kind import CONTEXT_TOKENS, Kind
+from draftstore.text.tokens import sentinel, token_dtype
+
+
+class DresdKind(Kind):
+    """Hidden states of one model, and what came next."""
+
+    title = "DReSD"
+    strategies = tuple(STRATEGIES)
+    asked_with_states = True
+
+    def open_files(self, path: Path) -> DresdStore:
+        """Open a store; see `DresdStore.open`."""
+        return DresdStore.open(path)
+
+    def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:
+        """Yield what a store says of its vectors, as far as it does; see `Kind.info`."""
+        values = manifest.parameters
+        size, dtype = f"{values.get('dims')} of {values.get('hidden_size')} dimensions", values.get("dtype")
+        yield "vectors", f"{size}, {dtype}"
+        if "explained_variance" in values:
+            yield "", f"{values['explained_variance']:.1%} of the variance explained"
+        quality = values.get("quality", {})
+        if quality.get("queries"):
+            found = f"MRR {quality['mean_reciprocal_rank']:.3f}, recall@10 {quality['recall_at_10']:.3f}"
+            yield "", f"{found}, of {quality['queries']:,} entries asked for by their own states"
+
+    def figures(self, manifest: Manifest) -> dict[str, Any]:
+        """Return the model, the size of the vectors, and how well entries are found; see `Kind.figures`."""
+        values = manifest.parameters
+        shown = [key for key in ("dims", "dtype", "explained_variance") if key in values]
+        return {
+            "target model": f"`{manifest.target_model}`",
+            **{key.replace("_", " "): values[key] for key in shown},
+            **values.get("quality", {}),
+            **{f"{key} entries": manifest.counts[key] for key in ("repeated", "skipped")},
+        }
+
+    def load_kernels(self) -> None:
+        """Compile the kernels for ids and vectors of both types, for one context and for several."""
+        contexts = np.full((2, CONTEXT_TOKENS), -1, np.int32)
+        for vocab_size in (1, 1 << 16):
+            for dtype in (np.uint16, np.int8):
+                drafter = DresdDrafter(*_smallest(vocab_size, dtype), next(iter(STRATEGIES.values())))
+                drafter.warm_up()
+                for count in (1, 2):
+                    queries = read_only(np.full((count, 1), np.nan, np.float32))
+                    drafter.draft_batch(contexts[:count], queries=queries).encode_trees()
+
+
+def _smallest(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:
+    """Return index, tokens and projection of a store without entries, of one dimension."""
+    tokens = token_dtype(vocab_size)
+    index = DenseIndex(
+        read_only(np.empty((0, 1), dtype)),
+        read_only(np.empty(0, np.uint32)),
+        read_only(np.zeros(vocab_size + 1, np.int64)),
+        read_only(np.zeros(vocab_size + 1, np.int32)),
+        read_only(np.zeros(1, np.int64)),
+        read_only(np.empty((0, 1), np.float32)),
+    )
+    projection = Projection(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
+    return index, read_only(np.full(1, sentinel(tokens), tokens)), projection
+
+
+STORE_KIND = DresdKind(KIND)

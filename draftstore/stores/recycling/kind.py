@@ -1,0 +1,28 @@
+"""The kind `recycling`."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from draftstore.errors import StoreError
+from draftstore.stores.kind import Kind
+from draftstore.stores.recycling.store import KIND
+
+
+class RecyclingKind(Kind):
+    """A model's candidates, which only a decoder of that model can use."""
+
+    title = "Token Recycling"
+
+    def open(self, path: Path, backend: str | None = None) -> NoReturn:  # noqa: ARG002
+        """Refuse to draft from a store alone.
+
+        Raises:
+            StoreError: it says where to name the store.
+        """
+        raise StoreError(
+            f"{path} is of kind {self.name!r}, which drafts only while its model decodes: name it to "
+            "`draftstore generate --store` or the worker"
+        )
+
+
+STORE_KIND = RecyclingKind(KIND)

@@ -1,0 +1,61 @@
+"""The README fits on few screens, its map is the folder listing, and every link of every page leads somewhere."""
+
+import re
+
+import pytest
+
+from tests import ROOT
+from tests.journey.pages import PAGES, anchors_of, links_of, read_page
+
+MOST_LINES = 200
+LINKING = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
+
+
+def rooms_of_the_map() -> list[str]:
+    """Return the folders below draftstore/ that the README's map lists, by their paths."""
+    (block,) = re.findall(
+        r"^```\n(draftstore/ .+?)^```", read_page("README.md").text, re.MULTILINE | re.DOTALL
+    )
+    path: list[str] = []
+    rooms = []
+    for line in block.splitlines():
+        (indent, name) = re.findall(r"^( *)(\w+)/ ", line)[0]
+        path = [*path[: len(indent) // 2], name]
+        if path[0] == "draftstore" and len(path) > 1:
+            rooms.append("/".join(path[1:]))
+    return rooms
+
+
+def rooms_of_the_folder() -> list[str]:
+    """Return the packages in draftstore/, two levels deep, by their paths."""
+    folder = ROOT / "draftstore"
+    found = [path.parent.relative_to(folder) for path in folder.glob("*/__init__.py")]
+    found += [path.parent.relative_to(folder) for path in folder.glob("stores/*/__init__.py")]
+    return sorted(path.as_posix() for path in found)
+
+
+def test_the_readme_fits_on_few_screens() -> None:
+    assert len(read_page("README.md").text.splitlines()) <= MOST_LINES
+
+
+def test_the_map_is_the_folder_listing() -> None:
+    assert rooms_of_the_map() == rooms_of_the_folder()
+
+
+def test_every_page_has_its_place_in_the_reading_order() -> None:
+    assert sorted(PAGES) == sorted(
+        ["README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
+    )
+    readme = read_page("README.md").text
+    assert [page for page in PAGES[1:] if f"]({page})" not in readme] == []
+
+
+@pytest.mark.parametrize("name", LINKING)
+def test_every_link_of_a_page_leads_somewhere(name: str) -> None:
+    missing = []
+    for link in links_of(read_page(name).text):
+        file, _, anchor = link.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        if not path.exists() or (anchor and anchor not in anchors_of(path.read_text(encoding="utf-8"))):
+            missing.append(link)
+    assert not missing

@@ -1,6 +1,7 @@
 """The README fits on few screens, its map is the folder listing, and every link of every page leads somewhere."""
 
 import re
+from pkgutil import resolve_name
 
 import pytest
 
@@ -58,4 +59,18 @@ def test_every_link_of_a_page_leads_somewhere(name: str) -> None:
         path = (ROOT / name).parent / file if file else ROOT / name
         if not path.exists() or (anchor and anchor not in anchors_of(path.read_text(encoding="utf-8"))):
             missing.append(link)
+    assert not missing
+
+
+@pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md"])
+def test_every_module_that_a_page_names_is_there(name: str) -> None:
+    text = read_page(name).text
+    if name == "CHANGELOG.md":  # the first column of its tables is what was before
+        text = re.sub(r"^\|[^|]+\|", "|", text, flags=re.MULTILINE)
+    missing = []
+    for named in re.findall(r"`(draftstore(?:\.\w+)+)`", text):
+        try:
+            resolve_name(named)
+        except (ImportError, AttributeError):
+            missing.append(named)
     assert not missing

@@ -157,7 +157,7 @@ def test_two_builds_compare_as_their_stores_do(answers: dict[str, str], checkout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", LOCAL)
+@pytest.mark.parametrize("page", list(LOCAL))
 def test_the_python_examples_run(page: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkout)
     names: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def test_decoding_with_drafts_works_as_the_pages_say(model: Path, checkout: Path
         assert names["text"].tolist() == same.tolist() == plain.tolist()
 
 
-@pytest.fixture(params=SERVED.values(), ids=SERVED)
+@pytest.fixture(params=list(SERVED.values()), ids=list(SERVED))
 def service(
     request: pytest.FixtureRequest,
     answers: dict[str, str],  # a release that they publish is served

@@ -10,7 +10,7 @@ INPUTS := pyproject.toml constraints.txt
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: .venv/.quickstart  ## Install, build stores of the Python source on this machine, measure them, draw a draft
+quickstart: .venv/.quickstart  ## Install, build stores of the Python source on this machine in data/, measure them, draw a draft (2 minutes)
 	$(BIN)/draftstore quickstart --out data/quickstart
 
 setup: .venv/.dev  ## Install everything for development
@@ -31,7 +31,7 @@ format: .venv/.dev  ## Put the code in its standard format
 prefect: .venv/.dev  ## Start a Prefect server and worker with all flows, until Ctrl-C (ARGS='--port 4300')
 	$(BIN)/python -m pipelines.local up $(ARGS)
 
-bench: .venv/.dev  ## Run the benchmarks (minutes; needs DRAFTSTORE_TEST_DATA)
+bench: .venv/.dev  ## Measure REST stores: cost by size, other libraries (minutes; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m benchmarks.rest $(ARGS)
 
 lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
@@ -40,7 +40,7 @@ lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
 	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
-clean:  ## Remove what was installed and built here
+clean:  ## Remove .venv, data (what the commands of README and docs write), build and dist
 	rm -rf .venv data build dist
 
 .venv/bin/python:

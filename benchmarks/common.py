@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure import progress
-from draftstore.decoding.replay import Recording, read_recordings
+from draftstore.decoding.replay import Recording, read_recordings, replay
+from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DraftstoreError
 from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
@@ -168,6 +169,12 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
     """Choose `count` items at even distances: the same ones every time."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
     return [items[place] for place in places]
+
+
+def accepted_length(drafter: Drafter, recordings: Sequence[Recording], budget: int) -> dict[str, Any]:
+    """Replay recordings and return the figures that do not depend on the machine."""
+    summary = replay(drafter, recordings, budget=budget).summary()
+    return {key: summary[key] for key in ("accepted_length", "nodes_mean", "miss_rate", "passes")}
 
 
 def draw_contexts(recordings: Sequence[Recording], count: int, size: int) -> NDArray[np.int32]:

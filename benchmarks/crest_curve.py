@@ -39,7 +39,7 @@ from benchmarks.curve_points import (
 )
 from benchmarks.curves import Curve, in_units, save_curves
 from benchmarks.measure import progress
-from benchmarks.report import COLORS, describe_machine, finish, show_table
+from benchmarks.report import COLORS, describe_machine, finish, show_table, without
 from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.crest.selection import GAIN, SELECTIONS
 from draftstore.stores.crest.store import BUDGET, DEFAULT_STRATEGY
@@ -57,6 +57,8 @@ QUICK_ROWS = 8
 QUICK_MEGABYTES = 0.5
 QUICK_SOURCE = Source("chat_sharegpt_1M", CHAT.files, tokens=1_000_000)
 LENGTH_COLORS = {1: "#7a7a7a", 2: "#1f5f8b", 3: "#3d8f5f", 4: "#c8862a", 5: "#b3541e"}
+DETAILS = {"directory_bytes", "miss_rate", "passes", "raw_bytes_an_entry"}
+"""What the file of results leaves out."""
 SELECTION_COLORS = {GAIN: COLORS["backoff"], "global": "#3d8f5f", "combined": "#8a5a9e"}
 
 
@@ -92,7 +94,7 @@ def main() -> None:
         "rest_bytes_per_token": AUTHORS_TOKEN_BYTES,
         "sets": results,
     }
-    finish(args.out, "crest_curve", describe_machine(["lmdb", "zstandard"]) | document)
+    finish(args.out, "crest_curve", describe_machine(["lmdb", "zstandard"]) | without(document, DETAILS))
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.ablations import accepted_length
 from benchmarks.common import (
     STRATEGY_NAMES,
     RecordingSet,
     Workspace,
+    accepted_length,
     first_documents,
 )
 from draftstore.decoding.replay import Recording

@@ -6,9 +6,6 @@ and of all (REST, recycling and request in one tree). What is verified is planne
 first. Speedups are those of whole calls, prefill included: the median over rounds. Every output is compared with that
 of plain `generate`.
 
-A part of its own measures Token Recycling: cold start (a new matrix for each prompt), one matrix for all prompts, in
-the order of their kinds and shuffled, hot start (after other prompts), and static trees of 20 to 128 nodes.
-
 With `--forced SHAPE` a model of that shape with random weights writes recorded outputs of Vicuna instead
 (`benchmarks.forced`), on a GPU if there is one.
 
@@ -27,7 +24,6 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.common import CHAT, RecordingSet, Workspace, add_arguments, evenly, open_workspace
-from benchmarks.decode_recycling import measure_recycling, show_recycling
 from benchmarks.decode_runs import LOOP, PLAIN, Series, Way, figures_of, run_ways
 from benchmarks.decode_texts import QUICK as QUICK_TEXTS
 from benchmarks.decode_texts import TINY_CHAT, Text, make_text
@@ -49,8 +45,7 @@ from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.rest.store import BUDGET, RestStore
 
-TEXTS = ("own", "apart", "copy")
-PARTS = (*TEXTS, "recycling")
+PARTS = ("own", "apart", "copy")
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 ROUNDS, QUICK_ROUNDS = 3, 1
 FORCED_ROWS, QUICK_FORCED_ROWS = 10, 2
@@ -268,15 +263,10 @@ def _run_parts(
     figures: dict[str, Any] = {}
     for part in (part for part in PARTS if part in args.parts.split(",")):
         begin, load = perf_counter(), os.getloadavg()[0]
-        if part == "recycling":
-            texts = [make_text(space, loaded, name, extent) for name in TEXTS]
-            found = measure_recycling(loaded, texts, curve, extent.tokens)
-            show_recycling(found)
-        else:
-            text = make_text(space, loaded, part, extent)
-            found = measure_text(loaded, text, curve, extent.tokens, rounds)
-            found |= reached(part, found["ways"])
-            show_ways(f"{part}: {text.about()}", found["ways"])
+        text = make_text(space, loaded, part, extent)
+        found = measure_text(loaded, text, curve, extent.tokens, rounds)
+        found |= reached(part, found["ways"])
+        show_ways(f"{part}: {text.about()}", found["ways"])
         figures[part] = found | {
             "curve": curve_figures(curve), "load_average": load, "seconds": round(perf_counter() - begin),
         }  # fmt: skip

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.ablations import accepted_length
 from benchmarks.buildprobe import warm_up_sorting
-from benchmarks.common import RecordingSet, Workspace, evenly, index_tokens
+from benchmarks.common import RecordingSet, Workspace, accepted_length, evenly, index_tokens
 from benchmarks.measure import percentiles, pin_to_one_core, progress, resident, time_calls, undisturbed
 from benchmarks.peers import PEERS, Documents, Peer, PeerDrafter
 from benchmarks.queryprobe import map_pages

@@ -4,7 +4,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -98,18 +98,34 @@ def save_lines(
     figure.savefig(path, dpi=150)
 
 
-def save_bars(path: Path, title: str, y_label: str, bars: Mapping[str, float]) -> None:
-    """Draw one bar for each name."""
-    figure, axes = new_axes(title, "", y_label)
-    drawn = axes.bar(list(bars), list(bars.values()), width=0.6, color=COLORS["backoff"])
-    axes.bar_label(drawn, fmt="%.2f")
-    figure.savefig(path, dpi=150)
+def without(figures: Any, names: Container[str]) -> Any:
+    """Return figures without the entries of some names, at any depth."""
+    if isinstance(figures, Mapping):
+        return {name: without(value, names) for name, value in figures.items() if name not in names}
+    return [without(value, names) for value in figures] if isinstance(figures, list | tuple) else figures
 
 
 def save(out: Path, name: str, document: Mapping[str, Any]) -> None:
     """Write figures to `out/name.json`."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / f"{name}.json").write_text(_lay_out(document) + "\n", encoding="utf-8")
+
+
+def _lay_out(value: Any, indent: str = "") -> str:
+    """Return JSON with a line for each entry; what holds no further mappings or lists stays on one line."""
+    entries = list(value.values() if isinstance(value, Mapping) else value) if _holds(value) else []
+    if not any(_holds(entry) for entry in entries):
+        return json.dumps(value)
+    inner = indent + " "
+    lines = [_lay_out(entry, inner) for entry in entries]
+    if isinstance(value, Mapping):
+        lines = [f"{json.dumps(name)}: {line}" for name, line in zip(value, lines, strict=True)]
+    begin, end = "{}" if isinstance(value, Mapping) else "[]"
+    return begin + "\n" + ",\n".join(inner + line for line in lines) + "\n" + indent + end
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
 
 
 def finish(out: Path, name: str, document: Mapping[str, Any]) -> None:

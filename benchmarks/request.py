@@ -1,12 +1,10 @@
 """Drafts from the request, alone and mixed with a store's: `python -m benchmarks.request`.
 
-Four parts, each a table:
+Three parts, each a table:
 
 - whole replay sets, 64 nodes: REST's `backoff`, the request, and both;
-- how the constants of `RequestRule` and of the mixture were chosen: one is varied at a time, on tuning sets that share
-  no row with what the first part reports;
-- other rules of mixing on a part of them, with two good drafters, and with a third: one that is sure and wrong, the
-  store once more, a store of other texts, and the store by the rule `longest`, which thinks too much of itself;
+- how the constants of `RequestRule` were chosen: one is varied at a time, on tuning sets that share no row with what
+  the first part reports;
 - time by the length of the text: to start a session, to append a token, to draft.
 
 The last line of stdout is one JSON document, also written to OUT/request.json.
@@ -27,10 +25,8 @@ import numpy as np
 
 from benchmarks.common import CHAT, CODE, RecordingSet, Source, Workspace, add_arguments, open_workspace
 from benchmarks.measure import percentiles, progress
-from benchmarks.mixing_rules import RULES, ConfidentlyWrong, Rule, RuleMixture
 from benchmarks.report import describe_machine, finish, show_table
 from draftstore.decoding.replay import Recording, replay
-from draftstore.drafting import mixture
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.history import RequestRule
 from draftstore.drafting.mixture import Mixture
@@ -72,9 +68,6 @@ GRID: dict[str, tuple[float, ...]] = {
     "rows": (8, 16, 128),
     "floor": (0.003, 0.03),
 }
-MIXING_GRID: dict[str, tuple[float, ...]] = {"TRUST": (1.0, 10.0), "MEMORY": (0.8, 0.95, 1.0)}
-RULE_SHARE = 3
-"""Every third tuning row is replayed with the other rules, which take their time."""
 TEXT_SIZES = (1_000, 8_000, 32_000, 128_000)
 TIMED = 1000
 """Drafts that are timed of each text."""
@@ -87,15 +80,15 @@ class Stores:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._known: dict[tuple[Source, str], Drafter] = {}
+        self._known: dict[Source, Drafter] = {}
 
-    def __call__(self, source: Source, strategy: str = "backoff") -> Drafter:
-        """Return a drafter; the store is built if it is not there yet."""
-        if (source, strategy) not in self._known:
-            drafter = self._workspace.store(source).drafter(strategy)
+    def __call__(self, source: Source) -> Drafter:
+        """Return a drafter by `backoff`; the store is built if it is not there yet."""
+        if source not in self._known:
+            drafter = self._workspace.store(source).drafter("backoff")
             drafter.warm_up()
-            self._known[source, strategy] = drafter
-        return self._known[source, strategy]
+            self._known[source] = drafter
+        return self._known[source]
 
 
 def figures_of(drafter: Drafter, recordings: Sequence[Recording]) -> dict[str, Any]:
@@ -165,50 +158,8 @@ def tune(rows: Rows, stores: Stores, vocab_size: int) -> dict[str, Any]:
         for value in values:
             kind = type(getattr(present, name))
             results[f"{name} {value:g}"] = mixed(present._replace(**{name: kind(value)}))
-    for name, values in MIXING_GRID.items():
-        for value in values:
-            progress(f"tune {name} {value:g}")
-            results[f"{name.lower()} {value:g}"] = evaluate(
-                rows, _learning(stores, vocab_size, {name: value})
-            )
     _show_lengths("accepted length of backoff + request on the tuning sets, by constants", rows, results)
     return results
-
-
-def _learning(stores: Stores, vocab_size: int, change: Mapping[str, float]) -> Callable[[Source], Drafter]:
-    """Return mixtures that learn by other constants; kernels have theirs compiled in, so these are slow ones."""
-    trust, memory = change.get("TRUST", mixture.TRUST), change.get("MEMORY", mixture.MEMORY)
-    rule = RULES["noisy-or, trust learned"]
-    return lambda source: RuleMixture([RequestDrafter(vocab_size), stores(source)], rule, trust, memory)
-
-
-def compare_rules(rows: Rows, stores: Stores, vocab_size: int) -> dict[str, dict[str, Any]]:
-    """Replay a part of the tuning sets with every rule of mixing, with two drafters and with a third one."""
-    part: Rows = {name: (source, recordings[::RULE_SHARE]) for name, (source, recordings) in rows.items()}
-    request, wrong = RequestDrafter(vocab_size), ConfidentlyWrong(vocab_size)
-    company: dict[str, Callable[[Source], list[Drafter]]] = {
-        "request + store": lambda source: [request, stores(source)],
-        "+ one that is wrong": lambda source: [request, stores(source), wrong],
-        "+ the store again": lambda source: [request, stores(source), stores(source)],
-        "+ another store": lambda source: [request, stores(source), stores(CODE if source == CHAT else CHAT)],
-        "+ `longest`": lambda source: [request, stores(source), stores(source, "longest")],
-    }
-    results: dict[str, dict[str, Any]] = {}
-    for name, rule in RULES.items():
-        progress(f"rule {name}")
-        results[name] = {
-            label: evaluate(part, _by(rule, drafters))["mean"] for label, drafters in company.items()
-        }
-    table = [[name, *figures.values()] for name, figures in results.items()]
-    show_table(
-        "mean accepted length on a part of the tuning sets, by rule of mixing", ["rule", *company], table
-    )
-    return results
-
-
-def _by(rule: Rule, drafters: Callable[[Source], list[Drafter]]) -> Callable[[Source], Drafter]:
-    """Return mixtures by a rule."""
-    return lambda source: RuleMixture(drafters(source), rule, mixture.TRUST, mixture.MEMORY)
 
 
 def time_texts(workspace: Workspace, vocab_size: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -277,7 +228,6 @@ def main() -> None:
         document["sets"] = report_sets(workspace, stores, vocab_size, limit)
         rows = tuning_rows(workspace, limit)
         document["tuning"] = tune(rows, stores, vocab_size)
-        document["rules"] = compare_rules(rows, stores, vocab_size)
         document["texts"] = time_texts(workspace, vocab_size, TEXT_SIZES[:2] if args.quick else TEXT_SIZES)
         finish(args.out, "request", document)
 

@@ -1,11 +1,10 @@
 """The REST store measured: `python -m benchmarks.rest`.
 
-Three parts: the ablations of the REST paper on recorded outputs, the cost of a store by size, and other
-libraries over the same texts and contexts. Tables first; the last line of stdout is one JSON document;
-each part is also written to OUT/rest_PART.json, the pictures beside it.
+Two parts: the cost of a store by size, and other libraries over the same texts and contexts. Tables first; the last
+line of stdout is one JSON document; each part is also written to OUT/rest_PART.json.
 
 Example:
-    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.rest --work ~/bench --parts scale,ablations
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.rest --work ~/bench --parts scale
 """
 
 import argparse
@@ -16,14 +15,13 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from benchmarks.ablations import run_ablations
 from benchmarks.common import CHAT, RecordingSet, Source, Workspace, add_arguments, open_workspace
 from benchmarks.comparison import run_comparison
 from benchmarks.peers import PEERS
 from benchmarks.report import describe_machine, save
 from benchmarks.scale import run_scale
 
-PARTS = ("scale", "ablations", "peers")
+PARTS = ("scale", "peers")
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 ALL_FILES = (
     *CHAT.files, "chat_atlas.jsonl.zst", "chat_instruct_mix.jsonl.zst", "code_instruct.jsonl.zst",
@@ -40,21 +38,19 @@ class Extent:
     """How much is measured.
 
     Attributes:
-        ablation_store: the store of the ablations.
         scale_stores: the stores whose cost is measured.
         peer_stores: the stores that are compared with other libraries.
         rows: recorded outputs that are replayed.
         contexts: contexts that are timed.
     """
 
-    ablation_store: Source = CHAT
     scale_stores: tuple[Source, ...] = (FIRST_5M, CHAT, ALL)
     peer_stores: tuple[Source, ...] = (FIRST_5M, CHAT)
     rows: int = 100
     contexts: int = 3200
 
 
-QUICK = Extent(TINY, (TINY,), (TINY,), rows=8, contexts=320)
+QUICK = Extent((TINY,), (TINY,), rows=8, contexts=320)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,7 +75,6 @@ def main() -> None:
     figures: dict[str, Any] = {}
     parts: dict[str, Callable[[Workspace], Any]] = {
         "scale": lambda space: run_scale(space, extent.scale_stores, RECORDED, extent.contexts),
-        "ablations": lambda space: run_ablations(space, extent.ablation_store, RECORDED, rows),
         "peers": lambda space: run_comparison(space, extent.peer_stores, RECORDED, rows, extent.contexts),
     }
     with open_workspace(args) as workspace:

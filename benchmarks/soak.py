@@ -91,6 +91,9 @@ def main() -> None:
         close()
     save_pictures(args.out, figures)
     del figures["timeline"]
+    for track in figures["memory"]:
+        del track["at"]
+        track["bytes"] = {"first": track["bytes"][0], "most": max(track["bytes"]), "last": track["bytes"][-1]}
     finish(args.out, "soak", describe_machine(("uvloop", "lmdb")) | {"quick": args.quick} | figures)
 
 

@@ -31,7 +31,13 @@ class SuccessorDrafter:
         self.limit = limit
         self.vocab_size = len(successors)
 
-    def draft(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        queries: NDArray[np.float32] | None = None,
+    ) -> list[Draft]:
         return self.draft_batch(contexts, budget, min_prob).drafts()
 
     def draft_batch(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> DraftBatch:

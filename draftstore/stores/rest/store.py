@@ -38,7 +38,7 @@ STRATEGIES: dict[str, Rule] = {
     # REST, section 3.2: the longest match of at least two tokens takes all. The paper reads the first 5,000
     # occurrences; 1,024 evenly spaced ones accept as much.
     "longest": Rule(MAX_MATCH, 2, CONTINUATION, rows=1024, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0),
-    # Constants from `python -m benchmarks.smoothing`, on recorded outputs other than those that are reported.
+    # docs/findings.md says how the constants were chosen, on recorded outputs other than those that are reported.
     "backoff": Rule(MAX_MATCH, 1, CONTINUATION, rows=512, floor=0.01, alpha=12.0, beta=6.0, gamma=0.75),
 }
 DEFAULT_STRATEGY = "backoff"

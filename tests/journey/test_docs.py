@@ -1,0 +1,253 @@
+"""What README and docs say is run: every command line and Python example, on stores of the quickstart's kind."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from draftstore.stores.registry import open_store
+from draftstore.text.tokenizer import load_tokenizer
+from schema.database import URL_VARIABLE
+from tests import ROOT
+from tests.fakes.databases import new_database
+from tests.fakes.servers import free_port
+from tests.journey.pages import PAGES, Page, read_page
+
+ELSEWHERE = "docs/frames.md"
+"""Its examples are run by tests/unit/remote/test_frames_doc.py."""
+READ = [read_page(name) for name in PAGES if name != ELSEWHERE]
+COMMANDS = [command for page in READ for command in page.commands]
+SERVED = {page.name: page for page in READ if page.services}
+DRAFTING = {"README.md": "data/quickstart/store", "docs/service.md": "data/small"}
+"""The store that is behind the release `code` of each page which starts the service."""
+BLOCKS = [(page.name, code) for page in READ for code in page.blocks]
+REMOTE = {name: code for name, code in BLOCKS if "RemoteStore" in code}
+DECODING = {name: code for name, code in BLOCKS if "speculative_generate" in code}
+LOCAL = {name: code for name, code in BLOCKS if code not in (*REMOTE.values(), *DECODING.values())}
+MODEL = "data/model"
+"""What the commands that decode call their model."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def catalogue(database_server: str, template_database: str) -> Iterator[str]:
+    """Have the commands use a catalogue of their own."""
+    with new_database(database_server, template_database) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(URL_VARIABLE, url)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the quickstart in an empty folder, on the source of this project and its tests."""
+    folder = tmp_path_factory.mktemp("docs")
+    source = [argument for name in ("draftstore", "tests") for argument in ("--source", str(ROOT / name))]
+    run(["quickstart", "--out", "data/quickstart", *source], folder)
+    return folder
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    """Run the command line in a folder and return what it prints."""
+    command = [sys.executable, "-m", "draftstore", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"draftstore {shlex.join(arguments)}: {done.stderr}"
+    return done.stdout
+
+
+def test_pages_name_commands() -> None:
+    assert len(READ[0].commands) >= 2
+    assert len(COMMANDS) >= 6
+    assert SERVED.keys() == REMOTE.keys() == DRAFTING.keys()
+    assert len(BLOCKS) == len(REMOTE) + len(DECODING) + len(LOCAL), "a page has two examples of one kind"
+
+
+@pytest.fixture(scope="module")
+def answers(checkout: Path) -> dict[str, str]:
+    """Run every command of the pages, in order, and return what each prints."""
+    commands = [command for command in COMMANDS if not command.endswith("&") and MODEL not in command]
+    return {command: run(shlex.split(command), checkout) for command in commands}
+
+
+def rows_of(checkout: Path, part: str) -> list[dict[str, Any]]:
+    """Return the rows that answer the one question of the pages with `part` in it."""
+    (command,) = [command for command in COMMANDS if command.startswith("sql ") and part in command]
+    rows: list[dict[str, Any]] = json.loads(run([*shlex.split(command), "--json"], checkout))
+    return rows
+
+
+def counts_of(checkout: Path, n: int) -> pl.DataFrame:
+    """Return all n-grams of one length with their counts, the most common first, then in token order."""
+    table = pl.read_parquet(checkout / "data" / "ngrams" / f"n{n}.parquet")
+    return table.sort("count", descending=True, maintain_order=True)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_pages_runs(answers: dict[str, str]) -> None:
+    for command, printed in answers.items():
+        assert printed, f"draftstore {command} printed nothing"
+
+
+@pytest.mark.slow
+def test_the_most_common_ngrams_are_those_of_the_counts(answers: dict[str, str], checkout: Path) -> None:
+    counts = counts_of(checkout, 3)
+    tokenizer = load_tokenizer(checkout / "data" / "ngrams" / "tokenizer")
+    rows = rows_of(checkout, "FROM top_ngrams")
+    assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5]
+    for row, (*tokens, count) in zip(rows, counts.head(5).iter_rows(), strict=True):
+        assert row["count"] == count
+        assert float(row["per_million"]) == pytest.approx(1e6 * count / counts["count"].sum(), abs=0.51)
+        assert row["text"].replace("\\n", "\n") == tokenizer.decode(np.array(tokens, np.int32))
+
+
+@pytest.mark.slow
+def test_totals_and_curve_are_those_of_the_counts(answers: dict[str, str], checkout: Path) -> None:
+    totals = {row["n"]: row for row in rows_of(checkout, "FROM ngram_totals")}
+    covered = {(row["n"], row["top"]): row["percent"] for row in rows_of(checkout, "ngram_share(")}
+    for n in range(1, 6):
+        counts = counts_of(checkout, n)["count"].to_numpy()
+        assert totals[n]["distinct_ngrams"] == len(counts)
+        assert totals[n]["total"] == counts.sum()
+        assert totals[n]["once"] == (counts == 1).sum()
+        assert float(totals[n]["mean_count"]) == pytest.approx(counts.mean(), abs=0.006)
+        for top in (100, 10_000, 1_000_000):
+            assert float(covered[n, top]) == pytest.approx(100 * counts[:top].sum() / counts.sum(), abs=0.51)
+
+
+@pytest.mark.slow
+def test_what_a_build_kept_is_what_its_store_says(answers: dict[str, str], checkout: Path) -> None:
+    kept = pl.read_parquet(checkout / "data" / "small" / "kept.parquet")
+    best = rows_of(checkout, "FROM kept_ngrams")
+    for name in ("rank", "n", "count", "nodes", "bytes"):
+        assert [row[name] for row in best] == kept.sort("rank").head(10)[name].to_list()
+    by_n = kept.group_by("n").agg(
+        pl.len(), pl.col("nodes").mean(), pl.col("raw_bytes", "bytes").sum(), pl.col("count").sum()
+    )
+    sizes = {row["n"]: row for row in rows_of(checkout, "FROM tree_sizes")}
+    stored = {row["n"]: row for row in rows_of(checkout, "FROM bytes_by_n")}
+    covered = {row["n"]: row for row in rows_of(checkout, "FROM kept_coverage")}
+    for n, entries, nodes, raw, packed, occurrences in by_n.iter_rows():
+        assert sizes[n]["entries"] == covered[n]["kept"] == entries
+        assert float(sizes[n]["mean_nodes"]) == pytest.approx(nodes, abs=0.006)
+        assert float(stored[n]["raw_bytes_per_entry"]) == pytest.approx(raw / entries, abs=0.06)
+        assert float(stored[n]["bytes_per_entry"]) == pytest.approx(packed / entries, abs=0.06)
+        share = occurrences / counts_of(checkout, n)["count"].sum()
+        assert float(covered[n]["percent"]) == pytest.approx(100 * share, abs=0.51)
+
+
+@pytest.mark.slow
+def test_two_builds_compare_as_their_stores_do(answers: dict[str, str], checkout: Path) -> None:
+    kept = [pl.read_parquet(checkout / "data" / name / "kept.parquet") for name in ("small", "smaller")]
+    ngrams = [{tuple(tokens) for tokens in table["tokens"].to_list()} for table in kept]
+    for row in rows_of(checkout, "compare_builds("):
+        left, right = ({ngram for ngram in one if row["n"] in (None, len(ngram))} for one in ngrams)
+        found = (row["kept_by_both"], row["only_a"], row["only_b"])
+        assert found == (len(left & right), len(left - right), len(right - left))
+    (live,) = rows_of(checkout, "FROM live_releases")
+    assert (live["release"], live["build"], live["kind"]) == ("code", "small", "crest")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", list(LOCAL))
+def test_the_python_examples_run(page: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(checkout)
+    names: dict[str, Any] = {}
+    exec(LOCAL[page], names)
+    assert names["mask"].shape == (len(names["positions"]),) * 2
+
+
+@pytest.fixture
+def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a small trained model where the pages have theirs, and keep its cost curve out of the user's home."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(checkout / "cache"))
+    monkeypatch.chdir(checkout)
+    path = checkout / MODEL
+    if not path.exists():
+        path.symlink_to(data / "models" / "stories260K")
+        lines = [
+            json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")
+        ]
+        (path.parent / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_decoding_with_drafts_works_as_the_pages_say(model: Path, checkout: Path) -> None:
+    commands = [command for command in COMMANDS if MODEL in command]
+    names_of_commands = [command.split()[0] for command in commands]
+    assert names_of_commands == ["build", "tune", "generate", "responses", "build", "replay", "generate"]
+    for command in commands:
+        assert run(shlex.split(command), checkout), command
+    assert DECODING.keys() == {"README.md", "docs/decoding.md"}
+    for page, code in DECODING.items():
+        names: dict[str, Any] = {}
+        exec(code, names)
+        plain = names["model"].generate(**names["inputs"], max_new_tokens=40)
+        same = names["same"] if page == "docs/decoding.md" else names["text"]
+        assert names["text"].tolist() == same.tolist() == plain.tolist()
+
+
+@pytest.fixture(params=list(SERVED.values()), ids=list(SERVED))
+def service(
+    request: pytest.FixtureRequest,
+    answers: dict[str, str],  # a release that they publish is served
+    checkout: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Page, str]]:
+    """Start the lookup service as a page does, on a port and a socket of its own; yield the page and the address."""
+    page: Page = request.param
+    (command,) = page.services
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("DRAFTSTORE_SOCKET", str(tmp_path / "lookup.sock"))
+    arguments = [*shlex.split(command), "--http", address]
+    with subprocess.Popen([sys.executable, "-m", "draftstore", *arguments], cwd=checkout) as process:
+        try:
+            wait_until_ready(f"http://{address}/readyz", process)
+            yield page, address
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + 90
+    while process.poll() is None and time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.1)
+    pytest.fail(f"{url} does not get ready")
+
+
+@pytest.mark.slow
+def test_the_service_answers_as_the_pages_say(
+    service: tuple[Page, str], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, address = service
+    assert page.requests
+    for request in page.requests if shutil.which("curl") else []:
+        command = shlex.split(request.replace("127.0.0.1:7780", address))
+        printed = subprocess.run([*command, "--fail", "--silent"], capture_output=True, check=True).stdout
+        assert printed, request
+    monkeypatch.chdir(checkout)
+    names: dict[str, Any] = {}
+    # Whether 2 ms are enough on a busy machine is not what is tested here.
+    exec(REMOTE[page.name].replace("RemoteStore(name", "RemoteStore(deadline=5, name"), names)
+    local = (
+        open_store(checkout / DRAFTING[page.name])
+        .drafter()
+        .session(names["tokenizer"].encode("import os\nfor i in range(", bos=True))
+    )
+    assert names["tree"] == local.propose(budget=64)
+    assert names["store"].counters["answered"] == names["store"].counters.calls == 1

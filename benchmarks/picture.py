@@ -29,6 +29,7 @@ from benchmarks.common import (
 )
 from benchmarks.measure import progress, undisturbed
 from benchmarks.report import COLORS, describe_machine, finish, new_axes, show_table
+from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 
@@ -60,7 +61,7 @@ def measure(workspace: Workspace, source: Source, rows: int) -> dict[str, list[d
     store = workspace.store(source)
     recordings = evenly(workspace.recordings(RECORDED), rows)
     backoff, request = store.drafter("backoff"), RequestDrafter(store.manifest.vocab_size)
-    ways = {
+    ways: dict[str, Drafter] = {
         "longest": store.drafter("longest"),
         "backoff": backoff,
         "backoff and request": Mixture([request, backoff]),

@@ -35,7 +35,7 @@ KEYS = {
     "restart", "shm_size", "stop_grace_period", "volumes",
 }  # fmt: skip
 CONDITIONS = {"service_healthy", "service_completed_successfully"}
-SECONDS = 90.0
+SECONDS = 300.0
 
 Services = dict[str, dict[str, Any]]
 
@@ -228,7 +228,9 @@ class Machine:
         own = {key: str(value) for key, value in self._services[name].get("environment", {}).items()}
         base = {"PATH": os.pathsep.join([*self._programs, os.defpath]), "HOME": str(self._folder)}
         merged = {**self._image, **own}
-        return base | dict(zip(merged, self._here(list(merged.values())), strict=True))
+        here = base | dict(zip(merged, self._here(list(merged.values())), strict=True))
+        here.pop("NUMBA_CACHE_DIR", None)  # the kernels of this checkout: to compile them anew takes over a minute
+        return here
 
     def place(self, name: str, here: object) -> None:
         """Have something of this machine stand for a name."""

@@ -30,7 +30,7 @@ from tests.unit.hf.test_loading import model_folder
 
 __all__ = ["model_folder"]  # a fixture
 
-SECONDS = 120.0
+SECONDS = 300.0
 ON_DEMAND: dict[str, dict[str, Any]] = {
     "build-dresd": {"model": "/models/chat"},
     "generate-responses": {"model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]}},

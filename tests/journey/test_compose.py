@@ -229,7 +229,9 @@ class Machine:
         base = {"PATH": os.pathsep.join([*self._programs, os.defpath]), "HOME": str(self._folder)}
         merged = {**self._image, **own}
         here = base | dict(zip(merged, self._here(list(merged.values())), strict=True))
-        here.pop("NUMBA_CACHE_DIR", None)  # the kernels of this checkout: to compile them anew takes over a minute
+        here.pop(
+            "NUMBA_CACHE_DIR", None
+        )  # the kernels of this checkout: to compile them anew takes over a minute
         return here
 
     def place(self, name: str, here: object) -> None:

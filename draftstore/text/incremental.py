@@ -38,6 +38,7 @@ class Pieces:
     def __init__(self, tokenizer: TextTokenizer, prompt: NDArray[np.int32]) -> None:
         """Begin behind a prompt, int32 [n]."""
         self._tokenizer = tokenizer
+        self._spelled = _spelled(tokenizer)
         self._window = _last_tokens(tokenizer, prompt.tolist())
         self._fresh = len(self._window)
         text = tokenizer.decode(self._window)
@@ -61,11 +62,23 @@ class Pieces:
 
     def finish(self) -> str:
         """Return what was held back, without an unfinished character."""
-        return self._tokenizer.decode(self._window)[self._shown :].rstrip(BROKEN)
+        text = self._tokenizer.decode(self._window)
+        inside = bool(self._window) and self._ends_inside(text, self._window[-1])
+        return text[self._shown :].rstrip(BROKEN) if inside else text[self._shown :]
 
     def _ends_inside(self, text: str, last: int) -> bool:
-        """Tell whether a text ends inside a character; U+FFFD may also be a token of its own."""
-        return text.endswith(BROKEN) and self._tokenizer.exact_text(last) is None
+        """Tell whether a text ends inside a character; U+FFFD may also be what the text says."""
+        said = (
+            self._window[-len(self._spelled) :] == self._spelled
+            or self._tokenizer.exact_text(last) is not None
+        )
+        return text.endswith(BROKEN) and not said
+
+
+def _spelled(tokenizer: TextTokenizer) -> list[int]:
+    """Return the tokens that spell U+FFFD inside a text."""
+    before, whole = (tokenizer.encode(text, bos=False).tolist() for text in ("a", f"a{BROKEN}"))
+    return whole[len(before) :]
 
 
 def _last_tokens(tokenizer: TextTokenizer, prompt: list[int]) -> list[int]:

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from draftstore.text.incremental import BROKEN, Pieces
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 
-LINES = ["naïve café", "東京, 🏳️‍🌈 and 👩‍👩‍👧", "tabs\tand   spaces", " leading", "\n\n", "a\ufffdb", "x" * 40]
+LINES = [
+    "\ufffd",
+    "b\ufffd\ufffd",
+    "naïve café",
+    "東京, 🏳️‍🌈 and 👩‍👩‍👧",
+    "tabs\tand   spaces",
+    " leading",
+    "\n\n",
+    "a\ufffdb",
+    "x" * 40,
+]
 
 
 @pytest.fixture(scope="module")

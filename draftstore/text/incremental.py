@@ -77,8 +77,9 @@ class Pieces:
 
 def _spelled(tokenizer: TextTokenizer) -> list[int]:
     """Return the tokens that spell U+FFFD inside a text."""
-    before, whole = (tokenizer.encode(text, bos=False).tolist() for text in ("a", f"a{BROKEN}"))
-    return whole[len(before) :]
+    before, whole = (tokenizer.encode(text, bos=False) for text in ("a", f"a{BROKEN}"))
+    ids: list[int] = whole[len(before) :].tolist()
+    return ids
 
 
 def _last_tokens(tokenizer: TextTokenizer, prompt: list[int]) -> list[int]:

@@ -41,9 +41,7 @@ class Pieces:
         self._spelled = _spelled(tokenizer)
         self._window = _last_tokens(tokenizer, prompt.tolist())
         self._fresh = len(self._window)
-        text = tokenizer.decode(self._window)
-        broken = bool(self._window) and self._ends_inside(text, self._window[-1])
-        self._shown = len(text.rstrip(BROKEN)) if broken else len(text)
+        self._shown = len(self._whole_text())
 
     def push(self, token: int) -> str:
         """Return what a token adds, as far as it is known yet."""
@@ -51,7 +49,7 @@ class Pieces:
             return ""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
-        if len(text) <= self._shown or self._ends_inside(text, token):
+        if len(text) <= self._shown or self._ends_inside(text):
             return ""
         piece = text[self._shown :]
         # The tokens that gave this piece are what the next ones are decoded with.
@@ -62,17 +60,18 @@ class Pieces:
 
     def finish(self) -> str:
         """Return what was held back, without an unfinished character."""
-        text = self._tokenizer.decode(self._window)
-        inside = bool(self._window) and self._ends_inside(text, self._window[-1])
-        return text[self._shown :].rstrip(BROKEN) if inside else text[self._shown :]
+        return self._whole_text()[self._shown :]
 
-    def _ends_inside(self, text: str, last: int) -> bool:
-        """Tell whether a text ends inside a character; U+FFFD may also be what the text says."""
-        said = (
-            self._window[-len(self._spelled) :] == self._spelled
-            or self._tokenizer.exact_text(last) is not None
-        )
-        return text.endswith(BROKEN) and not said
+    def _whole_text(self) -> str:
+        """Return the text of the window, without an unfinished character."""
+        text = self._tokenizer.decode(self._window)
+        return text.rstrip(BROKEN) if self._ends_inside(text) else text
+
+    def _ends_inside(self, text: str) -> bool:
+        """Tell whether the window's text ends inside a character; U+FFFD may also be what the text says."""
+        if not text.endswith(BROKEN) or self._window[-len(self._spelled) :] == self._spelled:
+            return False
+        return self._tokenizer.exact_text(self._window[-1]) is None
 
 
 def _spelled(tokenizer: TextTokenizer) -> list[int]:

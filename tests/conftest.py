@@ -13,6 +13,7 @@ from draftstore.storage.streams import read_lines
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from services.lookup.stores import warming
 from tests.fakes.kernels import remove_stale_kernels
 
 pytest_plugins = ["tests.fakes.databases"]
@@ -43,6 +44,14 @@ def no_fsync() -> Iterator[None]:
     """Do not wait for the disk, in modules whose tests end processes but never the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_samples() -> Iterator[None]:
+    """Warm stores with few drafts: tests start servers by the hundred."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warming, "SAMPLES", 20)
         yield
 
 

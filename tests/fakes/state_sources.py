@@ -35,6 +35,7 @@ class HashedStates:
         self.positions = positions
         self.broken = broken
         self.read: list[int] = []
+        self._known: dict[int, NDArray[np.float64]] = {}
 
     def identity(self) -> dict[str, str]:
         return {"dtype": "float32", "weights": f"{self.hidden_size} {self.broken}"}
@@ -50,11 +51,11 @@ class HashedStates:
     def of(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return float32 [tokens, hidden_size] of one text: sums of what the last tokens stand for, by distance."""
         rows = np.zeros((len(ids), self.hidden_size), np.float32)
-        known = {
-            token: np.random.default_rng(token + 1).standard_normal(self.hidden_size) for token in set(ids)
-        }
-        total = np.ones(self.hidden_size)
+        for token in set(ids) - self._known.keys():
+            self._known[token] = np.random.default_rng(token + 1).standard_normal(self.hidden_size)
+        total, before = np.ones(self.hidden_size), np.arange(self.hidden_size) - 1
+        scale = np.arange(1, self.hidden_size + 1)
         for place, token in enumerate(ids):
-            total = 0.7 * np.roll(total, 1) + known[token]
-            rows[place] = np.nan if token == self.broken else total * np.arange(1, self.hidden_size + 1)
+            total = 0.7 * total[before] + self._known[token]
+            rows[place] = np.nan if token == self.broken else total * scale
         return rows

@@ -4,11 +4,7 @@ import gzip
 import json
 import os
 import random
-import signal
 import stat
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +28,7 @@ from draftstore.text.chat import plain_chat
 from draftstore.text.conversation import encode_conversation
 from draftstore.text.corpus import read_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from tests.fakes import killed
 from tests.fakes.hf_models import STORIES
 from tests.unit.hf.test_loading import model_folder
 
@@ -441,30 +438,14 @@ def test_another_run_at_the_same_place_is_refused(model_folder: Path, prompts: P
     assert "at work" in refused[0]
 
 
-RUN = """
-import sys
-from pathlib import Path
-from draftstore.answers.responses import ResponseOptions, make_responses
-options = ResponseOptions((Path(sys.argv[1]),), max_new_tokens=40)
-told = lambda done, total, tokens: print(done, flush=True)
-make_responses(options, sys.argv[2], Path(sys.argv[3]), batch=2, device="cpu", on_progress=told)
-"""
-
-
 @pytest.mark.slow
 def test_killed_at_any_moment(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
     options = ResponseOptions((prompts,), max_new_tokens=40)
     expected = make(options, model_folder, tmp_path / "a.jsonl", batch=2, dtype=None).path.read_bytes()
     out, moments = tmp_path / "out.jsonl", random.Random(2)
     for _ in range(8):
-        arguments = [sys.executable, "-c", RUN, str(prompts), str(model_folder), str(out)]
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        with process.stdout as output:
-            output.readline()
-            time.sleep(moments.uniform(0, 0.1))
-            process.send_signal(signal.SIGKILL)
-        if process.wait() == 0 or out.exists():
+        moment = killed.after(moments.uniform(0, 0.1))
+        if not killed.kill_when(killed.answers, (prompts, model_folder, out), moment) or out.exists():
             break
     make(options, model_folder, out, batch=2, dtype=None)
     assert out.read_bytes() == expected

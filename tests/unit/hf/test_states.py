@@ -1,7 +1,5 @@
 import copy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,9 @@ from draftstore.stores.dresd.kernels.nearest import search_exactly
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.store import DresdStore
 from tests.conftest import write_texts
+from tests.fakes import killed
 from tests.fakes.hf_models import build, stories, tiny
-from tests.unit.stores.rest.test_build import contents, kill_when
+from tests.unit.stores.rest.test_build import contents
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gpt_neox", "opt", "cohere", "granite")
 
@@ -216,31 +215,17 @@ def test_a_store_of_a_trained_model(data: Path, tmp_path: Path) -> None:
         assert rest in [store.tokens[start : start + len(rest)].tolist() for start in starts]
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from draftstore.stores.dresd.kernels import passages
-from draftstore.stores.dresd.build import DresdOptions, build_dresd
-from draftstore.hf import load_model
-from draftstore.hf.states import ModelStates
-
-passages.BLOCK_TOKENS = 4000
-model, corpus, out = map(Path, sys.argv[1:4])
-loaded = load_model(model)
-print("ready", flush=True)
-options = DresdOptions((corpus,), "test", dims=16, sample=8_000, max_length=128)
-build_dresd(options, loaded.text, ModelStates(loaded, batch_tokens=2048), out)
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_build_gives_the_same_bytes(data: Path, tmp_path: Path) -> None:
     """Batches of a real model depend on the block alone."""
     corpus = write_texts(tmp_path / "c.jsonl", 200)
-    command: list[Any] = [sys.executable, "-c", KILLED, data / "models" / "stories260K", corpus]
-    subprocess.run([*command, tmp_path / "whole"], check=True, stdout=subprocess.DEVNULL)
+    model = data / "models" / "stories260K"
+    killed.run(killed.dense_store, (model, corpus, tmp_path / "whole"))
     for marker in ("sampled-00001", "embedded-00003"):
         out = tmp_path / marker
-        assert kill_when([*command, out], (tmp_path / f".{marker}.partial" / marker).exists)
-        subprocess.run([*command, out], check=True, stdout=subprocess.DEVNULL)
+        reached = killed.kill_when(
+            killed.dense_store, (model, corpus, out), (tmp_path / f".{marker}.partial" / marker).exists
+        )
+        assert reached
+        killed.run(killed.dense_store, (model, corpus, out))
         assert contents(out) == contents(tmp_path / "whole")

@@ -5,7 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,10 +31,11 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests import reference
 from tests.conftest import write_texts
+from tests.fakes import killed
 from tests.reference import Documents, Ngram, UnclearError, nodes_of
 from tests.unit.stores.crest.test_counts import documents_of
 from tests.unit.stores.crest.test_selection import ORACLES, assert_ranked_by
-from tests.unit.stores.rest.test_build import DISK, contents, kill_when, names, no_space
+from tests.unit.stores.rest.test_build import DISK, contents, names, no_space
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -305,12 +306,22 @@ def test_two_builds_are_the_same_bytes(
     assert len({manifest_digest(tmp_path / name) for name in "abcd"}) == 1
 
 
+BUILD = """
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tests.fakes.killed import crest_store
+
+crest_store(lambda: None, Path(sys.argv[1]), 150, Path(sys.argv[2]))
+"""
+
+
 def test_another_process_makes_the_same_bytes(small_store: Path, tmp_path: Path) -> None:
     """Nothing hangs on the order of a set or on the threads of one process."""
     build(small_store, tmp_path / "here")
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        command: list[Any] = [sys.executable, "-c", KILLED, small_store, tmp_path / seed, "150"]
+        command: list[Any] = [sys.executable, "-c", BUILD, small_store, tmp_path / seed]
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         assert contents(tmp_path / seed) == contents(tmp_path / "here")
 
@@ -498,8 +509,8 @@ def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
 def test_a_file_that_cannot_grow(small_store: Path, out: Path) -> None:
     """No file may be larger than a limit, as on a disk that is full: an error, no store, and a rerun finishes."""
     limited = "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n" + KILLED
-    command: list[Any] = [sys.executable, "-c", limited, small_store, out, "150"]
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n" + BUILD
+    command: list[Any] = [sys.executable, "-c", limited, small_store, out]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("OSError: ")
@@ -551,17 +562,6 @@ def test_a_crash_at_any_change_of_the_disk(
     assert absent == 1 if overwrite else absent > 15
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from draftstore.stores.crest.build import CrestOptions, build_crest
-
-rest, out = map(Path, sys.argv[1:3])
-print("ready", flush=True)
-build_crest(CrestOptions("test", max_n=3, ngrams=int(sys.argv[3])), rest, out)
-"""
-
-
 @pytest.fixture(scope="module")
 def larger_store(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: TextTokenizer) -> Path:
     folder = tmp_path_factory.mktemp("larger")
@@ -574,23 +574,25 @@ def larger_crest(larger_store: Path, tmp_path_factory: pytest.TempPathFactory) -
     return build(larger_store, tmp_path_factory.mktemp("whole") / "crest", ngrams=3_000).path
 
 
-def finish(command: list[Any], out: Path, whole: Path) -> None:
-    """Check that a killed build left no half store, and that the same command ends with the same bytes."""
+def finish(arguments: Sequence[Any], out: Path, whole: Path) -> None:
+    """Check that a killed build left no half store, and that the same build ends with the same bytes."""
     if out.exists():
         require_whole(out)
     else:
         with pytest.raises(StoreError):
             CrestStore.open(out)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    killed.run(killed.crest_store, arguments)
     require_whole(out)
     assert contents(out) == contents(whole)
     assert names(out.parent) == ["crest"]
 
 
 def test_killed_while_the_entries_are_written(larger_store: Path, larger_crest: Path, out: Path) -> None:
-    command: list[Any] = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
-    kill_when(command, (out.parent / ".crest.partial" / f".{LMDB_FILE}.draft").exists)
-    finish(command, out, larger_crest)
+    arguments = (larger_store, 3_000, out)
+    killed.kill_when(
+        killed.crest_store, arguments, (out.parent / ".crest.partial" / f".{LMDB_FILE}.draft").exists
+    )
+    finish(arguments, out, larger_crest)
 
 
 @pytest.mark.slow
@@ -600,19 +602,18 @@ def test_killed_while_the_entries_are_written(larger_store: Path, larger_crest: 
 def test_killed_when_a_step_is_reached(
     larger_store: Path, larger_crest: Path, out: Path, marker: str
 ) -> None:
-    command: list[Any] = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
-    kill_when(command, (out.parent / ".crest.partial" / marker).exists)
-    finish(command, out, larger_crest)
+    arguments = (larger_store, 3_000, out)
+    killed.kill_when(killed.crest_store, arguments, (out.parent / ".crest.partial" / marker).exists)
+    finish(arguments, out, larger_crest)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_a_random_moment(larger_store: Path, larger_crest: Path, out: Path, seed: int) -> None:
-    command: list[Any] = [sys.executable, "-c", KILLED, larger_store, out, "3000"]
-    begin, moment = time.monotonic(), random.Random(seed).uniform(0.0, 2.5)
-    killed = kill_when(command, lambda: time.monotonic() - begin > moment)
-    assert killed or out.exists()
-    finish(command, out, larger_crest)
+    arguments = (larger_store, 3_000, out)
+    late = killed.after(random.Random(seed).uniform(0.0, 1.0))
+    assert killed.kill_when(killed.crest_store, arguments, late) or out.exists()
+    finish(arguments, out, larger_crest)
 
 
 def test_an_interrupted_build_holds_no_lock(small_store: Path, out: Path) -> None:

@@ -2,9 +2,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,9 +31,10 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import CorpusOptions, build_tokens
 from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
+from tests.fakes import killed
 from tests.fakes.state_sources import HashedStates
 from tests.reference import dense_places
-from tests.unit.stores.rest.test_build import DISK, contents, kill_when, names, no_space
+from tests.unit.stores.rest.test_build import DISK, contents, names, no_space
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "small_blocks")
 
@@ -520,31 +518,15 @@ def test_a_full_disk_is_an_error_and_no_loss(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from draftstore.stores.dresd.kernels import passages
-from draftstore.stores.dresd.build import DresdOptions, build_dresd
-from draftstore.text.tokenizer import load_tokenizer
-from tests.fakes.state_sources import HashedStates
-
-passages.BLOCK_TOKENS = 3000
-corpus, tokenizer, out = map(Path, sys.argv[1:4])
-options = DresdOptions((corpus,), "test", dims=8, sample=15_000)
-print("ready", flush=True)
-build_dresd(options, load_tokenizer(tokenizer, name="t"), HashedStates(), out)
-"""
-
-
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Return a command that builds a larger store; its last argument is where."""
+def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Return a larger corpus, its tokenizer and its store."""
     folder = tmp_path_factory.mktemp("killed")
     corpus = write_texts(folder / "c.jsonl", 1_000)
     tokenizer = small_tokenizer_folder(folder / "small-bpe")
-    command: list[Any] = [sys.executable, "-c", KILLED, corpus, tokenizer, folder / "whole"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return command
+    arguments = (corpus, tokenizer, folder / "whole")
+    killed.run(killed.hashed_store, arguments)
+    return arguments
 
 
 @pytest.mark.slow
@@ -553,26 +535,25 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     ["tokens/tokens.json", "tokens.bin", "layout.json", "sampled-00003", "projected.json", "embedded-00001",
      "embedded-00009", "store", "store/vectors.bin", "store/groups.bin", "store/tokenizer", "store/manifest.json"],
 )  # fmt: skip
-def test_killed_when_a_step_is_reached(killed: list[Any], out: Path, marker: str) -> None:
-    command = [*killed[:-1], out]
-    kill_when(command, (out.parent / ".store.partial" / marker).exists)
-    finish(command, out, killed[-1])
+def test_killed_when_a_step_is_reached(larger: tuple[Path, ...], out: Path, marker: str) -> None:
+    arguments = (*larger[:-1], out)
+    killed.kill_when(killed.hashed_store, arguments, (out.parent / ".store.partial" / marker).exists)
+    finish(arguments, out, larger[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("milliseconds", [50, 200, 500, 1000, 2000, 3000, 4000])
-def test_killed_after_some_time(killed: list[Any], out: Path, milliseconds: int) -> None:
-    command = [*killed[:-1], out]
-    end = time.monotonic() + milliseconds / 1000
-    kill_when(command, lambda: time.monotonic() > end)
-    finish(command, out, killed[-1])
+def test_killed_after_some_time(larger: tuple[Path, ...], out: Path, milliseconds: int) -> None:
+    arguments = (*larger[:-1], out)
+    killed.kill_when(killed.hashed_store, arguments, killed.after(milliseconds / 1000))
+    finish(arguments, out, larger[-1])
 
 
-def finish(command: list[Any], out: Path, whole: Path) -> None:
-    """Check that a killed build left no half store, and that the same command ends with the same bytes."""
+def finish(arguments: Sequence[Any], out: Path, whole: Path) -> None:
+    """Check that a killed build left no half store, and that the same build ends with the same bytes."""
     if out.exists():
         require_whole(out)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    killed.run(killed.hashed_store, arguments)
     require_whole(out)
     assert contents(out) == contents(whole)
     assert load_manifest(out).parameters == load_manifest(whole).parameters

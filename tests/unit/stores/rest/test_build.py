@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
+from tests.fakes import killed
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -643,19 +644,6 @@ def test_a_crash_at_any_moment(
     assert absent == 1 if overwrite else absent > 40
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text.tokenizer import load_tokenizer
-
-corpus, tokenizer, out = map(Path, sys.argv[1:4])
-options = RestOptions((corpus,), "test", segment_tokens=30_000)
-print("ready", flush=True)
-build_rest(options, load_tokenizer(tokenizer, name="t"), out, workers=2)
-"""
-
-
 @pytest.fixture(scope="module")
 def large_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_texts(tmp_path_factory.mktemp("large") / "c.jsonl", 4_000)
@@ -669,22 +657,8 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large_store(large_corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "store"
-    command: list[Any] = [sys.executable, "-c", KILLED, large_corpus, tokenizer_folder, out]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    killed.run(killed.rest_store, (large_corpus, tokenizer_folder, out))
     return out
-
-
-def kill_when(command: list[Any], moment: Callable[[], bool]) -> bool:
-    """Run a command and kill it at a moment; return whether it lived to see it."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        deadline = time.monotonic() + 60
-        while process.poll() is None and not moment():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        process.kill()
-        return process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -694,9 +668,9 @@ def kill_when(command: list[Any], moment: Callable[[], bool]) -> bool:
 def test_killed_when_a_step_is_reached(
     large_corpus: Path, tokenizer_folder: Path, large_store: Path, out: Path, marker: str
 ) -> None:
-    command = [sys.executable, "-c", KILLED, large_corpus, tokenizer_folder, out]
-    kill_when(command, (out.parent / ".store.partial" / marker).exists)
-    finish(command, out, large_store)
+    arguments = (large_corpus, tokenizer_folder, out)
+    killed.kill_when(killed.rest_store, arguments, (out.parent / ".store.partial" / marker).exists)
+    finish(arguments, out, large_store)
 
 
 @pytest.mark.slow
@@ -704,21 +678,16 @@ def test_killed_when_a_step_is_reached(
 def test_killed_after_some_time(
     large_corpus: Path, tokenizer_folder: Path, large_store: Path, out: Path, milliseconds: int
 ) -> None:
-    command = [sys.executable, "-c", KILLED, large_corpus, tokenizer_folder, out]
-    end = time.monotonic()
-
-    def later() -> bool:
-        return time.monotonic() - end > milliseconds / 1000
-
-    kill_when(command, later)
-    finish(command, out, large_store)
+    arguments = (large_corpus, tokenizer_folder, out)
+    killed.kill_when(killed.rest_store, arguments, killed.after(milliseconds / 1000))
+    finish(arguments, out, large_store)
 
 
-def finish(command: list[Any], out: Path, whole: Path) -> None:
-    """Check that a killed build left no half store, and that the same command ends with the same bytes."""
+def finish(arguments: Sequence[Any], out: Path, whole: Path) -> None:
+    """Check that a killed build left no half store, and that the same build ends with the same bytes."""
     if out.exists():
         require_whole(out)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    killed.run(killed.rest_store, (*arguments, 1))
     require_whole(out)
     assert contents(out) == contents(whole)
     assert names(out.parent) == ["store"]

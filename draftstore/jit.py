@@ -18,7 +18,7 @@ CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function on first use; it releases the interpreter lock, and is kept on disk."""
-    compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
+    compiled: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
     compiled.compile = partial(_compile, compiled)
     return compiled
 

@@ -25,26 +25,56 @@ def one():
 """
 
 
+def write_rooms(rooms: Path, value: int = 1) -> None:
+    """Write a kernel, once, and what it calls."""
+    outer, inner = rooms / "high" / "outer.py", rooms / "low" / "inner.py"
+    for path in (outer, inner):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not outer.exists():
+        outer.write_text(OUTER)
+    inner.write_text(INNER.format(value=value))
+
+
 def test_an_edited_inner_kernel_is_compiled_again(tmp_path: Path) -> None:
     rooms = tmp_path / "rooms"
-    for folder in ("high", "low"):
-        (rooms / folder).mkdir(parents=True)
-    (rooms / "high" / "outer.py").write_text(OUTER)
-    inner = rooms / "low" / "inner.py"
 
     def answer(value: int) -> int:
-        inner.write_text(INNER.format(value=value))
+        write_rooms(rooms, value)
         code = "from rooms.high.outer import answer; print(answer())"
         ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=True)
         return int(ran.stdout)
 
     assert answer(1) == 2
-    [kept, *_] = rooms.rglob("*.nbi")
+    [kept] = rooms.rglob("*.nbi")
     time.sleep(0.01)
     assert answer(5) == 2, "numba does not notice"
     remove_stale_kernels(rooms)
     assert not kept.exists()
     assert answer(5) == 6
     remove_stale_kernels(rooms)
-    os.utime(inner, (0, 0))
+    os.utime(rooms / "low" / "inner.py", (0, 0))
     assert len(list(rooms.rglob("*.nbi"))) == 1, "what is newer stays"
+
+
+CALL = """
+import sys
+from rooms.high.outer import answer
+sys.stdin.readline()
+print(answer(), sum(answer.stats.cache_misses.values()))
+"""
+
+
+def test_processes_that_start_at_once_compile_a_kernel_once(tmp_path: Path) -> None:
+    write_rooms(tmp_path / "rooms")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CALL], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    answers = [process.communicate()[0].split() for process in processes]
+    assert sorted(answers) == [[b"2", b"0"]] * 3 + [[b"2", b"1"]]

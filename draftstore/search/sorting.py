@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import TokenRangeError
-from draftstore.jit import kernel, leaf_kernel, read_only
+from draftstore.jit import kernel, read_only
 
 MAX_SEGMENT_TOKENS = 2**31 - 2
 """Rows and positions of a segment are int32."""
@@ -65,7 +65,7 @@ def _sort(text: NDArray[Any], suffixes: NDArray[np.int32], symbols: int) -> None
     _induce_from_sorted_lms(text, suffixes, bounds, count)
 
 
-@leaf_kernel
+@kernel
 def _find_foreign(tokens: Any, vocab_size: Any, sentinel: Any) -> Any:
     """Return the first position of an id that is neither in the vocabulary nor the sentinel; -1 if there is none."""
     for i in range(len(tokens)):

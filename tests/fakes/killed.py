@@ -21,16 +21,7 @@ SECONDS = 120.0
 """How long any work may take."""
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    [
-        __name__,
-        "draftstore.answers.responses",
-        "draftstore.hf.states",
-        "draftstore.stores.crest.build",
-        "draftstore.stores.dresd.build",
-        "draftstore.stores.rest.build",
-    ]
-)
+_processes.set_forkserver_preload([__name__, "tests.fakes.loaded", "tests.fakes.state_sources"])
 
 
 def kill_when(work: Work, arguments: Sequence[Any], moment: Callable[[], bool]) -> bool:

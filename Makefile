@@ -16,7 +16,7 @@ quickstart: .venv/.quickstart  ## Install, build stores of the Python source on 
 setup: .venv/.dev  ## Install everything for development
 
 test: .venv/.dev  ## Install and run all tests (real texts: DRAFTSTORE_TEST_DATA=...; ARGS='-m "not slow"' for the fast ones)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.dev  ## Style, types and the one-way imports
 	$(BIN)/ruff check .

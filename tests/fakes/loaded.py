@@ -1,6 +1,6 @@
 """What the fork server of `tests.fakes.killed` has loaded, also what libraries load with the first use alone."""
 
-import transformers.models.llama.modeling_llama
+import transformers.models.llama.modeling_llama  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer, Cache  # noqa: F401
 
 import draftstore.answers.responses

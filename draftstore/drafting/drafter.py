@@ -22,6 +22,9 @@ from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import LOWEST_LEVEL, DraftTree, highest_level
 
+FEW_IDS = 32
+"""Ids whose range Python finds faster than NumPy: those that a pass accepts."""
+
 
 class Session(Protocol):
     """The drafts of one text that is being decoded.
@@ -178,7 +181,12 @@ def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> ND
         return np.empty(0, np.int32)
     if flat.dtype.kind not in "iu":
         raise TokenRangeError(f"token ids are integers, found an array of {flat.dtype}")
-    if flat.min() < 0 or flat.max() >= vocab_size:
+    if len(flat) <= FEW_IDS:
+        few = flat.tolist()
+        lowest, highest = min(few), max(few)
+    else:
+        lowest, highest = flat.min(), flat.max()
+    if lowest < 0 or highest >= vocab_size:
         wrong = flat[(flat < 0) | (flat >= vocab_size)][0]
         raise TokenRangeError(
             f"token id {wrong} is outside {whose} vocabulary of {vocab_size:,} ids: "

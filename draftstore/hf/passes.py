@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,7 +157,9 @@ def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
-    """Catch what the model's head is given: the last hidden states, after the final norm.
+    """Catch what the model's head is given by this thread: the last hidden states, after the final norm.
+
+    A model is shared: other threads run passes of other texts meanwhile.
 
     Yields:
         a list that takes [1, rows, d] for every forward pass inside the block; it stays empty if they are not wanted or
@@ -167,7 +170,13 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
     if head is None:
         yield caught
         return
-    handle = head.register_forward_pre_hook(lambda _head, inputs: caught.append(inputs[0]))
+    thread = get_ident()
+
+    def catch(_head: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        if get_ident() == thread:
+            caught.append(inputs[0])
+
+    handle = head.register_forward_pre_hook(catch)
     try:
         yield caught
     finally:

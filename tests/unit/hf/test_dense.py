@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +152,18 @@ def test_a_session_is_told_so_by_a_gpu(projected: bool) -> None:
         check_states(model, projected, cache_implementation="static", forward=forward)
 
 
-def check_states(model: Any, projected: bool, **options: Any) -> None:
+def test_threads_are_told_the_states_of_their_own_texts() -> None:
+    model = tiny(vocab_size=VOCAB)
+    prompts = [torch.tensor([[start, start + 2, start + 5]]) for start in range(12)]
+    with ThreadPoolExecutor(3) as pool:
+        for checked in [pool.submit(check_states, model, True, prompt) for prompt in prompts]:
+            checked.result()
+
+
+def check_states(model: Any, projected: bool, prompt: torch.Tensor = PROMPT, **options: Any) -> None:
     """Decode, and compare the states that were told with those of the whole text."""
     projection = make_projection(hidden_size=states_of(model, [1, 2]).shape[1]) if projected else None
-    prompt = PROMPT.to(model.device)
+    prompt = prompt.to(model.device)
     text = model.generate(prompt, do_sample=False, max_new_tokens=30)[0].tolist()
     drafter = Listening([[*text, *range(8)]], projection)
     output = generate(model, prompt, drafter=drafter, do_sample=False, max_new_tokens=30, **options)

@@ -32,6 +32,11 @@ def pytest_configure() -> None:
     remove_stale_kernels(Path(draftstore.__file__).parent)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Run one process more than there are cores: many tests wait for something."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that asks for the data, so that `-m 'not data'` leaves it out."""
     for item in items:

@@ -1,6 +1,7 @@
 """What README and docs say is run: every command line and Python example, on stores of the quickstart's kind."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -22,21 +23,16 @@ from schema.database import URL_VARIABLE
 from tests import ROOT
 from tests.fakes.databases import new_database
 from tests.fakes.servers import free_port
-from tests.journey.pages import PAGES, Page, read_page
+from tests.journey.examples import BLOCKS, COMMANDS, DECODING, LOCAL, MODEL, READ, REMOTE, run
+from tests.journey.pages import Page
 
-ELSEWHERE = "docs/frames.md"
-"""Its examples are run by tests/unit/remote/test_frames_doc.py."""
-READ = [read_page(name) for name in PAGES if name != ELSEWHERE]
-COMMANDS = [command for page in READ for command in page.commands]
+SOURCE = ROOT / "services"
+"""Enough for the answers to differ: 60,000 tokens, of which the store of limited size keeps some n-grams."""
+SECONDS = 300.0
+"""How long a service may take to get ready where no kernel was compiled before."""
 SERVED = {page.name: page for page in READ if page.services}
 DRAFTING = {"README.md": "data/quickstart/store", "docs/service.md": "data/small"}
 """The store that is behind the release `code` of each page which starts the service."""
-BLOCKS = [(page.name, code) for page in READ for code in page.blocks]
-REMOTE = {name: code for name, code in BLOCKS if "RemoteStore" in code}
-DECODING = {name: code for name, code in BLOCKS if "speculative_generate" in code}
-LOCAL = {name: code for name, code in BLOCKS if code not in (*REMOTE.values(), *DECODING.values())}
-MODEL = "data/model"
-"""What the commands that decode call their model."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,19 +45,12 @@ def catalogue(database_server: str, template_database: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the quickstart in an empty folder, on the source of this project and its tests."""
+    """Run the quickstart in an empty folder, on some source of this project, in a process of its own."""
     folder = tmp_path_factory.mktemp("docs")
-    source = [argument for name in ("draftstore", "tests") for argument in ("--source", str(ROOT / name))]
-    run(["quickstart", "--out", "data/quickstart", *source], folder)
-    return folder
-
-
-def run(arguments: list[str], folder: Path) -> str:
-    """Run the command line in a folder and return what it prints."""
+    arguments = ["quickstart", "--out", "data/quickstart", "--source", str(SOURCE), "--held-out", "10"]
     command = [sys.executable, "-m", "draftstore", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"draftstore {shlex.join(arguments)}: {done.stderr}"
-    return done.stdout
+    subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    return folder
 
 
 def test_pages_name_commands() -> None:
@@ -165,38 +154,6 @@ def test_the_python_examples_run(page: str, checkout: Path, monkeypatch: pytest.
     assert names["mask"].shape == (len(names["positions"]),) * 2
 
 
-@pytest.fixture
-def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a small trained model where the pages have theirs, and keep its cost curve out of the user's home."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(checkout / "cache"))
-    monkeypatch.chdir(checkout)
-    path = checkout / MODEL
-    if not path.exists():
-        path.symlink_to(data / "models" / "stories260K")
-        lines = [
-            json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")
-        ]
-        (path.parent / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_decoding_with_drafts_works_as_the_pages_say(model: Path, checkout: Path) -> None:
-    commands = [command for command in COMMANDS if MODEL in command]
-    names_of_commands = [command.split()[0] for command in commands]
-    assert names_of_commands == ["build", "tune", "generate", "responses", "build", "replay", "generate"]
-    for command in commands:
-        assert run(shlex.split(command), checkout), command
-    assert DECODING.keys() == {"README.md", "docs/decoding.md"}
-    for page, code in DECODING.items():
-        names: dict[str, Any] = {}
-        exec(code, names)
-        plain = names["model"].generate(**names["inputs"], max_new_tokens=40)
-        same = names["same"] if page == "docs/decoding.md" else names["text"]
-        assert names["text"].tolist() == same.tolist() == plain.tolist()
-
-
 @pytest.fixture(params=list(SERVED.values()), ids=list(SERVED))
 def service(
     request: pytest.FixtureRequest,
@@ -221,7 +178,7 @@ def service(
 
 
 def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + SECONDS
     while process.poll() is None and time.monotonic() < end:
         with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             if answer.status == 200:

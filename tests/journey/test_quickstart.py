@@ -274,7 +274,7 @@ def test_wrong_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_the_command_on_the_standard_library_without_a_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(quickstart, "MAX_CHARACTERS", 3_000_000)
+    monkeypatch.setattr(quickstart, "MAX_CHARACTERS", 2_000_000)
     monkeypatch.setattr(quickstart, "TRAINED_VOCABULARY", 2_000)
     monkeypatch.setattr(sys, "argv", ["draftstore", "quickstart", "--json", "--out", str(tmp_path)])
     main()

@@ -33,7 +33,7 @@ from services.lookup.figures.totals import ReleaseTotals
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
-from services.lookup.stores.shelf import Shelf, open_book
+from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import load_kernels
 from tests import ROOT
@@ -189,9 +189,11 @@ class Place(NamedTuple):
 class Lookups:
     """A server that runs in a thread, and all its parts."""
 
-    def __init__(self, place: Place, shelf: Shelf, figures: SharedCounters, server: FrameServer) -> None:
+    def __init__(
+        self, place: Place, open_stores: OpenStores, figures: SharedCounters, server: FrameServer
+    ) -> None:
         self.place = place
-        self.shelf = shelf
+        self.open_stores = open_stores
         self.figures = figures
         self.server = server
         self.loop = server.loop
@@ -217,8 +219,8 @@ class Lookups:
 
     def put(self, name: str, path: Path) -> None:
         """Serve a store under a name from now on."""
-        book = open_book(Target(name, path))
-        self.call(self.shelf.put, name, book)
+        served = open_served(Target(name, path))
+        self.call(self.open_stores.put, name, served)
 
     def start_drain(self, seconds: float | None = None) -> "asyncio.Future[None]":
         """Begin to stop; the result is there at the end."""
@@ -242,7 +244,7 @@ def new_loop(kind: str = "uvloop") -> asyncio.AbstractEventLoop:
 
 @contextmanager
 def serving(
-    stores: Mapping[str, Path] | Shelf,
+    stores: Mapping[str, Path] | OpenStores,
     *,
     permissions: Permissions | None = None,
     limits: Limits | None = None,
@@ -251,17 +253,19 @@ def serving(
     """Run a server in a thread of this process.
 
     Args:
-        stores: directories by the name that they are served under, or a shelf.
+        stores: directories by the name that they are served under, or the open stores.
         permissions: who may ask for what; without them everybody for everything.
         limits: of requests.
         loop: `uvloop` or `asyncio`.
     """
-    shelf = stores if isinstance(stores, Shelf) else Shelf()
-    if not isinstance(stores, Shelf):
+    open_stores = stores if isinstance(stores, OpenStores) else OpenStores()
+    if not isinstance(stores, OpenStores):
         for name, path in stores.items():
-            shelf.put(name, open_book(Target(name, path)))
+            open_stores.put(name, open_served(Target(name, path)))
     figures = SharedCounters(1)
-    answerer = Answerer(shelf, permissions or Permissions.open_to_all(), limits or Limits(), figures.slot(0))
+    answerer = Answerer(
+        open_stores, permissions or Permissions.open_to_all(), limits or Limits(), figures.slot(0)
+    )
     running = new_loop(loop)
     folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
     place, sockets = make_sockets(folder)
@@ -269,7 +273,7 @@ def serving(
     server.share(sockets, figures, 0)
     thread = threading.Thread(target=running.run_forever, name="lookups")
     thread.start()
-    lookups = Lookups(place, shelf, figures, server)
+    lookups = Lookups(place, open_stores, figures, server)
     try:
         yield lookups
     finally:
@@ -280,7 +284,7 @@ def serving(
         running.close()
         for listening in sockets:
             listening.close()
-        shelf.close()
+        open_stores.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -334,11 +338,11 @@ def serving_process(stores: Mapping[str, Path]) -> Iterator[ServerProcess]:
 
 
 async def _serve(folder: Path, stores: Mapping[str, Path]) -> None:
-    shelf = Shelf()
+    open_stores = OpenStores()
     for name, path in stores.items():
-        shelf.put(name, open_book(Target(name, path)))
+        open_stores.put(name, open_served(Target(name, path)))
     figures = SharedCounters(1)
-    server = FrameServer(Answerer(shelf, Permissions.open_to_all(), Limits(), figures.slot(0)))
+    server = FrameServer(Answerer(open_stores, Permissions.open_to_all(), Limits(), figures.slot(0)))
     server.share(make_sockets(folder)[1], figures, 0)
     await asyncio.Event().wait()
 

@@ -21,7 +21,7 @@ from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
 from services.lookup.limits import Limits
-from services.lookup.stores.shelf import Shelf, open_book
+from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target, with_digest
 from services.lookup.web.app import LookupSite, make_app
 from services.lookup.web.drafting import DraftDesk
@@ -65,7 +65,7 @@ class Workers:
         self.figures = SharedCounters(1)
         self.slot: Slot = self.figures.slot(0)
         self.slot.begin()
-        self.shelf = Shelf()
+        self.open_stores = OpenStores()
         self.permissions = permissions
         self.limits = limits or Limits()
         self._served: dict[str, Labels] = {}
@@ -77,18 +77,18 @@ class Workers:
 
     def put(self, name: str, path: Path) -> None:
         """Serve a store under a name."""
-        book = open_book(
+        served = open_served(
             Target(name, path)
         )  # kernels that are still to be compiled would keep the first request waiting
-        self._loop.loop.call_soon_threadsafe(self.shelf.put, name, book)
-        self._served[name] = Labels(book.kind, f"{book.build:016x}", f"{book.tokenizer:016x}")
+        self._loop.loop.call_soon_threadsafe(self.open_stores.put, name, served)
+        self._served[name] = Labels(served.kind, f"{served.build:016x}", f"{served.tokenizer:016x}")
         self.slot.announce(self._served.items())
 
     def start(self) -> None:
         """Begin to take connections."""
 
         async def start() -> FrameServer:
-            server = FrameServer(Answerer(self.shelf, self.permissions, self.limits, self.slot))
+            server = FrameServer(Answerer(self.open_stores, self.permissions, self.limits, self.slot))
             listening = socket.socket(socket.AF_UNIX)
             Path(self.path).unlink(missing_ok=True)
             listening.bind(self.path)
@@ -117,7 +117,7 @@ class Workers:
         """End everything."""
         self.stop()
         self._loop.close()
-        self.shelf.close()
+        self.open_stores.close()
         self._folder.cleanup()
 
 

@@ -6,7 +6,7 @@
     data = job.encode(flags)
     job.count(len(data))
 
-A job keeps its book to the end, so that no answer mixes builds.
+A job keeps its store to the end, so that no answer mixes builds.
 """
 
 import logging
@@ -41,7 +41,7 @@ from draftstore.remote.wire import frame as encode_frame
 from services.common.permissions import Grant, Permissions
 from services.lookup.figures.counting import ReleaseCounters, Slot
 from services.lookup.limits import Limits
-from services.lookup.stores.shelf import Book, Shelf, UnknownReleaseError
+from services.lookup.stores.served import OpenStores, ServedStore, UnknownReleaseError
 
 LOG = logging.getLogger(__name__)
 _DRAFT = int(Operation.DRAFT)
@@ -78,7 +78,7 @@ class ReleaseStats:
 class DraftJob:
     """A draft request that was found right, and what is done of it.
 
-    It keeps one book to its end: no answer mixes builds.
+    It keeps one store to its end: no answer mixes builds.
     """
 
     __slots__ = (
@@ -92,24 +92,24 @@ class DraftJob:
         "_sizes",
         "batch",
         "began",
-        "book",
         "budget",
         "failure",
         "left",
         "request_bytes",
         "request_id",
         "seconds",
+        "served",
         "stats",
     )  # fmt: skip
 
     def __init__(
-        self, frame: Frame, request: DraftRequest, book: Book, drafter: StoreDrafter, stats: ReleaseStats, began: float,
-        queries: NDArray[np.float32] | None = None,
+        self, frame: Frame, request: DraftRequest, served: ServedStore, drafter: StoreDrafter, stats: ReleaseStats,
+        began: float, queries: NDArray[np.float32] | None = None,
     ) -> None:  # fmt: skip
         """Begin with nothing done; of a dense store with `queries`, float32 [batch, dims], or without."""
         self.request_id = frame.header.request_id
         self.request_bytes = frame.header.length
-        self.book = book
+        self.served = served
         self.stats = stats
         self.began = began
         self.budget = request.budget
@@ -164,7 +164,9 @@ class DraftJob:
         if self.failure is not None:
             return encode_failure(_DRAFT, self.request_id, self.failure, flags)
         micros = ceil(self.seconds * 1e6)
-        return join_answer(self.request_id, self.book.build, self.book.tokenizer, micros, self._parts, flags)
+        return join_answer(
+            self.request_id, self.served.build, self.served.tokenizer, micros, self._parts, flags
+        )
 
     def count(self, answer_bytes: int) -> None:
         """Count what was done; best when the answer is on its way."""
@@ -185,7 +187,7 @@ class DraftJob:
     def _fail(self, status: Status, message: str, error: Exception) -> None:
         """End with a failure, and log why, not too often: no path or message of the system goes to a client."""
         self.left = 0
-        name = self.book.name
+        name = self.served.name
         self.failure = Failure(status, _AGAIN_SECONDS, f"no drafts from {name!r}: {message}")
         now = monotonic()
         if now - self.stats.logged >= _LOG_SECONDS:
@@ -202,11 +204,11 @@ def _joined(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
 class Answerer:
     """Answers the requests of one process."""
 
-    def __init__(self, shelf: Shelf, permissions: Permissions, limits: Limits, slot: Slot) -> None:
-        """Answer from the books of a shelf.
+    def __init__(self, open_stores: OpenStores, permissions: Permissions, limits: Limits, slot: Slot) -> None:
+        """Answer from the open stores.
 
         Args:
-            shelf: what is served.
+            open_stores: what is served.
             permissions: who may ask for what; may be replaced at any time.
             limits: what is refused.
             slot: the counters of this process.
@@ -214,7 +216,7 @@ class Answerer:
         self.permissions = permissions
         self.limits = limits
         self.slot = slot
-        self._shelf = shelf
+        self._open_stores = open_stores
         self._stats: dict[str, ReleaseStats] = {}
 
     def begin(self, frame: Frame, grant: Grant | None, flags: int = 0) -> DraftJob | bytes:
@@ -244,11 +246,11 @@ class Answerer:
         return self._find(frame, request, began, flags)
 
     def _find(self, frame: Frame, request: DraftRequest, began: float, flags: int) -> DraftJob | bytes:
-        """Find the book of a request, and see that the request suits it."""
+        """Find the store of a request, and see that the request suits it."""
         name = request.name
         try:
-            book = self._shelf.get(name)
-            drafter = book.drafter(request.strategy)
+            served = self._open_stores.get(name)
+            drafter = served.drafter(request.strategy)
         except UnknownReleaseError as error:
             return self.refuse(frame.header, Status.NOT_FOUND, str(error), flags)
         except DraftstoreError as error:
@@ -256,16 +258,16 @@ class Answerer:
         stats = self._stats.get(name)
         if stats is None:
             stats = self._stats[name] = ReleaseStats(self.slot.release(name))
-        if book.projection is None:  # what a dense store would look at is skipped
-            return DraftJob(frame, request, book, drafter, stats, began)
+        if served.projection is None:  # what a dense store would look at is skipped
+            return DraftJob(frame, request, served, drafter, stats, began)
         try:
-            queries = read_queries(request.sections, len(request.contexts), book.projection)
+            queries = read_queries(request.sections, len(request.contexts), served.projection)
         except WireError as error:
             return self.refuse(frame.header, Status.BAD_REQUEST, f"{name!r}: {error}", flags)
         except OtherProjectionError as error:
             message = f"{name!r}: {error}"
             return self.refuse(frame.header, Status.OTHER_PROJECTION, message, flags, figures=stats.figures)
-        return DraftJob(frame, request, book, drafter, stats, began, queries)
+        return DraftJob(frame, request, served, drafter, stats, began, queries)
 
     def answer_other(self, frame: Frame, grant: Grant | None, flags: int = 0) -> bytes:
         """Answer a request that is neither for drafts nor a greeting."""
@@ -278,7 +280,7 @@ class Answerer:
         if header.operation == _PROJECTION:
             return self._answer_projection(frame, grant, flags)
         return encode_json(
-            _RELEASES, header.request_id, {"releases": self._shelf.describe(grant.allows)}, flags
+            _RELEASES, header.request_id, {"releases": self._open_stores.describe(grant.allows)}, flags
         )
 
     def _answer_projection(self, frame: Frame, grant: Grant, flags: int) -> bytes:
@@ -294,14 +296,14 @@ class Answerer:
         if not grant.allows(name):
             return self._forbid(header, grant, name, flags)
         try:
-            book = self._shelf.get(name)
+            served = self._open_stores.get(name)
         except UnknownReleaseError as error:
             return self.refuse(header, Status.NOT_FOUND, str(error), flags)
-        if book.projection is None:
-            message = f"{name!r} has no projection: its store is of kind {book.kind!r}, expected 'dresd'"
+        if served.projection is None:
+            message = f"{name!r} has no projection: its store is of kind {served.kind!r}, expected 'dresd'"
             return self.refuse(header, Status.NOT_FOUND, message, flags)
         return encode_frame(
-            header.operation | ANSWER, header.request_id, book.encoded_projection, Status.OK, flags
+            header.operation | ANSWER, header.request_id, served.encoded_projection, Status.OK, flags
         )
 
     def greet(self, frame: Frame, flags: int = 0) -> tuple[Grant | None, bytes]:

@@ -156,7 +156,7 @@ class FrameConnection(asyncio.Protocol):
             job = answerer.begin(frame, self.grant, turns.flags)
             if isinstance(job, bytes):
                 self._write(job)
-            elif job.book.blocking:
+            elif job.served.blocking:
                 self._delegate(job)
             elif job.batch * job.cost <= SLICE:
                 job.work(job.batch)
@@ -200,14 +200,14 @@ class FrameConnection(asyncio.Protocol):
                 self._answerer.refuse(header, Status.BUSY, message, turns.flags, seconds, job.stats.figures)
             )
             return False
-        job.book.acquire()
+        job.served.acquire()
         self.waiting += job.batch
         turns.count_waiting(job.batch, 1)
         return True
 
     def _dismiss_job(self, job: DraftJob) -> None:
         """Let go of what a job held."""
-        job.book.release()
+        job.served.release()
         self.waiting -= job.batch
         self.turns.count_waiting(-job.batch, -1)
 

@@ -19,8 +19,8 @@ from services.lookup.processes.forking import REFUSED, SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
 from services.lookup.settings import LookupSettings
 from services.lookup.stores.following import Catalogue, Follower, OnTargets
-from services.lookup.stores.keeping import Keeper
-from services.lookup.stores.shelf import DIGEST_SHOWN, Shelf
+from services.lookup.stores.reconciling import Reconciler
+from services.lookup.stores.served import DIGEST_SHOWN, OpenStores
 
 LOG = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class LookupWorker:
         self._link = link
         self._number = number
         self._slot = inherited.figures.slot(number)
-        self._shelf = Shelf()
+        self._open_stores = OpenStores()
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -61,15 +61,15 @@ class LookupWorker:
         loop = asyncio.get_running_loop()
         sockets = self._inherited.keep_for_worker()
         self._slot.begin()
-        answerer = Answerer(self._shelf, self._inherited.permissions, self._settings.limits, self._slot)
+        answerer = Answerer(self._open_stores, self._inherited.permissions, self._settings.limits, self._slot)
         server = FrameServer(answerer)
         self._watch(loop, server)
-        keeper = Keeper(self._shelf, self._runner(loop), swapped=self._swapped)
-        follower = make_follower(self._settings, keeper)
+        reconciler = Reconciler(self._open_stores, self._runner(loop), swapped=self._swapped)
+        follower = make_follower(self._settings, reconciler)
         beats = asyncio.create_task(self._beat(server))
         follower.start()
         await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
-        problem = find_problem(self._settings, self._shelf, keeper, follower)
+        problem = find_problem(self._settings, self._open_stores, reconciler, follower)
         if problem and not self._slot.restarts:
             self._link.report(failed=problem)
             return REFUSED
@@ -77,7 +77,7 @@ class LookupWorker:
         gc.freeze()  # what lives as long as the process need not be looked at again
         server.share(sockets, self._inherited.figures, self._number)
         self._slot.state = WorkerState.READY
-        self._link.report(ready=True, releases=self._shelf.describe())
+        self._link.report(ready=True, releases=self._open_stores.describe())
         await self._stop.wait()
         self._slot.state = WorkerState.DRAINING
         await server.drain()
@@ -95,7 +95,7 @@ class LookupWorker:
         )
 
     def _runner(self, loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-        """Return what has the shelf changed in the loop, and tells the figures of it."""
+        """Return what has the open stores changed in the loop, and tells the figures of it."""
 
         def change(call: Callable[[], None]) -> None:
             call()
@@ -111,10 +111,10 @@ class LookupWorker:
 
     def _announce(self) -> None:
         """Tell the figures what is served."""
-        books = [self._shelf.get(name) for name in self._shelf.names()]
+        stores = [self._open_stores.get(name) for name in self._open_stores.names()]
         self._slot.announce(
-            (book.name, Labels(book.kind, book.digest[:DIGEST_SHOWN], f"{book.tokenizer:016x}"))
-            for book in books
+            (served.name, Labels(served.kind, served.digest[:DIGEST_SHOWN], f"{served.tokenizer:016x}"))
+            for served in stores
         )
 
     async def _beat(self, server: FrameServer) -> None:
@@ -134,7 +134,9 @@ def make_follower(settings: LookupSettings, on_targets: OnTargets) -> Follower:
     return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds)
 
 
-def find_problem(settings: LookupSettings, shelf: Shelf, keeper: Keeper, follower: Follower) -> str | None:
+def find_problem(
+    settings: LookupSettings, open_stores: OpenStores, reconciler: Reconciler, follower: Follower
+) -> str | None:
     """Return why the service should not start; None if it may.
 
     A store or release that the user named must open. Of releases that nobody named, one is enough.
@@ -142,15 +144,15 @@ def find_problem(settings: LookupSettings, shelf: Shelf, keeper: Keeper, followe
     if settings.wait:
         return None
     named = {target.name for target in settings.stores} | set(settings.releases)
-    for name, reason in sorted(keeper.failures.items()):
-        if name in named or not shelf.names():
+    for name, reason in sorted(reconciler.failures.items()):
+        if name in named or not open_stores.names():
             return f"{name!r} cannot be served: {reason}"
     if follower.problem:
         return f"the catalogue cannot be read: {follower.problem} (--store serves directories without one)"
     if follower.missing:
         missing = ", ".join(map(repr, follower.missing))
         return f"the catalogue has no release {missing}: see `draftstore releases list`, or publish it"
-    if not shelf.names():
+    if not open_stores.names():
         return (
             "there is nothing to serve: publish a release with `draftstore releases publish`, name a directory with "
             "--store, or start with --wait"

@@ -1,6 +1,6 @@
 """Following what is to be served: a thread that hears of releases that move, and looks by itself now and then.
 
-    follower = Follower(stores, releases, keeper)
+    follower = Follower(stores, releases, reconciler)
     follower.start()
     ...
     follower.stop()

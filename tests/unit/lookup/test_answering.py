@@ -22,7 +22,7 @@ from services.common.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.figures.counting import SharedCounters
 from services.lookup.frames.answering import Answerer, DraftJob, ReleaseStats
 from services.lookup.limits import Limits
-from services.lookup.stores.shelf import Shelf, open_book
+from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target
 from tests.fakes.dense_stores import make_projection
 from tests.fakes.lookups import contexts_of
@@ -31,12 +31,12 @@ SOME = Grant("some", frozenset(["crest"]), hash_token("secret"))
 
 
 @pytest.fixture(scope="module")
-def shelf(small_crest: Path, small_store: Path, small_dense: Path) -> Iterator[Shelf]:
-    shelf = Shelf()
+def open_stores(small_crest: Path, small_store: Path, small_dense: Path) -> Iterator[OpenStores]:
+    open_stores = OpenStores()
     for name, path in (("crest", small_crest), ("rest", small_store), ("dense", small_dense)):
-        shelf.put(name, open_book(Target(name, path)))
-    yield shelf
-    shelf.close()
+        open_stores.put(name, open_served(Target(name, path)))
+    yield open_stores
+    open_stores.close()
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def figures() -> SharedCounters:
 
 
 @pytest.fixture
-def answerer(shelf: Shelf, figures: SharedCounters) -> Answerer:
-    return Answerer(shelf, Permissions.open_to_all(), Limits(), figures.slot(0))
+def answerer(open_stores: OpenStores, figures: SharedCounters) -> Answerer:
+    return Answerer(open_stores, Permissions.open_to_all(), Limits(), figures.slot(0))
 
 
 def frame_of(data: bytes) -> Frame:
@@ -95,9 +95,9 @@ def zeros(batch: int = 1, width: int = 16) -> np.ndarray:
     rows=st.lists(st.integers(1, 21), min_size=1, max_size=4),
 )
 def test_in_pieces_or_at_once_the_answer_is_the_same(
-    shelf: Shelf, name: str, seed: int, batch: int, width: int, rows: list[int]
+    open_stores: OpenStores, name: str, seed: int, batch: int, width: int, rows: list[int]
 ) -> None:
-    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), SharedCounters(1).slot(0))
+    answerer = Answerer(open_stores, Permissions.open_to_all(), Limits(), SharedCounters(1).slot(0))
     contexts = np.random.default_rng(seed).integers(-2, 100, (batch, width)).astype(np.int32)
     asked = request(name, contexts, 1 + seed % 100)
     whole = answer(answerer, asked, ANYBODY)
@@ -112,8 +112,8 @@ def test_in_pieces_or_at_once_the_answer_is_the_same(
     pieces = finish(job)
     assert pieces[: 16 + 20] == whole[: 16 + 20]
     assert pieces[16 + 24 :] == whole[16 + 24 :]  # all but the duration
-    book = shelf.get(name)
-    drafts = book.drafter().draft_batch(contexts, 1 + seed % 100)
+    served = open_stores.get(name)
+    drafts = served.drafter().draft_batch(contexts, 1 + seed % 100)
     assert whole[40:] == wire.encode_answer(7, 0, 0, 0, drafts)[40:]
 
 
@@ -126,15 +126,19 @@ def projection_frame(name: bytes) -> Frame:
     batch=st.integers(0, 20),
     rows=st.lists(st.integers(1, 21), min_size=1, max_size=4),
 )
-def test_queries_are_cut_with_their_contexts(shelf: Shelf, seed: int, batch: int, rows: list[int]) -> None:
-    answerer = Answerer(shelf, Permissions.open_to_all(), Limits(), SharedCounters(1).slot(0))
-    book = shelf.get("dense")
-    assert book.projection is not None
+def test_queries_are_cut_with_their_contexts(
+    open_stores: OpenStores, seed: int, batch: int, rows: list[int]
+) -> None:
+    answerer = Answerer(open_stores, Permissions.open_to_all(), Limits(), SharedCounters(1).slot(0))
+    served = open_stores.get("dense")
+    assert served.projection is not None
     salad = np.random.default_rng(seed)
     contexts = salad.integers(-2, 300, (batch, 3)).astype(np.int32)
-    queries = salad.standard_normal((batch, book.projection.dims)).astype(np.float32)
+    queries = salad.standard_normal((batch, served.projection.dims)).astype(np.float32)
     queries[salad.random(batch) < 0.3, 0] = np.nan
-    asked = request("dense", contexts, 1 + seed % 100, sections=Queries(queries, book.projection).sections())
+    asked = request(
+        "dense", contexts, 1 + seed % 100, sections=Queries(queries, served.projection).sections()
+    )
     whole = answer(answerer, asked, ANYBODY)
     job = answerer.begin(asked, ANYBODY)
     assert isinstance(job, DraftJob)
@@ -143,7 +147,7 @@ def test_queries_are_cut_with_their_contexts(shelf: Shelf, seed: int, batch: int
         if not job.left:
             break
     assert finish(job)[16 + 24 :] == whole[16 + 24 :]
-    drafter: Any = book.drafter()
+    drafter: Any = served.drafter()
     drafts = drafter.draft_batch(contexts, 1 + seed % 100, queries=queries)
     assert whole[40:] == wire.encode_answer(7, 0, 0, 0, drafts)[40:]
 
@@ -162,13 +166,13 @@ def test_queries_of_another_projection_are_counted_for_their_release(
         assert isinstance(answerer.begin(request("rest", zeros(), sections=wrong), ANYBODY), DraftJob)
 
 
-def test_a_projection(answerer: Answerer, shelf: Shelf) -> None:
-    book = shelf.get("dense")
+def test_a_projection(answerer: Answerer, open_stores: OpenStores) -> None:
+    served = open_stores.get("dense")
     found = frame_of(answer(answerer, projection_frame(b"dense"), ANYBODY))
     assert (found.header.operation, found.header.status) == (0x84, Status.OK)
-    assert book.projection is not None
-    assert decode_projection(found.payload).digest == book.projection.digest
-    assert decode_projection(found.payload).digest == book.manifest.parameters["projection"]
+    assert served.projection is not None
+    assert decode_projection(found.payload).digest == served.projection.digest
+    assert decode_projection(found.payload).digest == served.manifest.parameters["projection"]
 
 
 def test_the_flags_of_an_answer(answerer: Answerer) -> None:
@@ -218,9 +222,12 @@ def test_refusals(
 
 
 def test_what_fails_to_draft_says_so_and_no_more(
-    answerer: Answerer, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answerer: Answerer,
+    open_stores: OpenStores,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    drafter = shelf.get("crest").drafter()
+    drafter = open_stores.get("crest").drafter()
 
     def fail(*_: object) -> None:
         raise error
@@ -241,13 +248,13 @@ def test_what_fails_to_draft_says_so_and_no_more(
 
 
 def test_a_job_that_fails_in_the_middle_is_a_failure(
-    answerer: Answerer, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    answerer: Answerer, open_stores: OpenStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = answerer.begin(request("rest", zeros(10)), ANYBODY)
     assert isinstance(job, DraftJob)
     job.work(4)
     assert job.left == 6
-    monkeypatch.setattr(shelf.get("rest").drafter(), "draft_batch", lambda *_: 1 / 0)
+    monkeypatch.setattr(open_stores.get("rest").drafter(), "draft_batch", lambda *_: 1 / 0)
     job.work(4)
     assert job.left == 0
     assert refusal(finish(job)).status == Status.INTERNAL
@@ -265,8 +272,8 @@ def test_releases_that_one_may_use(answerer: Answerer) -> None:
         assert [entry["name"] for entry in json.loads(found.payload)["releases"]] == names
 
 
-def test_greetings(shelf: Shelf, figures: SharedCounters) -> None:
-    answerer = Answerer(shelf, Permissions([SOME]), Limits(batch=9), figures.slot(0))
+def test_greetings(open_stores: OpenStores, figures: SharedCounters) -> None:
+    answerer = Answerer(open_stores, Permissions([SOME]), Limits(batch=9), figures.slot(0))
 
     def greet(token: bytes) -> tuple[Grant | None, bytes]:
         return answerer.greet(Frame(Header(len(token), 1, Operation.HELLO, 0, 0, 7), token))

@@ -22,10 +22,10 @@ from draftstore.remote.wire import short_hash
 from draftstore.storage.manifest import load_manifest, manifest_digest, save_manifest
 from schema import catalogue, pooling
 from schema.database import URL_VARIABLE, migrate
-from services.lookup.stores import keeping
+from services.lookup.stores import reconciling
 from services.lookup.stores.following import Catalogue, Follower
-from services.lookup.stores.keeping import Keeper
-from services.lookup.stores.shelf import Shelf, UnknownReleaseError
+from services.lookup.stores.reconciling import Reconciler
+from services.lookup.stores.served import OpenStores, UnknownReleaseError
 from services.lookup.stores.targets import Target
 from tests.fakes.databases import write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
@@ -54,10 +54,10 @@ def following(follower: Follower) -> Iterator[Follower]:
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    shelf = Shelf()
-    yield shelf
-    shelf.close()
+def open_stores() -> Iterator[OpenStores]:
+    open_stores = OpenStores()
+    yield open_stores
+    open_stores.close()
 
 
 class Copies:
@@ -106,12 +106,12 @@ def copies(engine: Engine, tmp_path: Path, small_crest: Path) -> Copies:
     return Copies(engine, tmp_path, small_crest)
 
 
-def serves(shelf: Shelf, name: str, digest: str | None) -> Callable[[], bool]:
+def serves(open_stores: OpenStores, name: str, digest: str | None) -> Callable[[], bool]:
     """Return what tells whether a name is served from a build; None: not at all."""
 
     def tell() -> bool:
         try:
-            return shelf.get(name).digest == digest
+            return open_stores.get(name).digest == digest
         except UnknownReleaseError:
             return digest is None
 
@@ -119,62 +119,66 @@ def serves(shelf: Shelf, name: str, digest: str | None) -> Callable[[], bool]:
 
 
 class TestNotices:
-    def test_publishing_rollback_and_removal(self, shelf: Shelf, copies: Copies) -> None:
+    def test_publishing_rollback_and_removal(self, open_stores: OpenStores, copies: Copies) -> None:
         one, two = copies.add(), copies.add()
         copies.publish("chat", one)
-        with following(Follower([], Catalogue(), Keeper(shelf), poll_seconds=NEVER)) as follower:
+        with following(Follower([], Catalogue(), Reconciler(open_stores), poll_seconds=NEVER)) as follower:
             assert follower.wait_for_first(SECONDS)
             assert follower.complete
-            assert serves(shelf, "chat", copies.digests[one])()
+            assert serves(open_stores, "chat", copies.digests[one])()
             copies.publish("chat", two)
-            wait_until(serves(shelf, "chat", copies.digests[two]), "publishing")
+            wait_until(serves(open_stores, "chat", copies.digests[two]), "publishing")
             copies.publish("code", one)
-            wait_until(serves(shelf, "code", copies.digests[one]), "a new release")
+            wait_until(serves(open_stores, "code", copies.digests[one]), "a new release")
             copies.rollback("chat")
-            wait_until(serves(shelf, "chat", copies.digests[one]), "rollback")
+            wait_until(serves(open_stores, "chat", copies.digests[one]), "rollback")
             copies.remove("code")
-            wait_until(serves(shelf, "code", None), "removal")
-            assert shelf.names() == ["chat"]
+            wait_until(serves(open_stores, "code", None), "removal")
+            assert open_stores.names() == ["chat"]
 
     def test_only_releases_that_were_asked_for(
-        self, shelf: Shelf, copies: Copies, caplog: pytest.LogCaptureFixture
+        self, open_stores: OpenStores, copies: Copies, caplog: pytest.LogCaptureFixture
     ) -> None:
         one = copies.add()
         copies.publish("chat", one)
         copies.publish("code", one)
-        follower = Follower([], Catalogue(["code", "none"]), Keeper(shelf), poll_seconds=NEVER)
+        follower = Follower([], Catalogue(["code", "none"]), Reconciler(open_stores), poll_seconds=NEVER)
         with following(follower):
             assert follower.wait_for_first(SECONDS)
-            assert shelf.names() == ["code"]
+            assert open_stores.names() == ["code"]
             assert (follower.missing, follower.complete) == (["none"], False)
             copies.publish("none", one)
-            wait_until(lambda: shelf.names() == ["code", "none"], "the release came later")
+            wait_until(lambda: open_stores.names() == ["code", "none"], "the release came later")
             assert follower.complete
         assert [record.message for record in caplog.records].count("the catalogue has no release 'none'") == 1
 
-    def test_a_move_that_nobody_tells_is_found(self, shelf: Shelf, copies: Copies, database: str) -> None:
+    def test_a_move_that_nobody_tells_is_found(
+        self, open_stores: OpenStores, copies: Copies, database: str
+    ) -> None:
         one, two = copies.add(), copies.add()
         copies.publish("chat", one)
-        with following(Follower([], Catalogue(), Keeper(shelf), poll_seconds=0.2)) as follower:
+        with following(Follower([], Catalogue(), Reconciler(open_stores), poll_seconds=0.2)) as follower:
             assert follower.wait_for_first(SECONDS)
             with psycopg.connect(database, autocommit=True) as connection:
                 connection.execute("UPDATE releases SET build_id = %s", (two,))
-            wait_until(serves(shelf, "chat", copies.digests[two]), "a look")
+            wait_until(serves(open_stores, "chat", copies.digests[two]), "a look")
 
-    def test_somebody_asks_for_a_look(self, shelf: Shelf, copies: Copies, database: str) -> None:
+    def test_somebody_asks_for_a_look(self, open_stores: OpenStores, copies: Copies, database: str) -> None:
         one, two = copies.add(), copies.add()
         copies.publish("chat", one)
-        with following(Follower([], Catalogue(), Keeper(shelf), poll_seconds=NEVER)) as follower:
+        with following(Follower([], Catalogue(), Reconciler(open_stores), poll_seconds=NEVER)) as follower:
             assert follower.wait_for_first(SECONDS)
             with psycopg.connect(database, autocommit=True) as connection:
                 connection.execute("UPDATE releases SET build_id = %s", (two,))
             follower.look()
-            wait_until(serves(shelf, "chat", copies.digests[two]), "a look")
+            wait_until(serves(open_stores, "chat", copies.digests[two]), "a look")
 
-    def test_the_listening_connection_is_ended(self, shelf: Shelf, copies: Copies, database: str) -> None:
+    def test_the_listening_connection_is_ended(
+        self, open_stores: OpenStores, copies: Copies, database: str
+    ) -> None:
         builds = [copies.add(), copies.add()]
         copies.publish("chat", builds[0])
-        with following(Follower([], Catalogue(), Keeper(shelf), poll_seconds=NEVER)) as follower:
+        with following(Follower([], Catalogue(), Reconciler(open_stores), poll_seconds=NEVER)) as follower:
             assert follower.wait_for_first(SECONDS)
             for turn in range(1, 6):
                 with psycopg.connect(database, autocommit=True) as connection:
@@ -183,21 +187,23 @@ class TestNotices:
                         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                     )
                 digest = copies.publish("chat", builds[turn % 2])
-                wait_until(serves(shelf, "chat", digest), "after the connection was ended")
+                wait_until(serves(open_stores, "chat", digest), "after the connection was ended")
 
 
 class TestTheDatabaseIsAway:
     def test_it_is_away_at_first_restarted_and_gone_for_a_while(
-        self, shelf: Shelf, tmp_path: Path, small_crest: Path, monkeypatch: pytest.MonkeyPatch
+        self, open_stores: OpenStores, tmp_path: Path, small_crest: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with postgres_server() as server:
             monkeypatch.setenv(URL_VARIABLE, server.url)
             migrate()
             server.stop(signal.SIGINT)
             fixed = Target("fixed", small_crest)
-            with following(Follower([fixed], Catalogue(), Keeper(shelf), poll_seconds=0.5)) as follower:
+            with following(
+                Follower([fixed], Catalogue(), Reconciler(open_stores), poll_seconds=0.5)
+            ) as follower:
                 assert follower.wait_for_first(SECONDS)
-                assert shelf.names() == ["fixed"]
+                assert open_stores.names() == ["fixed"]
                 assert not follower.complete
                 assert "draftstore db status" in str(follower.problem)
                 server.start()
@@ -206,37 +212,44 @@ class TestTheDatabaseIsAway:
                 copies = Copies(engine, tmp_path, small_crest)
                 one, two = copies.add(), copies.add()
                 copies.publish("chat", one)
-                wait_until(serves(shelf, "chat", copies.digests[one]), "publishing")
+                wait_until(serves(open_stores, "chat", copies.digests[one]), "publishing")
                 for number, build in ((signal.SIGQUIT, two), (signal.SIGINT, one)):
-                    served = shelf.get("chat").digest
+                    served = open_stores.get("chat").digest
                     server.stop(number)
                     wait_until(lambda: follower.problem is not None, "the server is gone")
-                    assert shelf.get("chat").digest == served
-                    assert shelf.get("chat").drafter().draft(CONTEXT)
+                    assert open_stores.get("chat").digest == served
+                    assert open_stores.get("chat").drafter().draft(CONTEXT)
                     server.start()
                     engine.dispose()
                     digest = copies.publish("chat", build)
-                    wait_until(serves(shelf, "chat", digest), "after a restart")
+                    wait_until(serves(open_stores, "chat", digest), "after a restart")
                     assert follower.problem is None
                 engine.dispose()
 
     def test_it_takes_connections_and_says_nothing(
-        self, shelf: Shelf, copies: Copies, database: str, small_crest: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        open_stores: OpenStores,
+        copies: Copies,
+        database: str,
+        small_crest: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("schema.database.CONNECT_TIMEOUT", 2)
         digest = copies.publish("chat", copies.add())
         with silent_port() as port:
             monkeypatch.setenv(URL_VARIABLE, f"postgresql://u:p@127.0.0.1:{port}/d")
-            follower = Follower([Target("fixed", small_crest)], Catalogue(), Keeper(shelf), poll_seconds=0.2)
+            follower = Follower(
+                [Target("fixed", small_crest)], Catalogue(), Reconciler(open_stores), poll_seconds=0.2
+            )
             with following(follower):
                 assert follower.wait_for_first(SECONDS)
-                assert shelf.names() == ["fixed"]
+                assert open_stores.names() == ["fixed"]
                 assert "timeout" in str(follower.problem)
                 monkeypatch.setenv(URL_VARIABLE, database)
-                wait_until(serves(shelf, "chat", digest), "the database answers")
+                wait_until(serves(open_stores, "chat", digest), "the database answers")
 
     def test_it_hangs_later_on(
-        self, shelf: Shelf, copies: Copies, database: str, monkeypatch: pytest.MonkeyPatch
+        self, open_stores: OpenStores, copies: Copies, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(pooling.LimitedConnection, "limit", 0.5)
         with postgres_server() as server, freezing_proxy("127.0.0.1", server.port) as proxy:
@@ -247,15 +260,15 @@ class TestTheDatabaseIsAway:
             there = Copies(engine, copies.folder, copies.like)
             one, two = there.add(), there.add()
             there.publish("chat", one)
-            with following(Follower([], Catalogue(), Keeper(shelf), poll_seconds=0.2)) as follower:
+            with following(Follower([], Catalogue(), Reconciler(open_stores), poll_seconds=0.2)) as follower:
                 assert follower.wait_for_first(SECONDS)
-                assert serves(shelf, "chat", there.digests[one])()
+                assert serves(open_stores, "chat", there.digests[one])()
                 proxy.freeze()
                 wait_until(lambda: follower.problem is not None, "the database hangs")
-                assert shelf.get("chat").drafter().draft(CONTEXT)
+                assert open_stores.get("chat").drafter().draft(CONTEXT)
                 there.publish("chat", two)
                 proxy.thaw()
-                wait_until(serves(shelf, "chat", there.digests[two]), "it answers again")
+                wait_until(serves(open_stores, "chat", there.digests[two]), "it answers again")
             engine.dispose()
 
     def test_whatever_happens_it_goes_on(self, small_crest: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -274,26 +287,30 @@ class TestTheDatabaseIsAway:
 
 class TestBuildsThatCannotBeOpened:
     def test_the_old_one_stays_and_the_reason_is_told(
-        self, shelf: Shelf, copies: Copies, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self,
+        open_stores: OpenStores,
+        copies: Copies,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(keeping, "FIRST_PAUSE", 0.01)
+        monkeypatch.setattr(reconciling, "FIRST_PAUSE", 0.01)
         failed: list[tuple[str, str]] = []
-        keeper = Keeper(shelf, failed=lambda *failure: failed.append(failure))
+        reconciler = Reconciler(open_stores, failed=lambda *failure: failed.append(failure))
         one, cut, foreign, good = (copies.add() for _ in range(4))
         old = copies.publish("chat", one)
-        with following(Follower([], Catalogue(), keeper, poll_seconds=0.1)) as follower:
+        with following(Follower([], Catalogue(), reconciler, poll_seconds=0.1)) as follower:
             assert follower.wait_for_first(SECONDS)
             self._publish_damaged(copies, cut, lambda path: cut_file(path / "trees.lmdb"))
-            wait_until(lambda: "chat" in keeper.failures, "the cut file")
-            assert "has 100 bytes" in keeper.failures["chat"]
-            assert serves(shelf, "chat", old)()
+            wait_until(lambda: "chat" in reconciler.failures, "the cut file")
+            assert "has 100 bytes" in reconciler.failures["chat"]
+            assert serves(open_stores, "chat", old)()
             time.sleep(0.5)  # several looks
             self._publish_damaged(copies, foreign, lambda path: write_other(path, one))
-            wait_until(lambda: "another store" in keeper.failures["chat"], "the other digest")
-            assert serves(shelf, "chat", old)()
+            wait_until(lambda: "another store" in reconciler.failures["chat"], "the other digest")
+            assert serves(open_stores, "chat", old)()
             digest = copies.publish("chat", good)
-            wait_until(serves(shelf, "chat", digest), "a whole build")
-            wait_until(lambda: keeper.failures == {}, "all is well")
+            wait_until(serves(open_stores, "chat", digest), "a whole build")
+            wait_until(lambda: reconciler.failures == {}, "all is well")
         assert len(failed) == 2  # the same reason is told once
         assert (
             sum("serving build " + old[:16] + " as before" in entry.message for entry in caplog.records) == 2
@@ -310,90 +327,96 @@ class TestBuildsThatCannotBeOpened:
         with Session(copies.engine) as session, session.begin():
             catalogue.publish(session, "chat", build, verify=verify)
 
-    def test_rolling_back_forgets_the_failure(self, shelf: Shelf, copies: Copies) -> None:
-        keeper = Keeper(shelf)
+    def test_rolling_back_forgets_the_failure(self, open_stores: OpenStores, copies: Copies) -> None:
+        reconciler = Reconciler(open_stores)
         one, cut = copies.add(), copies.add()
         old = copies.publish("chat", one)
-        with following(Follower([], Catalogue(), keeper, poll_seconds=NEVER)) as follower:
+        with following(Follower([], Catalogue(), reconciler, poll_seconds=NEVER)) as follower:
             assert follower.wait_for_first(SECONDS)
-            book = shelf.get("chat")
+            served = open_stores.get("chat")
             self._publish_damaged(copies, cut, lambda path: cut_file(path / "trees.lmdb"))
-            wait_until(lambda: "chat" in keeper.failures, "the cut file")
+            wait_until(lambda: "chat" in reconciler.failures, "the cut file")
             copies.rollback("chat")
-            wait_until(lambda: keeper.failures == {}, "rollback")
-            assert shelf.get("chat") is book
-            assert book.digest == old
+            wait_until(lambda: reconciler.failures == {}, "rollback")
+            assert open_stores.get("chat") is served
+            assert served.digest == old
 
     def test_what_is_repaired_is_opened(
-        self, shelf: Shelf, small_crest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, open_stores: OpenStores, small_crest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(keeping, "FIRST_PAUSE", 0.01)
+        monkeypatch.setattr(reconciling, "FIRST_PAUSE", 0.01)
         path = tmp_path / "store"
-        keeper = Keeper(shelf)
-        with following(Follower([Target("chat", path)], None, keeper, poll_seconds=0.1)) as follower:
+        reconciler = Reconciler(open_stores)
+        with following(Follower([Target("chat", path)], None, reconciler, poll_seconds=0.1)) as follower:
             assert follower.wait_for_first(SECONDS)
-            assert "is not a store" in keeper.failures["chat"]
+            assert "is not a store" in reconciler.failures["chat"]
             assert follower.complete
             shutil.copytree(small_crest, path)
-            wait_until(serves(shelf, "chat", manifest_digest(small_crest)), "the store has come")
+            wait_until(serves(open_stores, "chat", manifest_digest(small_crest)), "the store has come")
 
     def test_an_unexpected_error_is_a_failure_too(
-        self, shelf: Shelf, small_crest: Path, caplog: pytest.LogCaptureFixture
+        self, open_stores: OpenStores, small_crest: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(_: Target) -> None:
             raise ZeroDivisionError("nobody thought of this")
 
-        keeper = Keeper(shelf, open_book=fail)  # type: ignore[arg-type]
-        keeper([Target("chat", small_crest)])
-        assert keeper.failures == {"chat": "ZeroDivisionError: nobody thought of this"}
+        reconciler = Reconciler(open_stores, open_served=fail)  # type: ignore[arg-type]
+        reconciler([Target("chat", small_crest)])
+        assert reconciler.failures == {"chat": "ZeroDivisionError: nobody thought of this"}
         assert any(record.exc_info for record in caplog.records)
 
-    def test_trying_again_waits_longer_each_time(self, shelf: Shelf, tmp_path: Path) -> None:
+    def test_trying_again_waits_longer_each_time(self, open_stores: OpenStores, tmp_path: Path) -> None:
         opened: list[Target] = []
 
         def fail(target: Target) -> None:
             opened.append(target)
             raise DraftstoreError("not today")
 
-        keeper = Keeper(shelf, open_book=fail)  # type: ignore[arg-type]
+        reconciler = Reconciler(open_stores, open_served=fail)  # type: ignore[arg-type]
         for _ in range(100):
-            keeper([Target("chat", tmp_path)])
+            reconciler([Target("chat", tmp_path)])
         assert len(opened) == 1
-        keeper([Target("chat", tmp_path, "another")])
+        reconciler([Target("chat", tmp_path, "another")])
         assert len(opened) == 2
-        keeper([])
-        assert keeper.failures == {}
+        reconciler([])
+        assert reconciler.failures == {}
 
 
 class TestBuildsThatAreReplacedInPlace:
-    def test_a_release_whose_directory_holds_a_newer_build(self, shelf: Shelf, copies: Copies) -> None:
+    def test_a_release_whose_directory_holds_a_newer_build(
+        self, open_stores: OpenStores, copies: Copies
+    ) -> None:
         swapped: list[str] = []
-        keeper = Keeper(shelf, swapped=swapped.append)
+        reconciler = Reconciler(open_stores, swapped=swapped.append)
         one = copies.add()
         old = copies.publish("chat", one)
-        with following(Follower([], Catalogue(), keeper, poll_seconds=NEVER)) as follower:
+        with following(Follower([], Catalogue(), reconciler, poll_seconds=NEVER)) as follower:
             assert follower.wait_for_first(SECONDS)
             two = copies.add(path=copies.paths[one])
             follower.look()
-            assert serves(shelf, "chat", old)()  # what is open stays whole
-            assert shelf.get("chat").drafter().draft(CONTEXT)
+            assert serves(open_stores, "chat", old)()  # what is open stays whole
+            assert open_stores.get("chat").drafter().draft(CONTEXT)
             new = copies.publish("chat", two)
-            wait_until(serves(shelf, "chat", new), "the build in its place")
+            wait_until(serves(open_stores, "chat", new), "the build in its place")
         assert new != old
         assert swapped == ["chat"]
 
-    def test_a_directory_that_was_named(self, shelf: Shelf, small_crest: Path, tmp_path: Path) -> None:
+    def test_a_directory_that_was_named(
+        self, open_stores: OpenStores, small_crest: Path, tmp_path: Path
+    ) -> None:
         path, newer = tmp_path / "store", tmp_path / "newer"
         write_copy(small_crest, path, 1)
         write_copy(small_crest, newer, 2)
         digest = manifest_digest(newer)
-        with following(Follower([Target("chat", path)], None, Keeper(shelf), poll_seconds=0.05)) as follower:
+        with following(
+            Follower([Target("chat", path)], None, Reconciler(open_stores), poll_seconds=0.05)
+        ) as follower:
             assert follower.wait_for_first(SECONDS)
-            book = shelf.get("chat")
+            served = open_stores.get("chat")
             path.rename(tmp_path / "retired")
             newer.rename(path)
-            wait_until(serves(shelf, "chat", digest), "the build in its place")
-            wait_until(lambda: book.closed, "the old one is closed")
+            wait_until(serves(open_stores, "chat", digest), "the build in its place")
+            wait_until(lambda: served.closed, "the old one is closed")
 
 
 def cut_file(path: Path) -> None:
@@ -407,7 +430,7 @@ def write_other(path: Path, number: int) -> None:
 
 
 def test_no_lookup_fails_or_mixes_while_releases_move(
-    shelf: Shelf, copies: Copies, small_crest: Path
+    open_stores: OpenStores, copies: Copies, small_crest: Path
 ) -> None:
     builds = [copies.add() for _ in range(3)]
     known = {short_hash(digest) for digest in copies.digests.values()}
@@ -419,31 +442,31 @@ def test_no_lookup_fails_or_mixes_while_releases_move(
     def borrow() -> None:
         try:
             while not done.is_set():
-                book = shelf.borrow("chat")
-                drafts = [len(book.drafter().draft(CONTEXT)) for _ in range(3)]
-                if drafts != [1, 1, 1] or book.closed:
-                    problems.append("a closed book")
-                seen.add(book.build)
-                book.release()
+                served = open_stores.borrow("chat")
+                drafts = [len(served.drafter().draft(CONTEXT)) for _ in range(3)]
+                if drafts != [1, 1, 1] or served.closed:
+                    problems.append("a closed served")
+                seen.add(served.build)
+                served.release()
         except DraftstoreError as error:
             problems.append(repr(error))
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        keeper = Keeper(shelf, loop.call_soon_threadsafe)
-        with following(Follower([], Catalogue(), keeper, poll_seconds=NEVER)) as follower:
+        reconciler = Reconciler(open_stores, loop.call_soon_threadsafe)
+        with following(Follower([], Catalogue(), reconciler, poll_seconds=NEVER)) as follower:
             assert await asyncio.to_thread(follower.wait_for_first, SECONDS)
-            await asyncio.sleep(0)  # the first book is put
+            await asyncio.sleep(0)  # the first served is put
             threads = [threading.Thread(target=borrow) for _ in range(2)]
             for thread in threads:
                 thread.start()
             mover = threading.Thread(target=move)
             mover.start()
             while not done.is_set():
-                book = shelf.get("chat")
-                if len(book.drafter().draft(CONTEXT)) != 1:
+                served = open_stores.get("chat")
+                if len(served.drafter().draft(CONTEXT)) != 1:
                     problems.append("no draft")
-                seen.add(book.build)
+                seen.add(served.build)
                 await asyncio.sleep(0)
             for thread in [*threads, mover]:
                 await asyncio.to_thread(thread.join)
@@ -452,9 +475,9 @@ def test_no_lookup_fails_or_mixes_while_releases_move(
         try:
             for build in (*builds[1:], *builds):
                 digest = copies.publish("chat", build)
-                wait_until(serves(shelf, "chat", digest), "publishing")
+                wait_until(serves(open_stores, "chat", digest), "publishing")
             copies.rollback("chat")
-            wait_until(serves(shelf, "chat", copies.digests[builds[1]]), "rollback")
+            wait_until(serves(open_stores, "chat", copies.digests[builds[1]]), "rollback")
         finally:
             done.set()
 
@@ -463,29 +486,35 @@ def test_no_lookup_fails_or_mixes_while_releases_move(
     assert seen == known
 
 
-def test_stopping_does_not_wait_for_the_next_look(shelf: Shelf, small_crest: Path) -> None:
+def test_stopping_does_not_wait_for_the_next_look(open_stores: OpenStores, small_crest: Path) -> None:
     for _ in range(3):
-        with following(Follower([Target("a", small_crest)], None, Keeper(shelf), poll_seconds=NEVER)) as one:
+        with following(
+            Follower([Target("a", small_crest)], None, Reconciler(open_stores), poll_seconds=NEVER)
+        ) as one:
             assert one.wait_for_first(SECONDS)
-    with closing(Follower([], None, Keeper(shelf))) as never_started:
+    with closing(Follower([], None, Reconciler(open_stores))) as never_started:
         assert never_started.stop()
 
 
 def test_a_directory_comes_before_a_release_of_the_same_name(
-    shelf: Shelf, copies: Copies, small_crest: Path
+    open_stores: OpenStores, copies: Copies, small_crest: Path
 ) -> None:
     copies.publish("chat", copies.add())
-    follower = Follower([Target("chat", small_crest)], Catalogue(), Keeper(shelf), poll_seconds=NEVER)
+    follower = Follower(
+        [Target("chat", small_crest)], Catalogue(), Reconciler(open_stores), poll_seconds=NEVER
+    )
     with following(follower):
         assert follower.wait_for_first(SECONDS)
-        assert serves(shelf, "chat", manifest_digest(small_crest))()
+        assert serves(open_stores, "chat", manifest_digest(small_crest))()
 
 
-def test_logs_say_what_is_served(shelf: Shelf, small_crest: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_say_what_is_served(
+    open_stores: OpenStores, small_crest: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    keeper = Keeper(shelf)
-    keeper([Target("chat", small_crest)])
-    keeper([])
+    reconciler = Reconciler(open_stores)
+    reconciler([Target("chat", small_crest)])
+    reconciler([])
     told = [record.message for record in caplog.records]
     assert any(
         line.startswith(f"serving 'chat' from build {manifest_digest(small_crest)[:16]}") for line in told

@@ -15,7 +15,7 @@ from draftstore.stores.registry import open_store
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.frames import connection, turns
 from services.lookup.limits import Limits
-from services.lookup.stores.shelf import Book, Shelf, open_book
+from services.lookup.stores.served import OpenStores, ServedStore, open_served
 from services.lookup.stores.targets import Target
 from tests.fakes.lookups import SECONDS, Caller, Lookups, contexts_of, failure, serving, until
 
@@ -76,8 +76,8 @@ def test_an_answer_names_build_tokenizer_and_duration(
     lookups: Lookups, stores: dict[str, Path], caller: Caller
 ) -> None:
     answer = caller.draft("crest", contexts_of(stores["crest"], 50))
-    book = lookups.shelf.get("crest")
-    assert (answer.build, answer.tokenizer) == (book.build, book.tokenizer)
+    served = lookups.open_stores.get("crest")
+    assert (answer.build, answer.tokenizer) == (served.build, served.tokenizer)
     assert 0 < answer.micros < 10e6
 
 
@@ -158,20 +158,20 @@ class SlowDrafter:
 
 def slow_shelf(
     path: Path, seconds: float, gate: threading.Event | None = None, blocking: bool = False
-) -> tuple[Shelf, Book, SlowDrafter]:
-    """Return a shelf with one book whose drafts take a while."""
-    shelf, book = Shelf(), open_book(Target("slow", path))
-    drafter = SlowDrafter(book.drafter(), seconds, gate)
-    book._drafters[""] = drafter  # type: ignore[assignment]
-    book.blocking = blocking
-    shelf.put("slow", book)
-    return shelf, book, drafter
+) -> tuple[OpenStores, ServedStore, SlowDrafter]:
+    """Return the open stores with one store whose drafts take a while."""
+    open_stores, served = OpenStores(), open_served(Target("slow", path))
+    drafter = SlowDrafter(served.drafter(), seconds, gate)
+    served._drafters[""] = drafter  # type: ignore[assignment]
+    served.blocking = blocking
+    open_stores.put("slow", served)
+    return open_stores, served, drafter
 
 
 def test_a_large_batch_is_cut_and_does_not_hold_up_others(small_crest: Path) -> None:
-    shelf, book, drafter = slow_shelf(small_crest, 0.0002)
+    open_stores, served, drafter = slow_shelf(small_crest, 0.0002)
     contexts = contexts_of(small_crest, 512)
-    with serving(shelf) as running, running.caller() as large, running.caller() as small:
+    with serving(open_stores) as running, running.caller() as large, running.caller() as small:
         for _ in range(20):
             small.draft("slow", contexts[:1])  # it learns what a context costs
         drafter.batches.clear()
@@ -187,13 +187,13 @@ def test_a_large_batch_is_cut_and_does_not_hold_up_others(small_crest: Path) -> 
         assert frame.payload[24:] == expected(small_crest, contexts)
         assert max(drafter.batches) < 100
         assert sum(drafter.batches) == 512 + answered
-        assert book.readers == 0
+        assert served.readers == 0
 
 
 def test_large_batches_take_turns(small_crest: Path) -> None:
-    shelf, _, _ = slow_shelf(small_crest, 0.0002)
+    open_stores, _, _ = slow_shelf(small_crest, 0.0002)
     contexts = contexts_of(small_crest, 400)
-    with serving(shelf) as running, running.caller() as first, running.caller() as second:
+    with serving(open_stores) as running, running.caller() as first, running.caller() as second:
         first.send(wire.encode_request(1, "slow", contexts, 64) * 2)
         second.send(wire.encode_request(1, "slow", contexts[:100], 64))
         assert second.receive()
@@ -204,29 +204,29 @@ def test_large_batches_take_turns(small_crest: Path) -> None:
 
 def test_a_release_that_moves_does_not_mix_builds(small_crest: Path, small_store: Path) -> None:
     gate = threading.Event()
-    shelf, book, drafter = slow_shelf(small_crest, 0.0002, gate)
+    open_stores, served, drafter = slow_shelf(small_crest, 0.0002, gate)
     contexts = contexts_of(small_crest, 300)
-    with serving(shelf) as running, running.caller() as caller, running.caller() as other:
+    with serving(open_stores) as running, running.caller() as caller, running.caller() as other:
         caller.send(wire.encode_request(1, "slow", contexts, 64))
         until(lambda: drafter.batches)
         gate.set()
         running.put("slow", small_store)
         answer = other.draft("slow", contexts[:1])
-        assert answer.build == shelf.get("slow").build != book.build
+        assert answer.build == open_stores.get("slow").build != served.build
         frame = caller.receive()
         assert frame
-        assert wire.decode_answer(frame.payload).build == book.build
+        assert wire.decode_answer(frame.payload).build == served.build
         assert frame.payload[24:] == expected(small_crest, contexts)
-        until(lambda: book.closed)
+        until(lambda: served.closed)
 
 
 def test_swaps_under_load(small_crest: Path, small_store: Path) -> None:
     contexts = contexts_of(small_crest, 40)
     right = {}
     for path in (small_crest, small_store):
-        book = open_book(Target("x", path))
-        right[book.build] = expected(path, contexts)
-        book.close()
+        served = open_served(Target("x", path))
+        right[served.build] = expected(path, contexts)
+        served.close()
     seen = set()
     stop = threading.Event()
 
@@ -458,10 +458,14 @@ def test_too_many_connections(stores: dict[str, Path]) -> None:
 
 def test_busy_when_too_much_waits(small_crest: Path) -> None:
     gate = threading.Event()
-    shelf, book, drafter = slow_shelf(small_crest, 0.0, gate)
+    open_stores, served, drafter = slow_shelf(small_crest, 0.0, gate)
     contexts = contexts_of(small_crest, 100)
     limits = Limits(waiting=250, waiting_each=150)
-    with serving(shelf, limits=limits) as running, running.caller() as first, running.caller() as second:
+    with (
+        serving(open_stores, limits=limits) as running,
+        running.caller() as first,
+        running.caller() as second,
+    ):
         request = [wire.encode_request(i, "slow", contexts, 64) for i in range(4)]
         first.send(request[0])
         until(lambda: drafter.batches)  # the loop stands still in the first piece
@@ -479,16 +483,20 @@ def test_busy_when_too_much_waits(small_crest: Path) -> None:
                 assert refused.status == Status.BUSY
                 assert 0 < refused.retry_after < 10
         until(lambda: running.server.waiting == 0)
-        assert book.readers == 0
+        assert served.readers == 0
 
 
 def test_a_database_that_hangs_delays_its_own_readers_alone(small_crest: Path, small_store: Path) -> None:
     gate = threading.Event()
-    shelf, book, drafter = slow_shelf(small_crest, 0.0, gate, blocking=True)
-    shelf.put("rest", open_book(Target("rest", small_store)))
+    open_stores, served, drafter = slow_shelf(small_crest, 0.0, gate, blocking=True)
+    open_stores.put("rest", open_served(Target("rest", small_store)))
     contexts = contexts_of(small_crest, 5)
     limits = Limits(threads=2, waiting=30, waiting_each=25)
-    with serving(shelf, limits=limits) as running, running.caller() as caller, running.caller() as other:
+    with (
+        serving(open_stores, limits=limits) as running,
+        running.caller() as caller,
+        running.caller() as other,
+    ):
         for number in range(5):
             caller.send(wire.encode_request(number, "slow", contexts, 64))
         until(lambda: len(drafter.batches) == 2)
@@ -511,15 +519,15 @@ def test_a_database_that_hangs_delays_its_own_readers_alone(small_crest: Path, s
         for frame in frames:
             assert frame
             assert frame.payload[24:] == expected(small_crest, contexts)
-        until(lambda: book.readers == 0)
+        until(lambda: served.readers == 0)
 
 
 def test_what_waits_too_long_for_a_thread_is_refused(
     small_crest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "PATIENCE", 0.0)
-    shelf, _, _ = slow_shelf(small_crest, 0.0, blocking=True)
-    with serving(shelf) as running, running.caller() as caller:
+    open_stores, _, _ = slow_shelf(small_crest, 0.0, blocking=True)
+    with serving(open_stores) as running, running.caller() as caller:
         refused = failure(caller.draft_frame("slow", np.zeros((2, 16), np.int32)))
         assert refused.status == Status.BUSY
         until(lambda: running.totals("slow").failures[Status.BUSY] == 1)
@@ -532,9 +540,9 @@ def test_errors_of_a_lookup_end_the_request_alone(
 ) -> None:
     from draftstore.errors import StoreError
 
-    shelf, book, drafter = slow_shelf(small_crest, 0.00001, blocking=blocking)
+    open_stores, served, drafter = slow_shelf(small_crest, 0.00001, blocking=blocking)
     contexts = contexts_of(small_crest, batch)
-    with serving(shelf) as running, running.caller() as caller:
+    with serving(open_stores) as running, running.caller() as caller:
         drafter.fail = ZeroDivisionError("at /secret/place")
         with caplog.at_level(logging.ERROR):
             refused = failure(caller.draft_frame("slow", contexts))
@@ -549,7 +557,7 @@ def test_errors_of_a_lookup_end_the_request_alone(
         drafter.fail = None
         assert len(caller.draft("slow", contexts).drafts) == batch
         until(lambda: running.totals("slow").failures[Status.INTERNAL] == 1)
-        until(lambda: book.readers == 0)
+        until(lambda: served.readers == 0)
 
 
 def test_a_client_that_reads_nothing_is_not_read_either(small_store: Path) -> None:
@@ -602,16 +610,16 @@ def test_a_client_that_never_reads_is_cut_off(small_store: Path) -> None:
 
 def test_a_client_that_leaves_takes_its_requests_along(small_crest: Path) -> None:
     gate = threading.Event()
-    shelf, book, drafter = slow_shelf(small_crest, 0.0001, gate)
+    open_stores, served, drafter = slow_shelf(small_crest, 0.0001, gate)
     contexts = contexts_of(small_crest, 400)
-    with serving(shelf) as running:
+    with serving(open_stores) as running:
         caller = running.caller()
         caller.send(wire.encode_request(1, "slow", contexts, 64) * 2)
         until(lambda: drafter.batches)
         caller.close()
         gate.set()
         until(lambda: not running.server.connections)
-        until(lambda: book.readers == 0)
+        until(lambda: served.readers == 0)
         assert running.server.waiting == 0
 
 
@@ -627,10 +635,10 @@ def test_small_requests_are_answered_though_no_more_is_sent(small_crest: Path) -
 
 def test_drain_finishes_what_was_asked(small_crest: Path) -> None:
     gate = threading.Event()
-    shelf, _, drafter = slow_shelf(small_crest, 0.0001, gate)
+    open_stores, _, drafter = slow_shelf(small_crest, 0.0001, gate)
     contexts = contexts_of(small_crest, 300)
     with (
-        serving(shelf) as running,
+        serving(open_stores) as running,
         running.caller() as busy,
         running.caller() as idle,
         running.caller() as steady,

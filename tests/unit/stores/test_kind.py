@@ -17,8 +17,8 @@ from draftstore.storage.manifest import load_manifest
 from draftstore.stores.kind import Kind
 from draftstore.stores.registry import KINDS, kind_of, open_store, strategies_of, verify_store
 from draftstore.text.tokenizer import TextTokenizer
-from services.lookup.stores.keeping import Keeper
-from services.lookup.stores.shelf import Shelf
+from services.lookup.stores.reconciling import Reconciler
+from services.lookup.stores.served import OpenStores
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import load_kernels
 from tests.fakes import imaginary_kind
@@ -68,18 +68,18 @@ def test_query(successors: Path, small_tokenizer: TextTokenizer) -> None:
 
 
 def test_the_lookup_service_serves_it(successors: Path) -> None:
-    shelf = Shelf()
-    keeper = Keeper(shelf)
+    open_stores = OpenStores()
+    reconciler = Reconciler(open_stores)
     try:
-        keeper([Target("ids", successors, backend="postgres")])  # which is for the kinds that have it
-        assert keeper.failures == {}
-        book = shelf.get("ids")
-        assert (book.kind, book.backend, book.strategies) == ("successors", "files", ("next", "small"))
-        assert book.describe()["entries"] == load_manifest(successors).vocab_size
-        [draft] = book.drafter("small").draft(np.array([[41]], np.int32))
+        reconciler([Target("ids", successors, backend="postgres")])  # which is for the kinds that have it
+        assert reconciler.failures == {}
+        served = open_stores.get("ids")
+        assert (served.kind, served.backend, served.strategies) == ("successors", "files", ("next", "small"))
+        assert served.describe()["entries"] == load_manifest(successors).vocab_size
+        [draft] = served.drafter("small").draft(np.array([[41]], np.int32))
         assert draft.tree.tokens.tolist() == [42]
     finally:
-        shelf.close()
+        open_stores.close()
 
 
 def test_its_kernels_are_loaded_with_the_others(imaginary: None) -> None:

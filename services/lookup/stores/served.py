@@ -1,16 +1,16 @@
-"""The stores that a worker answers from: each name stands for one open book, which is swapped for a newer one.
+"""The stores that a worker answers from: each name stands for one open store, which is swapped for a newer one.
 
-    book = shelf.get("chat")                      # on the thread of the event loop, for an answer made at once
-    answer(book.drafter("backoff"), book.build)
+    served = open_stores.get("chat")                      # on the thread of the event loop, for an answer made at once
+    answer(served.drafter("backoff"), served.build)
 
-    book = shelf.borrow("chat")                   # for what takes longer, on any thread
+    served = open_stores.borrow("chat")                   # for what takes longer, on any thread
     try:
         ...
     finally:
-        book.release()
+        served.release()
 
-A book that was replaced is closed after its last reader, in a thread of its own: to unmap a large file takes a while.
-An answer that needs several steps borrows a book once, and so comes from one build as a whole.
+A store that was replaced is closed after its last reader, in a thread of its own: to unmap a large file takes a while.
+An answer that needs several steps borrows a store once, and so comes from one build as a whole.
 """
 
 import logging
@@ -41,7 +41,7 @@ class UnknownReleaseError(DraftstoreError):
     """Nothing of this name is served here."""
 
 
-class Book:
+class ServedStore:
     """An open store under the name that it is served by.
 
     Attributes:
@@ -97,7 +97,7 @@ class Book:
         return self._store is None
 
     def drafter(self, strategy: str = "") -> StoreDrafter:
-        """Return the drafter that follows a strategy; callers do not keep it longer than the book.
+        """Return the drafter that follows a strategy; callers do not keep it longer than the store.
 
         Raises:
             DraftstoreError: no such strategy.
@@ -119,13 +119,13 @@ class Book:
         warm_store(self._store, [self.drafter(strategy) for strategy in self.strategies])
 
     def acquire(self) -> None:
-        """Count one reader more; only where the book cannot have been replaced since it came from the shelf."""
+        """Count one reader more; only where the store cannot have been replaced since it came from the open stores."""
         with self._lock:
             assert self._store is not None, "closed"
             self._readers += 1
 
     def release(self) -> None:
-        """Count one reader less; the last one of a book that was replaced has it closed."""
+        """Count one reader less; the last one of a store that was replaced has it closed."""
         with self._lock:
             self._readers -= 1
             retire = self._retire if self._readers == 0 else None
@@ -175,7 +175,7 @@ class Book:
         }
 
 
-def open_book(target: Target, *, warm: bool = True) -> Book:
+def open_served(target: Target, *, warm: bool = True) -> ServedStore:
     """Open what a name stands for, and make it fast.
 
     Args:
@@ -193,13 +193,13 @@ def open_book(target: Target, *, warm: bool = True) -> Book:
     try:
         # A build that takes the place of another one moves whole directories: files of both may be open here.
         _require_digest(target, digest)
-        book = Book(target.name, store, digest, backend or FILES)
+        served = ServedStore(target.name, store, digest, backend or FILES)
         if warm:
-            book.warm()
+            served.warm()
     except BaseException:
         store.close()
         raise
-    return book
+    return served
 
 
 def _require_digest(target: Target, expected: str | None) -> str:
@@ -217,57 +217,57 @@ def _require_digest(target: Target, expected: str | None) -> str:
     return digest
 
 
-class Shelf:
-    """The open books by name.
+class OpenStores:
+    """The open stores by name.
 
-    Without borrowing, a book is safe to read only on the thread that calls `put` and `remove`: that of the event loop.
+    Without borrowing, a store is safe to read only on the thread that calls `put` and `remove`: that of the event loop.
     """
 
     def __init__(self) -> None:
-        self._books: dict[str, Book] = {}
+        self._stores: dict[str, ServedStore] = {}
         self._lock = threading.Lock()
         self._closing = ThreadPoolExecutor(1, "draftstore-closing")
 
-    def get(self, name: str) -> Book:
-        """Return the book of a name.
+    def get(self, name: str) -> ServedStore:
+        """Return the store of a name.
 
         Raises:
             UnknownReleaseError: nothing of this name is served.
         """
         try:
-            return self._books[name]
+            return self._stores[name]
         except KeyError:
             raise UnknownReleaseError(f"nothing is served under the name {name!r}") from None
 
-    def borrow(self, name: str) -> Book:
-        """Return the book of a name, which stays open until the caller calls its `release`; for any thread.
+    def borrow(self, name: str) -> ServedStore:
+        """Return the store of a name, which stays open until the caller calls its `release`; for any thread.
 
         Raises:
             UnknownReleaseError: nothing of this name is served.
         """
         with self._lock:
-            book = self.get(name)
-            book.acquire()
-            return book
+            served = self.get(name)
+            served.acquire()
+            return served
 
-    def put(self, name: str, book: Book) -> Book | None:
-        """Answer to a name from another book now; return the one before, which is closed after its last reader."""
+    def put(self, name: str, served: ServedStore) -> ServedStore | None:
+        """Answer to a name from another store now; return the one before, which is closed after its last reader."""
         with self._lock:
-            before = self._books.get(name)
-            self._books[name] = book
+            before = self._stores.get(name)
+            self._stores[name] = served
         self._retire(before)
         return before
 
-    def remove(self, name: str) -> Book | None:
-        """Answer to a name no more; return its book, which is closed after its last reader."""
+    def remove(self, name: str) -> ServedStore | None:
+        """Answer to a name no more; return its store, which is closed after its last reader."""
         with self._lock:
-            before = self._books.pop(name, None)
+            before = self._stores.pop(name, None)
         self._retire(before)
         return before
 
     def names(self) -> list[str]:
         """Return all names that are served."""
-        return sorted(self._books)
+        return sorted(self._stores)
 
     def describe(self, allowed: Callable[[str], bool] = lambda _: True) -> list[dict[str, Any]]:
         """Return what is served, as JSON values.
@@ -275,31 +275,31 @@ class Shelf:
         Args:
             allowed: tells whether the asker may know of a name.
         """
-        books = [self._books.get(name) for name in self.names() if allowed(name)]
-        return [book.describe() for book in books if book is not None]
+        stores = [self._stores.get(name) for name in self.names() if allowed(name)]
+        return [served.describe() for served in stores if served is not None]
 
     def close(self) -> None:
-        """Close all books, and return when those without readers are closed."""
+        """Close all stores, and return when those without readers are closed."""
         for name in self.names():
             self.remove(name)
         self._closing.shutdown(wait=True)
 
-    def _retire(self, book: Book | None) -> None:
-        if book is not None:
-            book.retire(partial(self._close_soon, book))
+    def _retire(self, served: ServedStore | None) -> None:
+        if served is not None:
+            served.retire(partial(self._close_soon, served))
 
-    def _close_soon(self, book: Book) -> None:
-        """Close a book off this thread; where the shelf is gone already, here."""
+    def _close_soon(self, served: ServedStore) -> None:
+        """Close a store off this thread, or here where that has ended."""
         try:
-            self._closing.submit(_close, book)
+            self._closing.submit(_close, served)
         except RuntimeError:
-            _close(book)
+            _close(served)
 
 
-def _close(book: Book) -> None:
+def _close(served: ServedStore) -> None:
     try:
-        book.close()
+        served.close()
     except Exception:
-        LOG.exception("the old store of %r cannot be closed", book.name)
+        LOG.exception("the old store of %r cannot be closed", served.name)
     else:
-        LOG.info("closed build %s of %r", book.digest[:DIGEST_SHOWN], book.name)
+        LOG.info("closed build %s of %r", served.digest[:DIGEST_SHOWN], served.name)

@@ -1,4 +1,4 @@
-"""The shelf: books are swapped between two requests, none is mixed with another, and old ones are really closed."""
+"""The open stores are swapped between two requests, none is mixed with another, and old ones are really closed."""
 
 import asyncio
 import gc
@@ -26,8 +26,8 @@ from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
-from services.lookup.stores import shelf as shelf_module
-from services.lookup.stores.shelf import Book, Shelf, UnknownReleaseError, open_book
+from services.lookup.stores import served as served_module
+from services.lookup.stores.served import OpenStores, ServedStore, UnknownReleaseError, open_served
 from services.lookup.stores.targets import Target
 from tests.conftest import write_texts
 from tests.fakes.dense_stores import MODEL
@@ -43,9 +43,9 @@ class Build(NamedTuple):
     expected: bytes
 
 
-def drafts_of(book: Book, contexts: NDArray[np.int32]) -> bytes:
+def drafts_of(served: ServedStore, contexts: NDArray[np.int32]) -> bytes:
     """Return the trees of a batch that is drafted in steps, as the service does."""
-    drafter = book.drafter()
+    drafter = served.drafter()
     return b"".join(
         drafter.draft_batch(contexts[row : row + 4]).encode_trees()[1].tobytes()
         for row in range(0, len(contexts), 4)
@@ -75,19 +75,19 @@ def builds(
         build_crest(options, folder / f"rest-{seed}", folder / f"crest-{seed}")
         for kind, known in made.items():
             path = folder / f"{kind}-{seed}"
-            book = open_book(Target("chat", path))
-            known.append(Build(path, manifest_digest(path), drafts_of(book, contexts)))
-            book.close()
+            served = open_served(Target("chat", path))
+            known.append(Build(path, manifest_digest(path), drafts_of(served, contexts)))
+            served.close()
     for known in made.values():
         assert len({build.expected for build in known}) == 3
     return made
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    shelf = Shelf()
-    yield shelf
-    shelf.close()
+def open_stores() -> Iterator[OpenStores]:
+    open_stores = OpenStores()
+    yield open_stores
+    open_stores.close()
 
 
 def mapped(path: Path) -> list[str]:
@@ -103,8 +103,8 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def is_closed(book: Book) -> bool:
-    return book.closed
+def is_closed(served: ServedStore) -> bool:
+    return served.closed
 
 
 def memory() -> int:
@@ -117,20 +117,20 @@ class TestBook:
     def test_it_drafts_as_its_store_does(self, name: str, request: pytest.FixtureRequest) -> None:
         path = request.getfixturevalue(name)
         context = np.array([[5, 6, 7, 300]], np.int32)
-        with closing(open_book(Target("chat", path))) as book, closing(open_store(path)) as store:
+        with closing(open_served(Target("chat", path))) as served, closing(open_store(path)) as store:
             for strategy in ("", "longest", "backoff"):
                 expected = store.drafter(strategy or "backoff").draft(context, 20, 0.01)
-                assert book.drafter(strategy).draft(context, 20, 0.01) == expected
-                assert book.drafter(strategy) is book.drafter(strategy)
+                assert served.drafter(strategy).draft(context, 20, 0.01) == expected
+                assert served.drafter(strategy) is served.drafter(strategy)
             with pytest.raises(DraftstoreError, match="no strategy 'nonsense'"):
-                book.drafter("nonsense")
-            assert book.build == short_hash(manifest_digest(path))
-            assert book.tokenizer == short_hash(store.manifest.tokenizer.fingerprint)
-            assert not book.blocking
+                served.drafter("nonsense")
+            assert served.build == short_hash(manifest_digest(path))
+            assert served.tokenizer == short_hash(store.manifest.tokenizer.fingerprint)
+            assert not served.blocking
 
     def test_its_description_says_no_path(self, small_crest: Path) -> None:
-        with closing(open_book(Target("chat", small_crest))) as book:
-            told = book.describe()
+        with closing(open_served(Target("chat", small_crest))) as served:
+            told = served.describe()
         assert str(small_crest.parent) not in json.dumps(told)
         manifest = load_manifest(small_crest)
         assert told["build"] == manifest_digest(small_crest)[:16]
@@ -141,24 +141,24 @@ class TestBook:
         assert told["tokenizer"]["fingerprint"] == manifest.tokenizer.fingerprint
 
     def test_a_dense_one_has_a_projection(self, small_dense: Path, small_store: Path) -> None:
-        with closing(open_book(Target("chat", small_dense))) as book:
-            told = book.describe()
-            projection = book.projection
+        with closing(open_served(Target("chat", small_dense))) as served:
+            told = served.describe()
+            projection = served.projection
             assert projection is not None
-            assert book.encoded_projection == encode_projection(projection)
+            assert served.encoded_projection == encode_projection(projection)
         assert told["projection"] == {"digest": projection.digest, "dims": 8, "hidden_size": 16}
         assert (told["kind"], told["target_model"], told["context_size"]) == ("dresd", MODEL, 1)
         assert (sorted(told["strategies"]), told["default_strategy"]) == (["deep", "many", "wide"], "many")
-        with closing(open_book(Target("chat", small_store))) as book:
-            assert (book.projection, book.encoded_projection) == (None, b"")
-            assert (book.describe()["projection"], book.describe()["target_model"]) == (None, None)
+        with closing(open_served(Target("chat", small_store))) as served:
+            assert (served.projection, served.encoded_projection) == (None, b"")
+            assert (served.describe()["projection"], served.describe()["target_model"]) == (None, None)
 
     def test_a_projection_that_no_frame_holds(
         self, small_dense: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(queries, "MAX_PAYLOAD", 100)
         with pytest.raises(WireError, match="build the store with fewer dimensions"):
-            open_book(Target("chat", small_dense))
+            open_served(Target("chat", small_dense))
         gc.collect()  # the traceback holds what was open
         assert mapped(small_dense) == []
 
@@ -166,7 +166,7 @@ class TestBook:
 class TestOpening:
     def test_another_build_lies_there(self, small_store: Path) -> None:
         with pytest.raises(StoreError, match=r"holds another store by now.*expected 000000"):
-            open_book(Target("chat", small_store, "0" * 64))
+            open_served(Target("chat", small_store, "0" * 64))
 
     def test_a_cut_file(self, small_crest: Path, tmp_path: Path) -> None:
         path = tmp_path / "store"
@@ -174,7 +174,7 @@ class TestOpening:
         with (path / "trees.lmdb").open("r+b") as file:
             file.truncate(100)
         with pytest.raises(StoreError, match="has 100 bytes"):
-            open_book(Target("chat", path))
+            open_served(Target("chat", path))
         assert mapped(path) == []
 
     def test_a_build_that_moves_in_while_files_are_opened(
@@ -191,9 +191,9 @@ class TestOpening:
             save_manifest(path, manifest)
             return store
 
-        monkeypatch.setattr(shelf_module, "open_store", replaced)
+        monkeypatch.setattr(served_module, "open_store", replaced)
         with pytest.raises(StoreError, match="holds another store by now"):
-            open_book(Target("chat", path))
+            open_served(Target("chat", path))
         assert mapped(path) == []
 
     def test_a_store_that_fails_while_it_is_warmed(
@@ -205,109 +205,109 @@ class TestOpening:
         def fail(*_: object) -> None:
             raise StoreError("an entry is damaged")
 
-        monkeypatch.setattr(shelf_module, "warm_store", fail)
+        monkeypatch.setattr(served_module, "warm_store", fail)
         with pytest.raises(StoreError, match="an entry is damaged"):
-            open_book(Target("chat", path))
+            open_served(Target("chat", path))
         gc.collect()  # the traceback holds what was open
         assert mapped(path) == []
 
 
 class TestShelf:
-    def test_unknown_names(self, shelf: Shelf, small_store: Path) -> None:
-        shelf.put("chat", open_book(Target("chat", small_store)))
-        for look_up in (shelf.get, shelf.borrow):
+    def test_unknown_names(self, open_stores: OpenStores, small_store: Path) -> None:
+        open_stores.put("chat", open_served(Target("chat", small_store)))
+        for look_up in (open_stores.get, open_stores.borrow):
             with pytest.raises(UnknownReleaseError, match="nothing is served under the name 'code'"):
                 look_up("code")
-        assert shelf.remove("code") is None
+        assert open_stores.remove("code") is None
 
     def test_only_what_is_allowed_is_described(
-        self, shelf: Shelf, small_store: Path, small_crest: Path
+        self, open_stores: OpenStores, small_store: Path, small_crest: Path
     ) -> None:
-        shelf.put("chat", open_book(Target("chat", small_store)))
-        shelf.put("code", open_book(Target("code", small_crest)))
-        assert [told["name"] for told in shelf.describe()] == ["chat", "code"] == shelf.names()
-        assert [told["name"] for told in shelf.describe(lambda name: name == "code")] == ["code"]
+        open_stores.put("chat", open_served(Target("chat", small_store)))
+        open_stores.put("code", open_served(Target("code", small_crest)))
+        assert [told["name"] for told in open_stores.describe()] == ["chat", "code"] == open_stores.names()
+        assert [told["name"] for told in open_stores.describe(lambda name: name == "code")] == ["code"]
 
     @pytest.mark.parametrize("kind", ["rest", "crest"])
     def test_the_old_book_is_closed_after_its_last_reader(
-        self, shelf: Shelf, builds: dict[str, list[Build]], contexts: NDArray[np.int32], kind: str
+        self, open_stores: OpenStores, builds: dict[str, list[Build]], contexts: NDArray[np.int32], kind: str
     ) -> None:
         one, two, _ = builds[kind]
-        book = open_book(Target("chat", one.path))
-        assert shelf.put("chat", book) is None
-        readers = [shelf.borrow("chat"), shelf.borrow("chat")]
-        assert shelf.put("chat", open_book(Target("chat", two.path))) is book
+        served = open_served(Target("chat", one.path))
+        assert open_stores.put("chat", served) is None
+        readers = [open_stores.borrow("chat"), open_stores.borrow("chat")]
+        assert open_stores.put("chat", open_served(Target("chat", two.path))) is served
         for reader in readers:
-            assert not book.closed
+            assert not served.closed
             assert mapped(one.path)
-            assert drafts_of(book, contexts) == one.expected
+            assert drafts_of(served, contexts) == one.expected
             reader.release()
-        wait_until(lambda: book.closed, "the book is not closed")
+        wait_until(lambda: served.closed, "the store is not closed")
         wait_until(lambda: not mapped(one.path), "the files are still mapped")
-        assert drafts_of(shelf.get("chat"), contexts) == two.expected
-        removed = shelf.remove("chat")
+        assert drafts_of(open_stores.get("chat"), contexts) == two.expected
+        removed = open_stores.remove("chat")
         assert removed is not None
         wait_until(lambda: removed.closed and not mapped(two.path), "the files are still mapped")
 
     def test_a_book_without_readers_is_closed_when_the_shelf_is(self, builds: dict[str, list[Build]]) -> None:
-        shelf = Shelf()
-        book = open_book(Target("chat", builds["crest"][0].path))
-        shelf.put("chat", book)
-        shelf.close()
-        assert book.closed
+        open_stores = OpenStores()
+        served = open_served(Target("chat", builds["crest"][0].path))
+        open_stores.put("chat", served)
+        open_stores.close()
+        assert served.closed
         assert not mapped(builds["crest"][0].path)
 
     def test_a_reader_that_outlives_the_shelf(self, builds: dict[str, list[Build]]) -> None:
-        shelf = Shelf()
-        shelf.put("chat", open_book(Target("chat", builds["crest"][0].path)))
-        book = shelf.borrow("chat")
-        shelf.close()
-        assert not book.closed
-        book.release()
-        assert book.closed
+        open_stores = OpenStores()
+        open_stores.put("chat", open_served(Target("chat", builds["crest"][0].path)))
+        served = open_stores.borrow("chat")
+        open_stores.close()
+        assert not served.closed
+        served.release()
+        assert served.closed
 
     @pytest.mark.parametrize("kind", ["rest", "crest"])
     def test_swaps_under_threads_and_a_loop(
-        self, shelf: Shelf, builds: dict[str, list[Build]], contexts: NDArray[np.int32], kind: str
+        self, open_stores: OpenStores, builds: dict[str, list[Build]], contexts: NDArray[np.int32], kind: str
     ) -> None:
         known = {short_hash(build.digest): build.expected for build in builds[kind]}
-        shelf.put("chat", open_book(Target("chat", builds[kind][0].path)))
+        open_stores.put("chat", open_served(Target("chat", builds[kind][0].path)))
         problems: list[str] = []
         seen: dict[int, int] = {}
         done = threading.Event()
 
-        def check(book: Book, found: bytes) -> None:
-            seen[book.build] = seen.get(book.build, 0) + 1
-            if known[book.build] != found:
-                problems.append(f"a mixture: {book.build:x}")
+        def check(served: ServedStore, found: bytes) -> None:
+            seen[served.build] = seen.get(served.build, 0) + 1
+            if known[served.build] != found:
+                problems.append(f"a mixture: {served.build:x}")
 
         def borrow() -> None:
             try:
                 while not done.is_set():
-                    book = shelf.borrow("chat")
+                    served = open_stores.borrow("chat")
                     try:
-                        check(book, drafts_of(book, contexts))
+                        check(served, drafts_of(served, contexts))
                     finally:
-                        book.release()
+                        served.release()
             except DraftstoreError as error:
                 problems.append(repr(error))
 
         async def answer_at_once() -> None:
             while not done.is_set():
-                book = shelf.get("chat")
-                check(book, drafts_of(book, contexts))
+                served = open_stores.get("chat")
+                check(served, drafts_of(served, contexts))
                 await asyncio.sleep(0)
 
         async def answer_in_steps() -> None:
             while not done.is_set():
-                book = shelf.get("chat")
-                book.acquire()
+                served = open_stores.get("chat")
+                served.acquire()
                 found = b""
                 for row in range(0, len(contexts), 4):
-                    found += book.drafter().draft_batch(contexts[row : row + 4]).encode_trees()[1].tobytes()
+                    found += served.drafter().draft_batch(contexts[row : row + 4]).encode_trees()[1].tobytes()
                     await asyncio.sleep(0)
-                check(book, found)
-                book.release()
+                check(served, found)
+                served.release()
 
         async def serve() -> None:
             loop = asyncio.get_running_loop()
@@ -319,10 +319,10 @@ class TestShelf:
                 done.set()
                 watcher.join()
 
-        old: list[Book] = []
+        old: list[ServedStore] = []
 
-        def put(book: Book) -> None:
-            before = shelf.put("chat", book)
+        def put(served: ServedStore) -> None:
+            before = open_stores.put("chat", served)
             assert before is not None
             old.append(before)
 
@@ -330,8 +330,8 @@ class TestShelf:
             try:
                 for turn in range(40):
                     target = builds[kind][turn % 3]
-                    book = open_book(Target("chat", target.path), warm=turn < 3)
-                    loop.call_soon_threadsafe(put, book)
+                    served = open_served(Target("chat", target.path), warm=turn < 3)
+                    loop.call_soon_threadsafe(put, served)
                     time.sleep(0.01)
             except DraftstoreError as error:
                 problems.append(repr(error))
@@ -346,21 +346,23 @@ class TestShelf:
             thread.join(SECONDS)
         assert problems == []
         assert set(seen) == set(known)
-        wait_until(lambda: all(book.closed for book in old), "an old book is open")
-        live = shelf.get("chat")
+        wait_until(lambda: all(served.closed for served in old), "an old store is open")
+        live = open_stores.get("chat")
         for build in builds[kind]:
             if build.digest != live.digest:
                 assert mapped(build.path) == []
 
-    def test_memory_stays_flat_over_many_swaps(self, shelf: Shelf, builds: dict[str, list[Build]]) -> None:
+    def test_memory_stays_flat_over_many_swaps(
+        self, open_stores: OpenStores, builds: dict[str, list[Build]]
+    ) -> None:
         def swap(times: int) -> None:
             for turn in range(times):
                 for kind, known in builds.items():
-                    book = open_book(Target(kind, known[turn % 3].path), warm=False)
-                    book.drafter().draft(np.array([[300, 301]], np.int32))
-                    before = shelf.put(kind, book)
+                    served = open_served(Target(kind, known[turn % 3].path), warm=False)
+                    served.drafter().draft(np.array([[300, 301]], np.int32))
+                    before = open_stores.put(kind, served)
                     if before is not None:
-                        wait_until(partial(is_closed, before), "an old book is open")
+                        wait_until(partial(is_closed, before), "an old store is open")
 
         swap(50)
         gc.collect()

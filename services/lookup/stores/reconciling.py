@@ -1,4 +1,4 @@
-"""Bringing a shelf to what is to be served: the new is opened and warmed beside the old, which goes on meanwhile."""
+"""Bringing the open stores to what is to be served: the new is opened and warmed while the old goes on."""
 
 import logging
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError
-from services.lookup.stores.shelf import DIGEST_SHOWN, Book, Shelf, open_book
+from services.lookup.stores.served import DIGEST_SHOWN, OpenStores, ServedStore, open_served
 from services.lookup.stores.targets import Target
 
 LOG = logging.getLogger(__name__)
@@ -39,32 +39,32 @@ def _ignore(*_: object) -> None:
     """Take note of nothing."""
 
 
-class Keeper:
-    """Keeps a shelf at what is to be served; the thread that follows the targets calls it, again and again."""
+class Reconciler:
+    """Keeps open what is to be served; the thread that follows the targets calls it, again and again."""
 
     def __init__(
         self,
-        shelf: Shelf,
+        open_stores: OpenStores,
         run: Run = lambda call: call(),
         *,
         swapped: Swapped = _ignore,
         failed: Failed = _ignore,
-        open_book: Callable[[Target], Book] = open_book,
+        open_served: Callable[[Target], ServedStore] = open_served,
     ) -> None:
-        """Start with what the shelf holds: nothing.
+        """Start with open stores that hold nothing.
 
         Args:
-            shelf: what is kept.
+            open_stores: what is kept.
             run: has a swap done where requests are answered, as `loop.call_soon_threadsafe` does, in order.
-            swapped: called with a name, where requests are answered, once it has another book than before.
+            swapped: called with a name, where requests are answered, once it has another store than before.
             failed: called with a name and a reason when it cannot be opened.
-            open_book: opens and warms.
+            open_served: opens and warms.
         """
-        self._shelf = shelf
+        self._open_stores = open_stores
         self._run = run
         self._swapped = swapped
         self._failed = failed
-        self._open_book = open_book
+        self._open_served = open_served
         self._opened: dict[str, Target] = {}
         self._failures: dict[str, Failure] = {}
 
@@ -89,7 +89,7 @@ class Keeper:
         self._run(lambda: self._take_away(name))
 
     def _take_away(self, name: str) -> None:
-        self._shelf.remove(name)
+        self._open_stores.remove(name)
 
     def _serve(self, target: Target) -> None:
         """Have a target open, unless it is, or it failed just now."""
@@ -103,7 +103,7 @@ class Keeper:
             return
         began = time.monotonic()
         try:
-            book = self._open_book(target)
+            served = self._open_served(target)
         except (DraftstoreError, OSError) as error:
             self._note(target, str(error))
         except Exception as error:
@@ -112,15 +112,15 @@ class Keeper:
         else:
             LOG.info(
                 "serving %r from build %s, opened in %.2f seconds",
-                target.name, book.digest[:DIGEST_SHOWN], time.monotonic() - began,
+                target.name, served.digest[:DIGEST_SHOWN], time.monotonic() - began,
             )  # fmt: skip
             self._failures.pop(target.name, None)
-            self._opened[target.name] = target._replace(digest=book.digest)
-            self._run(lambda: self._put(book))
+            self._opened[target.name] = target._replace(digest=served.digest)
+            self._run(lambda: self._put(served))
 
-    def _put(self, book: Book) -> None:
-        if self._shelf.put(book.name, book) is not None:
-            self._swapped(book.name)
+    def _put(self, served: ServedStore) -> None:
+        if self._open_stores.put(served.name, served) is not None:
+            self._swapped(served.name)
 
     def _note(self, target: Target, message: str) -> None:
         """Take note of a target that cannot be opened; the same reason is told once."""

@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 INPUTS := pyproject.toml constraints.txt
+# Tests start hundreds of processes: what one of them compiled, the others load.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart setup test lint format prefect bench lock clean

@@ -1,1 +1,1 @@
-"""What the services share: who may ask, where they listen, how HTTP is guarded and served, and the log."""
+"""Shared parts of the services: permissions, listening sockets, HTTP guards and server, and the log."""

@@ -13,11 +13,11 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to recognize them
 
 
 class ListenAddress(NamedTuple):
-    """A place to listen at with TCP.
+    """A TCP address to listen on.
 
     Attributes:
-        host: a name or an address.
-        port: 0 takes a free one.
+        host: host name or IP address.
+        port: port number; 0 picks a free one.
     """
 
     host: str
@@ -28,11 +28,11 @@ class ListenAddress(NamedTuple):
         """Read `HOST:PORT`, `HOST`, `:PORT` (every address) or `[ADDRESS]:PORT`.
 
         Args:
-            text: what a user wrote.
-            port: taken where none is named.
+            text: user input.
+            port: default port.
 
         Raises:
-            LookupServiceError: it is nothing of that kind.
+            LookupServiceError: the text is not an address.
         """
         host, colon, digits = text.strip().rpartition(":")
         if not colon or text.rstrip().endswith("]") or (":" in host and not host.startswith("[")):
@@ -50,11 +50,11 @@ class ListenAddress(NamedTuple):
 
     @property
     def reached_as(self) -> "ListenAddress":
-        """The same as a program on this machine would name it."""
+        """The address under which a program on this machine reaches it."""
         return self._replace(host=LOOPBACK) if self.host in _EVERYWHERE else self
 
     def addresses(self) -> list[str]:
-        """Return the addresses that the host stands for, IPv4 first.
+        """Return the addresses that the host resolves to, IPv4 first.
 
         Raises:
             LookupServiceError: the name is unknown.
@@ -68,7 +68,7 @@ class ListenAddress(NamedTuple):
         return list(dict.fromkeys(str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0])))
 
     def is_loopback(self) -> bool:
-        """Tell whether nobody but this machine can reach it.
+        """Tell whether only this machine can reach it.
 
         Raises:
             LookupServiceError: the name is unknown.
@@ -81,15 +81,15 @@ class ListenAddress(NamedTuple):
 def check_access(
     tokens: Path | None, *, anonymous: bool, places: Iterable[tuple[str, ListenAddress]]
 ) -> None:
-    """Refuse to let strangers in.
+    """Refuse to serve other machines without tokens, unless the user asked for it.
 
     Args:
-        tokens: the file of tokens, if there is one.
-        anonymous: whoever reaches the service may use it.
-        places: where it listens, each with the option that names it.
+        tokens: the token file, if there is one.
+        anonymous: whether clients need no token.
+        places: listening addresses, each with the option that names it.
 
     Raises:
-        LookupServiceError: other machines could ask without a token, and nobody said that this is meant.
+        LookupServiceError: other machines could connect without a token.
     """
     if tokens and anonymous:
         raise LookupServiceError("--tokens and --anonymous contradict each other: leave one of them out")

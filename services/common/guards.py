@@ -1,4 +1,4 @@
-"""What stands before every HTTP request: security headers, the host that was asked for, and one form of errors."""
+"""Middleware before every HTTP request: security headers, a check of the Host header, one form of errors."""
 
 import asyncio
 import ipaddress
@@ -27,7 +27,7 @@ SECURITY = {
 
 
 class ProblemError(Exception):
-    """A request that is answered with an error."""
+    """A request that fails with an HTTP error."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -37,11 +37,11 @@ class ProblemError(Exception):
 
 
 class Guard(ABC):
-    """Middleware around everything: refuses foreign hosts, adds headers, turns what nobody expected into a 500.
+    """Middleware around an application: refuses foreign hosts, adds headers, turns unexpected exceptions into a 500.
 
     Attributes:
-        what: what is guarded, for people.
-        quiet: errors that are answered with nothing.
+        what: name of the service, for messages.
+        quiet: exceptions that end a request without an answer.
     """
 
     what = "service"
@@ -51,9 +51,9 @@ class Guard(ABC):
         """Guard an application.
 
         Args:
-            app: what is guarded.
-            hosts: names that the service goes by beside localhost and addresses; None takes any. Without this, a
-                foreign page could point its own name at this machine, and read what is served to it alone.
+            app: application to guard.
+            hosts: names of the service beside localhost and IP addresses; None accepts any. Prevents DNS rebinding:
+                a foreign page could otherwise point its own name at this machine and read the answers.
         """
         self._app = app
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
@@ -85,14 +85,14 @@ class Guard(ABC):
             return
         except Exception:
             if started:
-                raise  # the server breaks the connection off, so that nobody takes a half for the whole
+                raise  # the server breaks the connection off, so that no client takes a partial body for the whole
             LOG.exception("an HTTP request failed", extra={"path": scope["path"]})
             message = f"an error inside the {self.what}: its log says more"
             await self.refusal(500, message)(scope, receive, send_guarded)
 
     @abstractmethod
     def refusal(self, status: int, message: str) -> Response:
-        """Return an error in the form that the guarded application has for them."""
+        """Return an error in the guarded application's format."""
 
 
 def is_own_host(host: str, names: Collection[str]) -> bool:
@@ -118,13 +118,13 @@ async def read_body(request: Request, most: int, advice: str, seconds: float | N
     """Return the body of a request that holds JSON.
 
     Args:
-        request: whose body it is.
-        most: bytes.
-        advice: what to do about a body that is too long.
-        seconds: that it may take to arrive; by default `BODY_SECONDS`.
+        request: the request.
+        most: maximum size in bytes.
+        advice: what the client can do about a body that is too long.
+        seconds: maximum time for it to arrive; by default `BODY_SECONDS`.
 
     Raises:
-        ProblemError: another type, too long, or too slow.
+        ProblemError: the body has another type, is too long or arrives too slowly.
     """
     seconds = BODY_SECONDS if seconds is None else seconds
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

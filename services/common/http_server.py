@@ -1,4 +1,4 @@
-"""The server below the HTTP side: uvicorn, with bounds for clients that are slow or send without end."""
+"""The HTTP server: uvicorn, with limits for clients that are slow or send endless headers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ IDLE_SECONDS = 15
 
 
 class _Protocol(H11Protocol):
-    """One connection, which is closed if a request does not come to the end of its headers in time."""
+    """A connection that is closed if a request does not complete its headers in time."""
 
     _stalled = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to look now and then."""
+        """Start the periodic check."""
         super().connection_made(transport)
         self._look()
 
@@ -31,7 +31,7 @@ class _Protocol(H11Protocol):
         if self.transport.is_closing():
             return
         waits = self.cycle is None or self.cycle.response_complete
-        stalls = waits and self.timeout_keep_alive_task is None  # while that runs, uvicorn itself closes it
+        stalls = waits and self.timeout_keep_alive_task is None  # with that task, uvicorn itself closes it
         if stalls and self._stalled:
             self.transport.close()
             return
@@ -40,14 +40,14 @@ class _Protocol(H11Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn as a part of a process that has an event loop and signals of its own."""
+    """uvicorn inside a process that owns the event loop and the signals."""
 
     def __init__(self, app: ASGIApp, drain_seconds: float = 1.0) -> None:
         """Serve an application.
 
         Args:
             app: the application.
-            drain_seconds: for requests that are under way when it stops.
+            drain_seconds: time for open requests to complete when the server stops.
         """
         config = uvicorn.Config(
             app,
@@ -68,9 +68,9 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the process."""
+        """Leave signal handling to the process."""
         yield
 
     def stop(self) -> None:
-        """Take no more requests, and end when those that are under way are answered; in the thread of the loop."""
+        """Accept no more requests and end once the open ones are answered; call in the loop's thread."""
         self.should_exit = True

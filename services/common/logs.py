@@ -1,4 +1,4 @@
-"""The log of the service: one line an event, for people or as JSON, on standard error.
+"""The log of the service: one line per event on standard error, as text or JSON.
 
     LOG = logging.getLogger(__name__)
     LOG.info("worker ready", extra={"pid": 4711, "releases": ["chat"]})
@@ -6,7 +6,7 @@
     2026-01-01T12:00:00.123Z info    worker ready pid=4711 releases=["chat"]
     {"time": "2026-01-01T12:00:00.123Z", "level": "info", "event": "worker ready", "pid": 4711, "releases": ["chat"]}
 
-A line goes out in one write, so that lines of several processes do not mix.
+A line is written with a single call, so that lines of several processes do not mix.
 """
 
 import json
@@ -28,15 +28,15 @@ def configure(form: str = "text", level: str = "info", process: str = "") -> Non
 
     Args:
         form: one of `FORMATS`.
-        level: the least that is logged, one of `LEVELS`.
-        process: goes with every line.
+        level: minimum level, one of `LEVELS`.
+        process: name of the process, added to every line.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(process) if form == "json" else _Text(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.raiseExceptions = False  # nobody may read us any more: that is no reason to stop
+    logging.raiseExceptions = False  # standard error may be closed: that must not stop the service
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -49,7 +49,7 @@ class _Text(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a line, and a traceback behind it where there is one."""
+        """Return a line, followed by the traceback if there is one."""
         event, fields = _parts(record, self._process)
         words = [_time(record), f"{record.levelname.lower():7}", event]
         words += [f"{name}={_word(value)}" for name, value in fields.items()]
@@ -74,7 +74,7 @@ class _Json(logging.Formatter):
 
 
 def _parts(record: logging.LogRecord, process: str) -> tuple[str, dict[str, Any]]:
-    """Return what happened, and the fields that say more."""
+    """Return the event and its fields."""
     fields: dict[str, Any] = {"process": process} if process else {}
     fields |= {name: value for name, value in vars(record).items() if name not in _USUAL}
     if record.name.partition(".")[0] not in ("services", "draftstore", "schema"):
@@ -83,13 +83,13 @@ def _parts(record: logging.LogRecord, process: str) -> tuple[str, dict[str, Any]
 
 
 def _time(record: logging.LogRecord) -> str:
-    """Return when it happened, in UTC to the millisecond."""
+    """Return the time of an event in UTC, to the millisecond."""
     when = datetime.fromtimestamp(record.created, UTC)
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _word(value: Any) -> str:
-    """Return a value as one word; text that is one already stays as it is."""
+    """Return a value as one word; text without spaces stays as it is."""
     text = str(value) if isinstance(value, str | int | float) else ""
     return (
         text

@@ -1,11 +1,11 @@
-"""Who may ask for drafts of which release: bearer tokens, of which only hashes are kept.
+"""Permissions: which bearer token may ask for which releases. Only hashes of tokens are stored.
 
     [[token]]
     name = "engine-1"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     releases = ["chat-vicuna", "code"]      # or ["*"]
 
-A token is 32 random bytes: no dictionary holds it, so a plain hash is enough. See `draftstore tokens`.
+A token is 32 random bytes, out of reach of dictionary attacks, so a plain hash is enough. See `draftstore tokens`.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class PermissionsError(DraftstoreError):
-    """The file of tokens cannot be used."""
+    """The token file cannot be used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Grant:
-    """What the bearer of one token may ask for.
+    """The permissions of one token.
 
     Attributes:
-        name: of the token, for logs and for people.
+        name: name of the token, for logs and messages.
         releases: names, or `EVERY`.
         digest: SHA-256 of the token; empty where no token is needed.
     """
@@ -46,7 +46,7 @@ class Grant:
     digest: str = ""
 
     def allows(self, release: str) -> bool:
-        """Tell whether a release may be asked for; it need not exist."""
+        """Tell whether the token covers a release, whether or not that exists."""
         return release in self.releases or EVERY in self.releases
 
 
@@ -54,39 +54,39 @@ ANYBODY = Grant("anybody", frozenset([EVERY]))
 
 
 class Permissions:
-    """All grants of a service; immutable, so that a changed file takes the place of all of them at once."""
+    """All grants of a service; immutable, so that a changed file replaces all of them at once."""
 
     def __init__(self, grants: Iterable[Grant] | None) -> None:
-        """Know these grants; with None everybody may ask for everything."""
+        """Hold these grants; None allows everything to everybody."""
         self.grants = None if grants is None else tuple(grants)
 
     @classmethod
     def open_to_all(cls) -> "Permissions":
-        """Return the permissions of a service that asks nobody for a token."""
+        """Return the permissions of a service without tokens."""
         return cls(None)
 
     @classmethod
     def load(cls, path: Path) -> "Permissions":
-        """Read a file of tokens.
+        """Read a token file.
 
         Raises:
-            PermissionsError: it cannot be read, or is no such file.
+            PermissionsError: the file cannot be read or is invalid.
         """
         return cls(read_grants(path))
 
     @property
     def needs_token(self) -> bool:
-        """Whether a client has to say who it is."""
+        """Whether clients must present a token."""
         return self.grants is not None
 
     def including(self, grant: Grant) -> "Permissions":
-        """Return these permissions and one more, such as that of the service's own HTTP side."""
+        """Return these permissions and one more grant, such as that of the service's own HTTP process."""
         return Permissions(None if self.grants is None else (*self.grants, grant))
 
     def identify(self, token: str | bytes | None) -> Grant | None:
-        """Return what the bearer of a token may do; None if no token is known by it.
+        """Return the grant of a token; None if the token is unknown.
 
-        The time this takes tells nothing about the tokens: all hashes are compared, each in constant time.
+        Takes constant time, whatever the token: every hash is compared, each in constant time.
         """
         if self.grants is None:
             return ANYBODY
@@ -95,7 +95,7 @@ class Permissions:
         return self._find(hash_token(token or b""))
 
     def renew(self, grant: Grant) -> Grant | None:
-        """Return what the bearer of an earlier grant may do now; None if the token is gone."""
+        """Return the present grant of the token behind an earlier one; None if the token is gone."""
         return ANYBODY if self.grants is None else self._find(grant.digest)
 
     def _find(self, digest: str) -> Grant | None:
@@ -112,15 +112,15 @@ def hash_token(token: str | bytes) -> str:
 
 
 def new_token() -> str:
-    """Return a token that nobody can guess."""
+    """Return a new random token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def read_grants(path: Path) -> list[Grant]:
-    """Read the entries of a file of tokens.
+    """Read the entries of a token file.
 
     Raises:
-        PermissionsError: it cannot be read, is no TOML, or an entry is not as it should be.
+        PermissionsError: the file cannot be read, is not TOML, or has an invalid entry.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -131,7 +131,7 @@ def read_grants(path: Path) -> list[Grant]:
         ) from None
     except OSError as error:
         raise PermissionsError(f"the file of tokens {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # no UTF-8, no TOML
+    except ValueError as error:  # not UTF-8, or not TOML
         raise PermissionsError(f"the file of tokens {path} is no TOML: {error}") from None
     unknown = document.keys() - {"token"}
     entries = document.get("token", [])
@@ -160,14 +160,14 @@ def _read_grant(path: Path, number: int, entry: Any) -> Grant:
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise PermissionsError(
             f"{where} has no SHA-256: expected 64 of the digits 0-9 and a-f"
-        )  # do not print it
+        )  # without the value: it may be a token
     if not isinstance(releases, list) or not all(isinstance(release, str) for release in releases):
         raise PermissionsError(f"{where} may use {releases!r}, expected a list of names of releases")
     return Grant(name, frozenset(releases), digest)
 
 
 def _check_unique(path: Path, grants: list[Grant]) -> None:
-    """Refuse two entries of one name, which nobody could tell apart, or of one token.
+    """Refuse two entries with the same name or the same token.
 
     Raises:
         PermissionsError: there are such entries.

@@ -1,4 +1,4 @@
-"""Opening the TCP sockets that a service listens at."""
+"""Opening the TCP sockets that a service listens on."""
 
 import errno
 import socket
@@ -18,11 +18,11 @@ def open_tcp(endpoint: ListenAddress, option: str) -> list[socket.socket]:
     """Return listening sockets, one for each address of the host.
 
     Args:
-        endpoint: where; port 0 takes a free one.
-        option: that the user named it with, for errors.
+        endpoint: address; port 0 picks a free one.
+        option: the option that names it, for messages.
 
     Raises:
-        LookupServiceError: the host is unknown or not of this machine, or the port is taken or not ours to take.
+        LookupServiceError: the host is unknown or not on this machine, or the port is taken or not permitted.
     """
     sockets: list[socket.socket] = []
     port = endpoint.port
@@ -31,7 +31,7 @@ def open_tcp(endpoint: ListenAddress, option: str) -> list[socket.socket]:
             sockets.append(_bind_patiently(address, port))
         except OSError as error:
             if sockets and error.errno in _NOT_HERE:
-                continue  # localhost is ::1 too, where the machine speaks IPv6
+                continue  # localhost is also ::1 where the machine has IPv6
             for made in sockets:
                 made.close()
             raise LookupServiceError(_explain(error, endpoint, option)) from None
@@ -40,12 +40,12 @@ def open_tcp(endpoint: ListenAddress, option: str) -> list[socket.socket]:
 
 
 def port_of(sockets: list[socket.socket]) -> int:
-    """Return the port that TCP sockets listen at."""
+    """Return the port that TCP sockets listen on."""
     return int(sockets[0].getsockname()[1])
 
 
 def _bind_patiently(address: str, port: int) -> socket.socket:
-    """Return a listening socket; processes of a service that was killed get a moment to let go of the port."""
+    """Return a listening socket; retry while processes of a killed service still hold the port."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -63,7 +63,7 @@ def _bind_tcp(address: str, port: int) -> socket.socket:
     try:
         made.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a port is free again at once after a stop
+        )  # the port is free again right after a stop
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind((address, port))
@@ -76,7 +76,7 @@ def _bind_tcp(address: str, port: int) -> socket.socket:
 
 
 def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
-    """Return what to do about a socket that cannot be opened."""
+    """Return what the user can do about a socket that cannot be opened."""
     if error.errno == errno.EADDRINUSE:
         return f"port {endpoint.port} of {endpoint.host} is in use: stop who listens there, or choose another {option}"
     if error.errno == errno.EACCES:

@@ -1,4 +1,4 @@
-"""Changes of the file of tokens, by the command `draftstore tokens`."""
+"""Changes to the token file, for the command `draftstore tokens`."""
 
 import fcntl
 import json
@@ -14,11 +14,11 @@ _HEAD = "# Written by `draftstore tokens`, which keeps the entries and no commen
 
 
 def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> None:
-    """Read the entries of a file of tokens, change them and write them back; one process at a time.
+    """Read the entries of a token file, change them and write them back; one process at a time.
 
     Args:
-        path: of the file; a new one is readable by its owner alone.
-        change: takes the entries and returns the new ones.
+        path: the file; a new one is readable by its owner alone.
+        change: maps the old entries to the new ones.
 
     Raises:
         PermissionsError: the file or its folder cannot be used.
@@ -39,8 +39,8 @@ def change_grants(path: Path, change: Callable[[list[Grant]], list[Grant]]) -> N
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file in one step; it belongs to whom the old one belonged to, and is as private."""
-    path = path.resolve()  # a link goes on to be one
+    """Replace a file atomically, keeping its owner and permissions."""
+    path = path.resolve()  # a symbolic link stays one
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -58,7 +58,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _to_toml(grants: list[Grant]) -> str:
-    """Return the text of a file of tokens."""
+    """Return the text of a token file."""
     entries = (
         f"\n[[token]]\nname = {_quoted(grant.name)}\nsha256 = {_quoted(grant.digest)}\n"
         f"releases = [{', '.join(map(_quoted, sorted(grant.releases)))}]\n"
@@ -68,5 +68,5 @@ def _to_toml(grants: list[Grant]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a TOML string: as in JSON, but for one character."""
+    """Return a TOML string: as in JSON, except for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,1 +1,1 @@
-"""The lookup service: drafts for many decoders from stores that are open once."""
+"""The lookup service: drafts for many decoders from shared open stores."""

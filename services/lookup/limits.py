@@ -1,4 +1,4 @@
-"""How much one decoder may ask for, and all of them together."""
+"""Limits on one client and on all clients of a worker process."""
 
 import dataclasses
 
@@ -14,22 +14,22 @@ _DRAFT = 16
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a worker process takes. What is beyond a limit is refused, and nothing else suffers from it.
+    """Limits of a worker process. Requests beyond a limit are refused; other requests are unaffected.
 
     Attributes:
         payload: bytes of a request.
-        greeting: bytes of a request before the client has said who it is, where tokens are in use.
-        batch: contexts of a request.
-        context: tokens of a context.
-        budget: nodes of a tree.
-        connections: open at the same time.
+        greeting: bytes of a request before the client has presented its token, where tokens are in use.
+        batch: contexts per request.
+        context: tokens per context.
+        budget: nodes per tree.
+        connections: open connections.
         waiting: contexts that may wait for their turn; beyond that the answer is `BUSY`.
-        waiting_each: the same, of one connection.
-        hello_seconds: until a client has presented its token, where tokens are in use.
-        write_buffer: bytes of answers that a client has not taken yet, until no more is read from it.
-        stall_seconds: until a client that takes no answers is cut off.
-        drain_seconds: for the clients to go elsewhere when the service stops.
-        threads: lookups at the same time in stores that wait for a database.
+        waiting_each: the same for one connection.
+        hello_seconds: time for a client to present its token, where tokens are in use.
+        write_buffer: bytes of unsent answers above which reading from the client pauses.
+        stall_seconds: time after which a client that reads no answers is disconnected.
+        drain_seconds: time for clients to reconnect elsewhere when the service stops.
+        threads: concurrent lookups in stores that wait for a database.
     """
 
     payload: int = 1 << 20
@@ -68,11 +68,11 @@ class Limits:
 
     @property
     def longest_answer(self) -> int:
-        """Bytes of the longest answer."""
+        """Size of the longest answer in bytes."""
         return self.batch * (_DRAFT + self.budget * _NODE) + 24
 
     def public(self) -> dict[str, int]:
-        """Return what a client should know: the limits of one request."""
+        """Return the limits that clients should know: those of one request."""
         return {
             "payload": self.payload,
             "batch": self.batch,

@@ -1,4 +1,4 @@
-"""What one run of the lookup service is told."""
+"""Settings of one run of the lookup service."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,23 +13,23 @@ HTTP_PORT = 7780
 
 @dataclass(frozen=True)
 class LookupSettings:
-    """What one run of the service is told.
+    """Settings of one run.
 
     Attributes:
-        socket: the Unix socket of the binary protocol.
+        socket: Unix socket of the binary protocol.
         socket_mode: its permissions.
-        listen: where the binary protocol is spoken over TCP too.
-        http: where JSON, health, metrics and the page are; None leaves them out.
-        stores: directories that are served.
-        releases: names of the catalogue that are served; without these and `stores` all that draft.
-        backend: where the entries of CREST stores are read; None is what each was built for.
-        workers: processes that look up.
-        tokens: the file of tokens.
-        anonymous: whoever reaches the service may use it, also from other machines.
-        wait: start even if nothing can be served yet.
-        poll_seconds: between two looks at the catalogue, where no notice comes.
-        hang_seconds: of silence after which a worker is ended and started again.
-        limits: of requests.
+        listen: TCP addresses of the binary protocol.
+        http: address of JSON, health, metrics and the page; None disables HTTP.
+        stores: directories to serve.
+        releases: releases to serve; if both this and `stores` are empty, all that can draft.
+        backend: backend of the entries of CREST stores; None: the one that each was built for.
+        workers: number of worker processes.
+        tokens: token file.
+        anonymous: whether clients, also on other machines, need no token.
+        wait: whether to start even if nothing can be served yet.
+        poll_seconds: interval between reads of the catalogue when no notice arrives.
+        hang_seconds: silence after which a worker is killed and restarted.
+        limits: limits on requests.
         log_format: `text` or `json`.
         log_level: the least level that is logged.
     """
@@ -53,19 +53,19 @@ class LookupSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that were asked for, of stores and of releases."""
+        """Names of the stores and releases that were asked for."""
         return (*(target.name for target in self.stores), *self.releases)
 
     @property
     def uses_catalogue(self) -> bool:
-        """Whether releases of the catalogue are served: named ones, or all where no directory is named."""
+        """Whether releases are served: named ones, or all if no directory is named."""
         return bool(self.releases) or not self.stores
 
     def check(self) -> None:
-        """Refuse what would let strangers in.
+        """Refuse to serve other machines without tokens, unless the user asked for it.
 
         Raises:
-            LookupServiceError: other machines could ask without a token, and nobody said that this is meant.
+            LookupServiceError: other machines could connect without a token.
         """
         places = [("--listen", self.listen), ("--http", self.http)]
         check_access(

@@ -1,1 +1,1 @@
-"""The counters of the service: words in shared memory that every process adds to, and what is read from them."""
+"""The counters of the service: words in shared memory that every process adds to, and their readers."""

@@ -1,8 +1,8 @@
-"""The figures of the service: counters of all its processes in one piece of shared memory.
+"""The counters of all processes of the service, in one block of shared memory.
 
-The supervisor makes `SharedCounters` before it forks. Each worker writes into its own `Slot` alone, so nothing is
-locked; whoever reads sees all of them. A worker that is started again takes over the slot of the one that died: totals
-never go down, and what was counted up to the moment of a `kill -9` stays counted.
+The supervisor creates `SharedCounters` before it forks. Each worker writes only to its own `Slot`, so there are no
+locks; readers see all slots. A restarted worker takes over the slot of the one that died: totals never go down, and
+everything counted up to a `kill -9` stays counted.
 
     figures = SharedCounters(slots=2)
     ...fork...
@@ -43,12 +43,12 @@ _FEW = 8
 
 
 class ReleaseCounters:
-    """The counters of one release in one process; only the thread of its event loop counts."""
+    """The counters of one release in one process; only the event loop's thread writes them."""
 
     __slots__ = ("_words", "name")
 
     def __init__(self, words: memoryview, name: str) -> None:
-        """Count into an entry, int64 [ENTRY]."""
+        """Count into an entry: int64 [ENTRY]."""
         self._words = words
         self.name = name
 
@@ -62,15 +62,15 @@ class ReleaseCounters:
         answer_bytes: int,
         seconds: float,
     ) -> None:
-        """Count a request that was answered; about a microsecond for one context.
+        """Count an answered request; takes about a microsecond for one context.
 
         Args:
-            contexts: in the request.
+            contexts: contexts in the request.
             match_lengths: int32 [contexts].
-            nodes: of all drafts.
+            nodes: nodes of all drafts.
             misses: empty drafts.
-            request_bytes: of the request.
-            answer_bytes: of the answer.
+            request_bytes: size of the request.
+            answer_bytes: size of the answer.
             seconds: from the arrival of the request to its answer.
         """
         words = self._words
@@ -97,26 +97,26 @@ class ReleaseCounters:
         self._words[at.ANSWERED] += answer_bytes
 
     def swapped(self) -> None:
-        """Count that another build took over."""
+        """Count a swap to another build."""
         self._words[at.SWAPS] += 1
 
     def serve(self, labels: Labels) -> None:
-        """Say what is served under the name from now on."""
+        """Publish the labels of the store served under this name from now on."""
         words = self._words
         if read_labels(words) != labels:
-            words[at.VERSION] |= 1  # odd: readers wait
+            words[at.VERSION] |= 1  # odd: readers wait (seqlock)
             for start, text in zip((at.KIND, at.BUILD, at.TOKENIZER), labels, strict=True):
                 at.write_text(words[start : start + at.LABEL_WORDS], text)
             words[at.VERSION] += 1
         words[at.READY] = 1
 
     def withdraw(self) -> None:
-        """Say that nothing is served under the name any more."""
+        """Mark the name as no longer served."""
         self._words[at.READY] = 0
 
 
 def _head_word(place: int, doc: str) -> property:
-    """Return a property that is one word of a slot's head."""
+    """Return a property for one word of a slot's head."""
 
     def read(slot: "Slot") -> int:
         return int(slot._words[place])
@@ -128,14 +128,14 @@ def _head_word(place: int, doc: str) -> property:
 
 
 class Slot:
-    """The part of one process."""
+    """The counters of one process."""
 
     in_flight = _head_word(at.IN_FLIGHT, "Requests that are being answered.")
     connections = _head_word(at.CONNECTIONS, "Connections that are open.")
     waiting = _head_word(at.WAITING, "Contexts that wait to be looked up.")
 
     def __init__(self, words: memoryview) -> None:
-        """Write into int64 [SLOT]."""
+        """Write to int64 [SLOT]."""
         self._words = words
         self._found: dict[str, ReleaseCounters] = {}
         self._read_before = 0
@@ -146,11 +146,11 @@ class Slot:
 
     @property
     def restarts(self) -> int:
-        """Times that the process of this slot was started again."""
+        """Number of restarts of this slot's process."""
         return int(self._words[at.RESTARTS])
 
     def begin(self) -> None:
-        """Take the slot over for this process: what its predecessor held open is gone, what it counted stays."""
+        """Take the slot over for this process: gauges of its predecessor are reset, counters stay."""
         self.end()
         self._read_before = _storage_read()
         self._words[at.PID] = os.getpid()
@@ -158,20 +158,20 @@ class Slot:
         self.heartbeat()
 
     def end(self) -> None:
-        """Say that the process of this slot is gone; the supervisor calls it."""
+        """Mark this slot's process as ended; called by the supervisor."""
         for figures in self._found.values():
             figures.withdraw()
         for place in (at.IN_FLIGHT, at.CONNECTIONS, at.WAITING, at.STATE, at.PID):
             self._words[place] = 0
 
     def restarted(self) -> None:
-        """Count that the process of this slot is started again; the supervisor calls it."""
+        """Count a restart of this slot's process; called by the supervisor."""
         self._words[at.RESTARTS] += 1
 
     def release(self, name: str) -> ReleaseCounters:
-        """Return the counters of a release that is or was served; they may be kept.
+        """Return the counters of a release that is or was served; callers may keep them.
 
-        Names that a request invents belong to `nothing`: every name takes a place for good.
+        Unknown names from requests are counted under `nothing`, since every name occupies an entry for good.
         """
         if (found := self._found.get(name)) is not None:
             return found
@@ -179,7 +179,7 @@ class Slot:
         if not name or used >= at.RELEASES:
             return self.nothing
         at.write_text(at.entry_of(self._words, 1 + used)[at.NAME : at.KIND], name)
-        self._words[at.USED] = used + 1  # last: readers look at whole entries alone
+        self._words[at.USED] = used + 1  # last: readers only see whole entries
         return self._add(1 + used)
 
     def _add(self, position: int) -> ReleaseCounters:
@@ -189,7 +189,7 @@ class Slot:
         return made
 
     def announce(self, served: Iterable[tuple[str, Labels]]) -> None:
-        """Say for which releases this process answers from now on; nothing else is served."""
+        """Publish the releases that this process serves from now on; all others are withdrawn."""
         names = dict(served)
         for name, figures in self._found.items():
             if name not in names:
@@ -198,7 +198,7 @@ class Slot:
             self.release(name).serve(labels)
 
     def heartbeat(self) -> None:
-        """Show that the event loop goes round, and what was read from storage."""
+        """Record that the event loop is alive, and the bytes read from storage."""
         self._words[at.HEARTBEAT] = time.monotonic_ns()
         read = _storage_read()
         self._words[at.READ] += max(read - self._read_before, 0)
@@ -206,7 +206,7 @@ class Slot:
 
     @property
     def state(self) -> WorkerState:
-        """What the process is doing."""
+        """State of the process."""
         return WorkerState(self._words[at.STATE])
 
     @state.setter
@@ -218,7 +218,7 @@ class SharedCounters:
     """The counters of all processes."""
 
     def __init__(self, slots: int) -> None:
-        """Make them, all zero; before the processes are forked."""
+        """Allocate the counters, all zero, before the processes are forked."""
         memory = mmap.mmap(-1, slots * at.SLOT * at.WORD)
         words = memoryview(memory).cast("q")
         self._slots = [words[start : start + at.SLOT] for start in range(0, slots * at.SLOT, at.SLOT)]
@@ -227,11 +227,11 @@ class SharedCounters:
         return len(self._slots)
 
     def slot(self, number: int) -> Slot:
-        """Return the part of one process, to write into."""
+        """Return the slot of one process, for writing."""
         return Slot(self._slots[number])
 
     def connections(self, besides: int = -1) -> list[int]:
-        """Return how many connections each worker has that is ready, leaving one of them out."""
+        """Return the number of connections of each ready worker, except for one if given."""
         return [
             words[at.CONNECTIONS]
             for number, words in enumerate(self._slots)
@@ -239,16 +239,16 @@ class SharedCounters:
         ]
 
     def snapshot(self) -> list[WorkerFigures]:
-        """Return what every process counted up to now."""
+        """Return the present counters of every process."""
         return [read_slot(number, words) for number, words in enumerate(self._slots)]
 
     def totals(self) -> dict[str, ReleaseTotals]:
-        """Return sums over all processes by name of the release; `NO_RELEASE` is always there."""
+        """Return sums over all processes by release; `NO_RELEASE` is always included."""
         return add_up(self.snapshot())
 
 
 def _storage_read() -> int:
-    """Return the bytes that were read from storage for this process; 0 where the system does not tell."""
+    """Return the bytes read from storage for this process; 0 where the system does not report them."""
     with suppress(OSError):
         for line in Path("/proc/self/io").read_bytes().splitlines():
             if line.startswith(b"read_bytes:"):

@@ -1,4 +1,4 @@
-"""The figures of the service as Prometheus reads them."""
+"""The counters of the service as Prometheus metrics."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,14 +46,14 @@ def metrics_text(figures: SharedCounters) -> bytes:
 
 
 class FiguresCollector(Collector):
-    """Reads shared memory whenever metrics are asked for."""
+    """Reads shared memory whenever metrics are collected."""
 
     def __init__(self, figures: SharedCounters) -> None:
-        """Tell of the processes that count into `figures`."""
+        """Report on the processes that count into `figures`."""
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family after the other."""
+        """Yield all metric families."""
         workers = self._figures.snapshot()
         releases = list(add_up(workers).values())
         yield from _release_counters(releases)
@@ -67,7 +67,7 @@ class FiguresCollector(Collector):
 
 
 def _release_counters(releases: Iterable[ReleaseTotals]) -> Iterator[Metric]:
-    """Yield what is counted for every release; the name is empty for requests that name none that is served."""
+    """Yield the counters of every release; the name is empty for requests that name no served release."""
     for field, text in RELEASE_COUNTERS.items():
         family = CounterMetricFamily(f"draftstore_{field}", text, labels=["release"])
         for totals in releases:
@@ -86,7 +86,7 @@ def _release_counters(releases: Iterable[ReleaseTotals]) -> Iterator[Metric]:
 
 
 def _release_histograms(releases: Sequence[ReleaseTotals]) -> Iterator[Metric]:
-    """Yield how requests and contexts are distributed."""
+    """Yield the histograms of requests and contexts."""
     batches = HistogramMetricFamily("draftstore_batch_size", "Contexts of a request.", labels=["release"])
     matches = HistogramMetricFamily(
         "draftstore_match_length", "Tokens of a context's longest match.", labels=["release"]
@@ -103,13 +103,13 @@ def _release_histograms(releases: Sequence[ReleaseTotals]) -> Iterator[Metric]:
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return a histogram as Prometheus wants it: counts added up, by upper bound."""
+    """Return a histogram in Prometheus' form: cumulative counts by upper bound."""
     names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     return list(zip(names, accumulate(counts), strict=True))
 
 
 def _release_states(releases: Iterable[ReleaseTotals], workers: int) -> Iterator[Metric]:
-    """Yield what is served."""
+    """Yield the state of every release."""
     ready = GaugeMetricFamily(
         "draftstore_ready", "1 where every worker answers for the release.", labels=["release"]
     )
@@ -124,7 +124,7 @@ def _release_states(releases: Iterable[ReleaseTotals], workers: int) -> Iterator
 
 
 def _worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
-    """Yield what is counted for every worker process."""
+    """Yield the metrics of every worker process."""
     up = GaugeMetricFamily("draftstore_worker_up", "1 where the worker answers.", labels=["worker"])
     gauges = {
         field: GaugeMetricFamily(
@@ -151,7 +151,7 @@ def _worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
 
 
 def _resident_memory(workers: Iterable[WorkerFigures]) -> Metric:
-    """Return the memory of all processes: what is theirs alone, and pages of files, which they share."""
+    """Return the memory of all processes: anonymous pages, and file pages, which they share."""
     family = GaugeMetricFamily(
         "draftstore_resident_memory_bytes",
         "Memory of a process: anonymous, or pages of files that are mapped, shared with the other processes.",
@@ -166,7 +166,7 @@ def _resident_memory(workers: Iterable[WorkerFigures]) -> Metric:
 
 
 def resident_bytes(pid: int) -> dict[str, int]:
-    """Return the resident bytes of a process by kind, `anonymous` and `file`; nothing if it has ended."""
+    """Return the resident bytes of a process by kind, `anonymous` and `file`; empty if it has ended."""
     found = {}
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""What the processes of the service counted, read from shared memory and added up; see `counting`."""
+"""The counters of all processes, read from shared memory and added up; see `counting`."""
 
 import enum
 import time
@@ -12,7 +12,7 @@ NO_RELEASE = ""
 
 
 class WorkerState(enum.IntEnum):
-    """What a process is doing."""
+    """State of a process."""
 
     ABSENT = 0
     STARTING = 1
@@ -21,12 +21,12 @@ class WorkerState(enum.IntEnum):
 
 
 class Labels(NamedTuple):
-    """What is served under a name.
+    """The store that is served under a name.
 
     Attributes:
-        kind: of the store.
-        build: the first digits of its digest.
-        tokenizer: the first digits of the fingerprint.
+        kind: kind of the store.
+        build: first digits of its digest.
+        tokenizer: first digits of its tokenizer's fingerprint.
     """
 
     kind: str = ""
@@ -35,17 +35,17 @@ class Labels(NamedTuple):
 
 
 class ReleaseTotals(NamedTuple):
-    """What was counted for one release; sums where several processes serve it.
+    """The counters of one release, in one process or summed over several.
 
     Attributes:
-        name: of the release; empty for what belongs to none.
-        labels: of what is served under it, or was last.
-        ready: processes that can answer for it.
-        misses: contexts that got an empty draft.
+        name: name of the release; empty for requests that belong to none.
+        labels: the store served under it, now or last.
+        ready: processes that serve it.
+        misses: contexts with an empty draft.
         nodes: nodes of all drafts.
-        request_bytes: of all requests, the refused ones too.
-        answer_bytes: of all answers.
-        swaps: times that another build took over under the name.
+        request_bytes: size of all requests, including refused ones.
+        answer_bytes: size of all answers.
+        swaps: number of swaps to another build.
         seconds: sum over all queries, see `words.SECONDS_BUCKETS`.
         failures: requests that failed, by `Status`.
         batches: queries by their number of contexts, see `words.BATCH_BUCKETS`.
@@ -69,12 +69,12 @@ class ReleaseTotals(NamedTuple):
 
     @property
     def queries(self) -> int:
-        """Requests that were answered with drafts."""
+        """Number of requests answered with drafts."""
         return sum(self.batches)
 
     @property
     def contexts(self) -> int:
-        """Contexts in them."""
+        """Number of contexts in them."""
         return sum(self.matches)
 
     @property
@@ -84,19 +84,19 @@ class ReleaseTotals(NamedTuple):
 
 
 class WorkerFigures(NamedTuple):
-    """What one process counted.
+    """The counters of one process.
 
     Attributes:
-        slot: its number.
-        pid: its process id, 0 before the first start.
-        state: what it is doing.
-        silence: seconds since it last showed that its loop goes round.
-        restarts: times that it was started again.
-        in_flight: requests that it is answering.
-        connections: that are open.
-        waiting: contexts that wait to be looked up.
-        storage_read: bytes that were read from storage for it, over all its lives.
-        releases: totals by name.
+        slot: slot number.
+        pid: process id, 0 before the first start.
+        state: state of the process.
+        silence: seconds since its last heartbeat.
+        restarts: number of restarts.
+        in_flight: requests being answered.
+        connections: open connections.
+        waiting: contexts that wait for their lookup.
+        storage_read: bytes read from storage, over all restarts.
+        releases: totals by release.
     """
 
     slot: int
@@ -112,7 +112,7 @@ class WorkerFigures(NamedTuple):
 
 
 def add_up(workers: Iterable[WorkerFigures]) -> dict[str, ReleaseTotals]:
-    """Return sums over some processes by name of the release, sorted."""
+    """Return sums over processes by release, sorted by name."""
     found: dict[str, ReleaseTotals] = {}
     for worker in workers:
         for name, totals in worker.releases.items():
@@ -121,7 +121,7 @@ def add_up(workers: Iterable[WorkerFigures]) -> dict[str, ReleaseTotals]:
 
 
 def read_slot(number: int, words: memoryview) -> WorkerFigures:
-    """Return what a slot holds."""
+    """Return the content of a slot."""
     read = [_read_entry(at.entry_of(words, position)) for position in range(1 + words[at.USED])]
     silence = (time.monotonic_ns() - words[at.HEARTBEAT]) / 1e9 if words[at.HEARTBEAT] else 0.0
     restarts, in_flight, connections, waiting, storage_read = words[at.RESTARTS : at.USED].tolist()
@@ -132,14 +132,14 @@ def read_slot(number: int, words: memoryview) -> WorkerFigures:
 
 
 def read_labels(entry: memoryview) -> Labels:
-    """Return the labels of an entry as they stand there now."""
+    """Return the labels of an entry as they are now."""
     return Labels(
         *(at.read_text(entry[start : start + at.LABEL_WORDS]) for start in (at.KIND, at.BUILD, at.TOKENIZER))
     )
 
 
 def _read_entry(entry: memoryview) -> ReleaseTotals:
-    """Return what an entry holds."""
+    """Return the content of an entry."""
     name = at.read_text(entry[at.NAME : at.KIND])
     ready, misses, nodes, requested, answered, swaps, nanos = entry[at.READY : at.FAILURES].tolist()
     failures = tuple(entry[at.FAILURES : at.BATCHES])
@@ -162,14 +162,14 @@ def _settled_labels(entry: memoryview) -> Labels:
 
 
 def _add(left: ReleaseTotals, right: ReleaseTotals) -> ReleaseTotals:
-    """Return the sums of two processes' totals of one release; the labels are those of one that is ready."""
+    """Return the sums of two processes' totals of one release, with the labels of one that is ready."""
     labels = left.labels if left.ready or not right.ready else right.labels
     sums = [_sum(one, other) for one, other in zip(left[2:], right[2:], strict=True)]
     return ReleaseTotals(left.name, labels, *sums)
 
 
 def _sum(left: Any, right: Any) -> Any:
-    """Return the sum of two numbers, or of two histograms."""
+    """Return the sum of two numbers or two histograms."""
     if isinstance(left, tuple):
         return tuple(one + other for one, other in zip(left, right, strict=True))
     return left + right

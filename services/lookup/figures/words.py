@@ -1,7 +1,7 @@
-"""Where each figure of a process lies in shared memory: int64 words, see `services.lookup.figures.counting`.
+"""Layout of a process's counters in shared memory: int64 words, see `services.lookup.figures.counting`.
 
-A slot, the part of one process, is a head and `RELEASES + 1` entries. Entry 0 counts what belongs to no release that is
-served (unknown names, broken requests), the others a release each, in the order in which they were first served.
+A slot, the part of one process, is a head and `RELEASES + 1` entries. Entry 0 counts requests that belong to no served
+release (unknown names, broken requests); the others count one release each, in the order of first use.
 """
 
 from itertools import accumulate
@@ -27,7 +27,7 @@ LABEL_WORDS = 4
 
 
 def _offsets(*sizes: int) -> tuple[int, ...]:
-    """Return where fields of so many words start, and behind the last one where they end."""
+    """Return the offsets of fields with the given sizes, and the end of the last."""
     return tuple(accumulate(sizes, initial=0))
 
 
@@ -53,11 +53,11 @@ def entry_of(slot: memoryview, position: int) -> memoryview:
 
 
 def read_text(words: memoryview) -> str:
-    """Return text that ends with a zero."""
+    """Return zero-terminated text."""
     return bytes(words).partition(b"\0")[0].decode(errors="replace")
 
 
 def write_text(words: memoryview, text: str) -> None:
-    """Write text, cut to what fits with a zero behind it."""
+    """Write text, truncated to what fits, with a terminating zero."""
     space = words.nbytes
     words.cast("B")[:] = text.encode()[: space - 1].ljust(space, b"\0")

@@ -1,1 +1,1 @@
-"""The binary protocol: connections, their turns, and the answers."""
+"""The server of the binary protocol: connections, their scheduling, and the answers."""

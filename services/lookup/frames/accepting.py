@@ -1,7 +1,7 @@
-"""Sharing connections out between workers that listen at the same sockets.
+"""Balancing connections between workers that listen on the same sockets.
 
-The system wakes all of them for every connection, and whoever is awake first would take it: one worker may end up with
-all of them. So the one that has fewer connections takes it, and the others leave it to that one for a moment.
+The kernel wakes all workers for every connection, and the fastest takes it: one worker may end up with all of them.
+So the worker with the fewest connections accepts at once, and the others leave it a moment to do so.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Takes the connections of one socket."""
+    """Accepts the connections of one socket."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class Acceptor:
         connections: Sized,
         others: Callable[[], Sequence[int]],
     ) -> None:
-        """Begin, in the thread of the loop or before it runs.
+        """Start accepting; called in the loop's thread or before the loop runs.
 
         Args:
-            loop: of this process.
-            listening: bound and listening, Unix or TCP.
-            take: serves a connection that was accepted.
-            connections: those of this process.
-            others: returns how many connections each of the other workers has.
+            loop: event loop of this process.
+            listening: bound and listening socket, Unix or TCP.
+            take: serves an accepted connection.
+            connections: open connections of this process.
+            others: returns the number of connections of each other worker.
         """
         self._loop = loop
         self._listening = listening
@@ -53,20 +53,20 @@ class Acceptor:
         self._waits_since: float | None = None
         self._begun: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._poll = select.poll()  # takes descriptors of any number, unlike `select`
+        self._poll = select.poll()  # unlike `select`, no limit on descriptor numbers
         self._poll.register(listening, select.POLLIN)
         listening.setblocking(False)
         self._loop.add_reader(listening, self._on_ready)
 
     def close(self) -> None:
-        """Take no more; those that were taken go on."""
+        """Stop accepting; accepted connections go on."""
         if self._timer:
             self._timer.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
 
     def _on_ready(self) -> None:
-        """Take the connections that wait, as far as they are ours."""
+        """Accept waiting connections unless another worker should."""
         for _ in range(AT_ONCE):
             if self._is_for_another() and self._may_wait():
                 self._pause(MOMENT)
@@ -90,30 +90,30 @@ class Acceptor:
         return bool(others) and len(self._connections) + len(self._begun) > min(others)
 
     def _may_wait(self) -> bool:
-        """Tell whether what waits may wait for the other worker a little longer."""
+        """Tell whether the other worker still has time to accept."""
         now = self._loop.time()
         if self._waits_since is None:
             self._waits_since = now
         return now - self._waits_since < PATIENCE
 
     def _pause(self, seconds: float) -> None:
-        """Look again in a moment."""
+        """Stop watching the socket for some seconds."""
         self._loop.remove_reader(self._listening)
         self._timer = self._loop.call_later(seconds, self._look_again)
 
     def _look_again(self) -> None:
-        """Go on taking connections."""
+        """Watch the socket again."""
         if not self._poll.poll(0):
-            self._waits_since = None  # the other one took it
+            self._waits_since = None  # the other worker took it
         self._loop.add_reader(self._listening, self._on_ready)
 
     def _take(self, accepted: socket.socket) -> None:
-        """Serve a connection."""
+        """Serve an accepted connection."""
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._connect(accepted))
-        self._begun.add(task)  # the loop itself would let it be collected
+        self._begun.add(task)  # the loop holds weak references only
         task.add_done_callback(self._begun.discard)
 
     async def _connect(self, accepted: socket.socket) -> None:

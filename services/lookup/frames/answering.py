@@ -1,8 +1,8 @@
-"""Requests into answers: checks, the lookup, and the form in which it goes back. Knows no sockets.
+"""Answers to requests: checks, the lookup, and the encoded answer. Uses no sockets.
 
-    job = answerer.begin(frame, grant)      # a draft request, checked; or the bytes of a refusal
+    job = answerer.begin(frame, grant)      # a checked draft request, or the bytes of a refusal
     while job.left:
-        job.work(rows)                      # all of them, or some at a time
+        job.work(rows)                      # all contexts, or some at a time
     data = job.encode(flags)
     job.count(len(data))
 
@@ -56,30 +56,25 @@ _LOG_SECONDS = 1.0
 
 
 class ReleaseStats:
-    """What is known of the requests for one release: its counters, and what a lookup costs."""
+    """Counters of one release and the estimated cost of a lookup."""
 
     __slots__ = ("costs", "figures", "logged")
 
     def __init__(self, figures: ReleaseCounters) -> None:
-        """Start with a guess of the costs."""
+        """Start with a default estimate of the cost."""
         self.figures = figures
         self.costs = [10e-6 + 0.2e-6 * 2.0**bits for bits in range(14)]
         """Seconds a context, by the bits of the budget; running averages."""
         self.logged = -_LOG_SECONDS
 
     def learn(self, bits: int, seconds: float) -> None:
-        """Take in what a context has cost."""
+        """Update the estimate with the measured cost of a context."""
         known = self.costs[bits]
-        self.costs[bits] = (
-            known + (min(seconds, 4 * known) - known) / 8
-        )  # a page that had to be read is no rule
+        self.costs[bits] = known + (min(seconds, 4 * known) - known) / 8  # capped: a page fault is an outlier
 
 
 class DraftJob:
-    """A draft request that was found right, and what is done of it.
-
-    It keeps one store to its end: no answer mixes builds.
-    """
+    """A valid draft request and its progress."""
 
     __slots__ = (
         "_bits",
@@ -106,7 +101,7 @@ class DraftJob:
         self, frame: Frame, request: DraftRequest, served: ServedStore, drafter: StoreDrafter, stats: ReleaseStats,
         began: float, queries: NDArray[np.float32] | None = None,
     ) -> None:  # fmt: skip
-        """Begin with nothing done; of a dense store with `queries`, float32 [batch, dims], or without."""
+        """Start a job; `queries`, float32 [batch, dims], are for a dense store only."""
         self.request_id = frame.header.request_id
         self.request_bytes = frame.header.length
         self.served = served
@@ -127,11 +122,11 @@ class DraftJob:
 
     @property
     def cost(self) -> float:
-        """Seconds that a context will probably take."""
+        """Estimated seconds per context."""
         return self.stats.costs[self._bits]
 
     def work(self, rows: int) -> None:
-        """Draft for the next contexts, at most `rows`; what goes wrong ends the job with a failure."""
+        """Draft for the next contexts, at most `rows`; an error ends the job with a failure."""
         contexts, queries = self._contexts, self._queries
         if rows < self.batch or self.left < self.batch:
             done = self.batch - self.left
@@ -160,7 +155,7 @@ class DraftJob:
             self.stats.learn(self._bits, seconds / count)
 
     def encode(self, flags: int) -> bytes:
-        """Return the answer; the job is over then."""
+        """Return the answer and end the job."""
         if self.failure is not None:
             return encode_failure(_DRAFT, self.request_id, self.failure, flags)
         micros = ceil(self.seconds * 1e6)
@@ -169,7 +164,7 @@ class DraftJob:
         )
 
     def count(self, answer_bytes: int) -> None:
-        """Count what was done; best when the answer is on its way."""
+        """Update the counters; best called after the answer is sent."""
         figures = self.stats.figures
         if self.failure is not None:
             figures.fail(self.failure.status, self.request_bytes, answer_bytes)
@@ -185,7 +180,7 @@ class DraftJob:
         figures.record(self.batch, matches, nodes, misses, self.request_bytes, answer_bytes, seconds)
 
     def _fail(self, status: Status, message: str, error: Exception) -> None:
-        """End with a failure, and log why, not too often: no path or message of the system goes to a client."""
+        """End with a failure and log the reason, rate-limited; clients see no paths or system messages."""
         self.left = 0
         name = self.served.name
         self.failure = Failure(status, _AGAIN_SECONDS, f"no drafts from {name!r}: {message}")
@@ -197,7 +192,7 @@ class DraftJob:
 
 
 def _joined(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
-    """Return the parts of a job as one array."""
+    """Return the parts of a job's result as one array."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -208,10 +203,10 @@ class Answerer:
         """Answer from the open stores.
 
         Args:
-            open_stores: what is served.
-            permissions: who may ask for what; may be replaced at any time.
-            limits: what is refused.
-            slot: the counters of this process.
+            open_stores: the stores that are served.
+            permissions: permissions of clients; may be replaced at any time.
+            limits: limits on requests.
+            slot: counters of this process.
         """
         self.permissions = permissions
         self.limits = limits
@@ -223,12 +218,12 @@ class Answerer:
         """Check a draft request.
 
         Args:
-            frame: of the operation `DRAFT`.
-            grant: of who asks; None before a token was presented where one is needed.
-            flags: of the answer, should it be a refusal.
+            frame: frame of operation `DRAFT`.
+            grant: grant of the client; None before it presented a token, where one is needed.
+            flags: flags of the answer if the request is refused.
 
         Returns:
-            What is to be done, or the answer if that is nothing.
+            The job, or the answer if there is nothing to look up.
         """
         began = perf_counter()
         if grant is None:
@@ -246,7 +241,7 @@ class Answerer:
         return self._find(frame, request, began, flags)
 
     def _find(self, frame: Frame, request: DraftRequest, began: float, flags: int) -> DraftJob | bytes:
-        """Find the store of a request, and see that the request suits it."""
+        """Find the store of a request and check that the request fits it."""
         name = request.name
         try:
             served = self._open_stores.get(name)
@@ -258,7 +253,7 @@ class Answerer:
         stats = self._stats.get(name)
         if stats is None:
             stats = self._stats[name] = ReleaseStats(self.slot.release(name))
-        if served.projection is None:  # what a dense store would look at is skipped
+        if served.projection is None:  # hidden states are ignored
             return DraftJob(frame, request, served, drafter, stats, began)
         try:
             queries = read_queries(request.sections, len(request.contexts), served.projection)
@@ -270,7 +265,7 @@ class Answerer:
         return DraftJob(frame, request, served, drafter, stats, began, queries)
 
     def answer_other(self, frame: Frame, grant: Grant | None, flags: int = 0) -> bytes:
-        """Answer a request that is neither for drafts nor a greeting."""
+        """Answer a request other than a draft request or greeting."""
         header = frame.header
         if header.operation not in (_RELEASES, _PROJECTION):
             message = f"operation {header.operation} is unknown: this service speaks version {VERSION}"
@@ -310,7 +305,7 @@ class Answerer:
         """Answer a greeting.
 
         Returns:
-            What the client may do, None if its token is unknown, and the answer.
+            The client's grant, None if its token is unknown, and the answer.
         """
         header = frame.header
         grant = self.permissions.identify(frame.payload)
@@ -324,7 +319,7 @@ class Answerer:
         self, header: Header, status: Status, message: str, flags: int = 0, retry_after: float = 0.0,
         figures: ReleaseCounters | None = None,
     ) -> bytes:  # fmt: skip
-        """Return a failure, and count it: for a release that is served, or for none."""
+        """Return a failure and count it under its release if served, else under none."""
         data = encode_failure(
             header.operation, header.request_id, Failure(status, retry_after, message), flags
         )
@@ -332,11 +327,11 @@ class Answerer:
         return data
 
     def _forbid(self, header: Header, grant: Grant, name: str, flags: int) -> bytes:
-        """Refuse a name that a token is not for."""
+        """Refuse a release that the token does not cover."""
         return self.refuse(header, Status.FORBIDDEN, f"the token {grant.name!r} may not use {name!r}", flags)
 
     def _too_large(self, request: DraftRequest) -> str:
-        """Say what a request has too much of."""
+        """Say which limit a request exceeds."""
         batch, width = request.contexts.shape
         limits = self.limits
         return (

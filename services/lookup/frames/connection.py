@@ -1,4 +1,4 @@
-"""One connection of a decoder: frames in, answers out, in turn with the other connections."""
+"""One connection of a decoder: reads frames, writes answers, takes turns with other connections."""
 
 import asyncio
 import socket
@@ -31,18 +31,18 @@ _NOBODY = Header(0, 1, 0, 0, 0, 0)
 
 
 class FrameConnection(asyncio.Protocol):
-    """Takes frames apart and answers them.
+    """Parses frames and answers them.
 
-    A small request is answered at once, inside the callback that brought it. What takes longer than a slice is done
-    piece by piece, when the server says that it is this connection's turn. No task is made for any of it.
+    A small request is answered at once, in the callback that received it. A request that takes longer than a time slice
+    is processed in pieces, whenever the server gives this connection a turn. No asyncio task is created.
     """
 
     def __init__(self, turns: Turns, peers: "set[FrameConnection]") -> None:
         """Serve one client.
 
         Args:
-            turns: of the server.
-            peers: the connections that are open; this one joins them if there is room.
+            turns: scheduler of the server.
+            peers: open connections; this one joins them if there is room.
         """
         self.turns = turns
         self.grant: Grant | None = None
@@ -60,28 +60,28 @@ class FrameConnection(asyncio.Protocol):
         self._answerer = turns.answerer
         self._buffer = FrameBuffer(turns.limits.payload)
         self._frames: Iterator[Frame] | None = (
-            None  # what has arrived and is not answered; nothing is read then
+            None  # received but unanswered frames; reading is paused meanwhile
         )
         self._jobs: deque[DraftJob] = deque()
         self._threads: dict[DraftJob, Future[None]] = {}
         self._open = True  # answers may be written
-        self._deaf = False  # sent away: what it still sends is dropped
+        self._deaf = False  # after the last frame: further input is dropped
         self._hello: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether everything that arrived is answered."""
+        """Whether everything received is answered."""
         return not (self._jobs or self._threads or self._frames)
 
     @property
     def wants_turn(self) -> bool:
-        """Whether there is something to do in a turn."""
+        """Whether there is work for a turn."""
         return self._open and bool(self._jobs or self._frames)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a client in, if there is room."""
-        self.transport = transport = cast("asyncio.Transport", transport)  # that of uvloop is no subclass
+        """Accept a client if there is room."""
+        self.transport = transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
         limits = self.turns.limits
         transport.set_write_buffer_limits(high=limits.write_buffer)
         connected = transport.get_extra_info("socket")
@@ -98,7 +98,7 @@ class FrameConnection(asyncio.Protocol):
             self._hello = self.turns.loop.call_later(limits.hello_seconds, self._not_greeted)
 
     def change_grant(self, grant: Grant | None) -> None:
-        """Note what the client may do, and with that how much it may send."""
+        """Set the client's grant, and with it the maximum request size."""
         self.grant = grant
         limits = self.turns.limits
         self._buffer.most = limits.greeting if grant is None else limits.payload
@@ -117,7 +117,7 @@ class FrameConnection(asyncio.Protocol):
             self._frames = chain(self._frames, frames)
 
     def turn(self) -> None:
-        """Go on with what could not be answered at once, for a slice of time."""
+        """Continue unfinished work for one time slice."""
         if self._jobs:
             self._work()
         frames, self._frames = self._frames, None
@@ -126,7 +126,7 @@ class FrameConnection(asyncio.Protocol):
             self._read_on()
 
     def _take_all(self, frames: Iterator[Frame]) -> None:
-        """Answer frames until the time is over."""
+        """Answer frames until the time slice is over."""
         end = perf_counter() + SLICE
         try:
             for frame in frames:
@@ -140,7 +140,7 @@ class FrameConnection(asyncio.Protocol):
             self.dismiss(Status.BAD_REQUEST, str(error))
 
     def _suspend(self, frames: Iterator[Frame]) -> None:
-        """Leave the other frames for a later turn, and read no more until then."""
+        """Leave the remaining frames for a later turn and pause reading until then."""
         if self._deaf or self.transport.is_closing():
             return
         self._frames = frames
@@ -167,7 +167,7 @@ class FrameConnection(asyncio.Protocol):
         elif operation == _HELLO:
             grant, data = answerer.greet(frame, turns.flags)
             if grant is None:
-                self._send_away(data)  # one guess a connection
+                self._send_away(data)  # one attempt per connection
             else:
                 self.change_grant(grant)
                 self._write(data)
@@ -175,7 +175,7 @@ class FrameConnection(asyncio.Protocol):
             self._write(answerer.answer_other(frame, self.grant, turns.flags))
 
     def _send(self, job: DraftJob) -> None:
-        """Send the answer to a job that is done, and count it while the client wakes up."""
+        """Send the answer of a finished job, then count it while the client wakes up."""
         data = job.encode(self.turns.flags)
         self._write(data)
         job.count(len(data))
@@ -188,7 +188,7 @@ class FrameConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def _admit(self, job: DraftJob) -> bool:
-        """Make room for a job among those that wait; tell the client if there is none."""
+        """Queue a job if there is room, else tell the client that the service is busy."""
         turns, limits = self.turns, self.turns.limits
         if (
             turns.waiting + job.batch > limits.waiting or self.waiting + job.batch > limits.waiting_each
@@ -206,13 +206,13 @@ class FrameConnection(asyncio.Protocol):
         return True
 
     def _dismiss_job(self, job: DraftJob) -> None:
-        """Let go of what a job held."""
+        """Release the resources of a job."""
         job.served.release()
         self.waiting -= job.batch
         self.turns.count_waiting(-job.batch, -1)
 
     def _work(self) -> None:
-        """Do a piece of the first job; more, while there is time."""
+        """Process a piece of the first job, and more while there is time."""
         end = perf_counter() + SLICE
         while self._jobs and self._open:
             job = self._jobs[0]
@@ -225,31 +225,31 @@ class FrameConnection(asyncio.Protocol):
                 break
 
     def _conclude(self, job: DraftJob) -> None:
-        """Send the answer to a job that waited."""
+        """Send the answer of a queued job."""
         self._dismiss_job(job)
         self._send(job)
 
     def _delegate(self, job: DraftJob) -> None:
-        """Have a thread look up what may wait for a database."""
+        """Run a lookup that may wait for a database in a thread."""
         if self._admit(job):
             self._threads[job] = self.turns.delegate(job, self._delegated)
 
     def _delegated(self, job: DraftJob) -> None:
-        """Send what a thread has found; called in the loop."""
+        """Send the result of a thread; called in the loop."""
         if self._threads.pop(job, None) is not None:
             self._conclude(job)
         else:
             self._dismiss_job(job)  # the client has left
 
     def pause_writing(self) -> None:
-        """Stop answering a client that does not read its answers; cut it off if it never does."""
+        """Stop answering a client that does not read its answers; disconnect it if it never does."""
         self._open = False
         if not self._deaf:
             self.transport.pause_reading()
             self._set_timer(self.turns.limits.stall_seconds)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Continue answering."""
         if self._deaf:
             return
         self._open = True
@@ -259,31 +259,31 @@ class FrameConnection(asyncio.Protocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read again, unless something else still speaks against it."""
+        """Resume reading unless there is another reason to pause."""
         if self._open and self._frames is None and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def eof_received(self) -> None:
-        """Take it that the client has left: drop its requests, and close when what was written is taken."""
+        """Treat the client as gone: drop its requests, and close once written answers are sent."""
         self._open, self._deaf = False, True
         self._forget()
         self._set_timer(self.turns.limits.stall_seconds)
 
     def close(self) -> None:
-        """Close when the client has taken what was written, and anyway after a while."""
+        """Close once written answers are sent, at the latest after a timeout."""
         if not self.transport.is_closing():
             self._set_timer(self.turns.limits.stall_seconds)
             self.transport.close()
 
     def close_if_gone(self) -> None:
-        """Close it once the client was told to go, and is quiet; one that stays is served as before."""
+        """Close if the client was told to reconnect and is idle; a client that stays is served as before."""
         self._quiet = self._quiet + 1 if self._told and self.idle and self.frames_seen == self._seen else 0
         self._seen = self.frames_seen
         if self._quiet > QUIET_LOOKS:
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Forget what nobody waits for any more."""
+        """Drop pending work."""
         self._open, self._deaf = False, True
         self._set_timer(None)
         if self._hello:
@@ -293,7 +293,7 @@ class FrameConnection(asyncio.Protocol):
         self._answerer.slot.connections = len(self._peers)
 
     def dismiss(self, status: Status, message: str, header: Header = _NOBODY) -> None:
-        """Say why the connection cannot go on, and end it."""
+        """Send an error and close the connection."""
         if not self._deaf:
             self._send_away(self._answerer.refuse(header, status, message, self.turns.flags))
 
@@ -303,7 +303,7 @@ class FrameConnection(asyncio.Protocol):
         self.dismiss(Status.UNAUTHORIZED, f"no token came within {seconds:g} s: begin with operation HELLO")
 
     def _send_away(self, data: bytes) -> None:
-        """Write the last frame. What the client still sends is read and dropped: else it might never see that frame."""
+        """Write the last frame, then read and drop further input: an early close could discard that frame."""
         self._write(data)
         self._open, self._deaf = False, True
         self._forget()
@@ -315,7 +315,7 @@ class FrameConnection(asyncio.Protocol):
             self._set_timer(LINGER)
 
     def _forget(self) -> None:
-        """Drop what is not answered yet; threads that are at work go on, for nobody."""
+        """Drop unanswered requests; running threads complete, their results are ignored."""
         self._frames = None
         while self._jobs:
             self._dismiss_job(self._jobs.popleft())
@@ -324,7 +324,7 @@ class FrameConnection(asyncio.Protocol):
             future.cancel()
 
     def _set_timer(self, seconds: float | None) -> None:
-        """Cut the connection off after a while; None for not at all."""
+        """Disconnect after a timeout; None cancels it."""
         if self._timer:
             self._timer.cancel()
         self._timer = None if seconds is None else self.turns.loop.call_later(seconds, self.transport.abort)

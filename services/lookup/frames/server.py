@@ -1,7 +1,7 @@
-"""The server of frames: connections on one event loop, its share of those of all workers, and a graceful end.
+"""The frame server: connections on one event loop, balanced between workers, with a graceful shutdown.
 
-When a worker dies, its clients go to the others, and its successor would have none: so whoever has more than its part
-tells some clients to connect anew, by the same flag that tells them of a drain.
+When a worker dies, its clients move to the others, and its successor would have none. So a worker with more than its
+share tells some clients to reconnect, with the same flag that announces a drain.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ _CROWDED_LOOKS = 2
 
 
 class FrameServer(Turns):
-    """Serves the frames of one process, at sockets that other processes may listen at too."""
+    """Serves the frames of one process, on sockets that other processes may share."""
 
     def __init__(self, answerer: Answerer, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Serve answers; inside the loop, or with the loop given."""
+        """Serve answers, in the running loop or the one given."""
         super().__init__(answerer, loop or asyncio.get_running_loop())
         self.connections: set[FrameConnection] = set()
         self._acceptors: list[Acceptor] = []
         self._crowded = 0
 
     def share(self, sockets: Sequence[socket.socket], figures: SharedCounters, number: int) -> None:
-        """Take connections from now on.
+        """Start accepting connections.
 
         Args:
-            sockets: bound and listening, Unix or TCP.
-            figures: that tell how many connections the others have.
-            number: of our own slot.
+            sockets: bound and listening sockets, Unix or TCP.
+            figures: counters with the number of connections of each worker.
+            number: slot number of this worker.
         """
 
         def take(accepted: socket.socket) -> Coroutine[Any, Any, object]:
@@ -57,10 +57,10 @@ class FrameServer(Turns):
         ]
 
     def share_out(self, counts: Sequence[int]) -> None:
-        """Let go of connections that others have room for; to be called now and then.
+        """Release connections that other workers have room for; called periodically.
 
         Args:
-            counts: connections of every worker that is ready, our own too.
+            counts: connections of every ready worker, including this one.
         """
         for connection in list(self.connections):
             connection.close_if_gone()
@@ -73,7 +73,7 @@ class FrameServer(Turns):
                 connection.leaving = True
 
     def change_permissions(self, permissions: Permissions) -> None:
-        """Follow a changed file of tokens: who lost a token loses the connection."""
+        """Apply a changed token file: clients whose token is gone are disconnected."""
         self.answerer.permissions = permissions
         for connection in list(self.connections):
             before = connection.grant
@@ -84,15 +84,15 @@ class FrameServer(Turns):
                 connection.change_grant(grant)
 
     def stop_listening(self) -> None:
-        """Take no more connections; other processes that share the sockets still do."""
+        """Stop accepting; other processes that share the sockets still accept."""
         while self._acceptors:
             self._acceptors.pop().close()
 
     async def drain(self, seconds: float | None = None) -> None:
-        """End without losing an answer.
+        """Shut down without losing an answer.
 
-        Connections go on; their answers carry the flag `CLOSING`, upon which clients go elsewhere. Those that are
-        quiet are closed after a moment, and all that are left after `seconds`.
+        Open connections go on; answers carry the flag `CLOSING`, which makes clients reconnect elsewhere. Idle
+        connections are closed after a moment, all remaining ones after `seconds`.
         """
         self.flags = CLOSING
         self.stop_listening()
@@ -110,7 +110,7 @@ class FrameServer(Turns):
         await asyncio.sleep(0)
 
     def close(self) -> None:
-        """End at once."""
+        """Shut down at once."""
         self.stop_listening()
         for connection in list(self.connections):
             connection.transport.abort()

@@ -1,4 +1,4 @@
-"""The work of one process: connections take turns at the event loop, lookups that wait for a database get threads."""
+"""Scheduling in one process: connections take turns on the event loop, lookups that wait for a database get threads."""
 
 import asyncio
 from collections import deque
@@ -16,20 +16,20 @@ PATIENCE = 1.0
 
 
 class TurnTaker(Protocol):
-    """What can be given a turn: `services.lookup.frames.connection.FrameConnection`."""
+    """Something that takes turns: `services.lookup.frames.connection.FrameConnection`."""
 
     queued: bool
 
     @property
     def wants_turn(self) -> bool:
-        """Whether there is something to do in a turn."""
+        """Whether there is work for a turn."""
 
     def turn(self) -> None:
-        """Work for a slice of time."""
+        """Work for one time slice."""
 
 
 class Turns:
-    """What the connections of a process share. Everything but `delegate`d lookups happens in the loop's thread."""
+    """The scheduler that connections share. Everything except `delegate`d lookups runs in the loop's thread."""
 
     def __init__(self, answerer: Answerer, loop: asyncio.AbstractEventLoop) -> None:
         """Serve answers with a loop."""
@@ -45,14 +45,14 @@ class Turns:
         self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="lookup")
 
     def count_waiting(self, contexts: int, jobs: int) -> None:
-        """Count what waits, up or down."""
+        """Adjust the number of waiting contexts and jobs."""
         self.waiting += contexts
         self._in_flight += jobs
         self.answerer.slot.waiting = self.waiting
         self.answerer.slot.in_flight = self._in_flight
 
     def enqueue(self, connection: TurnTaker) -> None:
-        """Give a connection a turn, behind those that wait for theirs."""
+        """Queue a connection for a turn."""
         if not connection.queued:
             connection.queued = True
             self._queue.append(connection)
@@ -60,7 +60,7 @@ class Turns:
                 self.loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        """Let one connection work for a slice of time; then the loop looks at its sockets."""
+        """Let one connection work for a time slice, then return to the loop."""
         connection = self._queue[0]
         try:
             if connection.wants_turn:
@@ -75,7 +75,7 @@ class Turns:
                 self.loop.call_soon(self._next_turn)
 
     def delegate(self, job: DraftJob, done: Callable[[DraftJob], None]) -> Future[None]:
-        """Have a thread do a job, and call `done` in the loop afterwards, also if it is cancelled."""
+        """Run a job in a thread and call `done` in the loop afterwards, even if it was cancelled."""
 
         def tell(_: Future[None]) -> None:
             with suppress(RuntimeError):  # the loop has ended
@@ -91,7 +91,7 @@ class Turns:
 
 
 def _work(job: DraftJob) -> None:
-    """Do a whole job in a thread, unless it has waited for one too long."""
+    """Run a whole job in a thread, unless it has waited for one too long."""
     if perf_counter() - job.began > PATIENCE:
         job.left = 0
         job.failure = Failure(Status.BUSY, PATIENCE, "lookups wait for the database: try again later")

@@ -1,1 +1,1 @@
-"""The processes of the service: supervisor, workers, web; how they start, live and end."""
+"""The processes of the service: supervisor, workers and HTTP process; their start, life and end."""

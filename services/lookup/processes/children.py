@@ -1,4 +1,4 @@
-"""One process of the service as its supervisor sees it: started, ready, dead, started again after a while."""
+"""The supervisor's view of one child process: started, ready, dead, restarted with a delay."""
 
 import json
 import logging
@@ -23,15 +23,15 @@ _REPORT = 1 << 20
 
 
 class Child:
-    """One process."""
+    """One child process."""
 
     def __init__(self, name: str, main: Callable[[SupervisorLink], int], slot: Slot | None = None) -> None:
-        """Know how to start it.
+        """Describe a process without starting it.
 
         Args:
-            name: for the log.
-            main: that it runs.
-            slot: of its figures.
+            name: name for the log.
+            main: main function of the process.
+            slot: its slot of counters.
         """
         self.name = name
         self.pid = 0
@@ -49,13 +49,13 @@ class Child:
         self._heard = b""
 
     def start(self, spawner: Spawner, forget: Callable[[], None]) -> None:
-        """Fork it."""
+        """Fork the process."""
         self.due, self.ready, self.said, self._heard = None, False, {}, b""
         self._started = time.monotonic()
         self.pid, self.reading = spawner.fork(self._main, forget)
 
     def listen(self) -> None:
-        """Take in what it reports; the end of the file comes with the whole of it."""
+        """Read its report; it is complete at end of file."""
         assert self.reading is not None
         data = os.read(self.reading, _REPORT)
         self._heard += data
@@ -63,7 +63,7 @@ class Child:
             return
         os.close(self.reading)
         self.reading = None
-        with suppress(ValueError):  # it died without a word, or within one
+        with suppress(ValueError):  # it died before or while reporting
             self.said = json.loads(self._heard)
             self.ready = bool(self.said.get("ready"))
             if self.ready:
@@ -71,7 +71,7 @@ class Child:
                 LOG.info("process ready", extra={"child": self.name, "pid": self.pid, "seconds": seconds})
 
     def reap(self) -> str | None:
-        """Return how it ended; None if it runs, or is not there."""
+        """Return how it ended; None if it is running or was not started."""
         if not self.pid:
             return None
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -83,7 +83,7 @@ class Child:
         return ended_as(status)
 
     def plan_restart(self) -> float:
-        """Choose when it is started again, and return the seconds until then."""
+        """Schedule the restart and return the seconds until then."""
         now = time.monotonic()
         self._deaths = 0 if now - self._started > STABLE else self._deaths + 1
         pause = min(FIRST_PAUSE * 2 ** (self._deaths - 1), LONGEST_PAUSE) if self._deaths else 0.0
@@ -91,12 +91,12 @@ class Child:
         return pause
 
     def count_restart(self) -> None:
-        """Count that it is started again."""
+        """Count a restart."""
         if self._slot:
             self._slot.restarted()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it runs."""
+        """Send it a signal if it is running."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)

@@ -1,7 +1,7 @@
-"""The processes of the service: forked by one supervisor, tied to it however it ends.
+"""Forking the processes of the service and tying their life to the supervisor's.
 
-Every child holds the reading end of a pipe whose writing end the supervisor alone holds. When the supervisor is gone,
-even by `kill -9`, the kernel closes that end, and the children stop as they would on SIGTERM.
+Every child holds the read end of a pipe; only the supervisor holds the write end. When the supervisor ends, even by
+`kill -9`, the kernel closes that end, and the children stop as they would on SIGTERM.
 """
 
 import gc
@@ -27,31 +27,31 @@ REFUSED = 78
 
 
 class SupervisorLink:
-    """The child's side of the pipes to its supervisor: one for a report, one that closes when the supervisor ends."""
+    """The child's ends of the pipes to its supervisor: one for a report, one that closes when the supervisor ends."""
 
     def __init__(self, life: int, report: int) -> None:
         """Hold both pipes.
 
         Args:
-            life: reads as closed once the supervisor is gone.
-            report: takes what the supervisor should know.
+            life: descriptor that reads end of file once the supervisor is gone.
+            report: descriptor for the report.
         """
         self._life = life
         self._report = report
 
     def report(self, **fields: Any) -> None:
-        """Tell the supervisor something, at most once: a start that went well, or why it did not."""
-        with suppress(OSError):  # it is gone: `watch` notices that
+        """Report to the supervisor, at most once: a successful start, or why it failed."""
+        with suppress(OSError):  # the supervisor is gone: `watch` notices that
             os.write(self._report, json.dumps(fields).encode())
         with suppress(OSError):
             os.close(self._report)
 
     def watch(self, leave: Callable[[], object], patience: float) -> None:
-        """See to it that this process ends soon after its supervisor.
+        """Make sure that this process ends soon after its supervisor.
 
         Args:
             leave: called in a thread when the supervisor is gone.
-            patience: seconds after which the process is ended anyhow, even if its event loop hangs.
+            patience: seconds after which the process is killed, even if its event loop hangs.
         """
 
         def wait() -> None:
@@ -66,26 +66,26 @@ class SupervisorLink:
 
 
 class Spawner:
-    """Forks children, and holds their pipes."""
+    """Forks children and holds their pipes."""
 
     def __init__(self) -> None:
-        """Make the pipe that tells children that we live."""
-        self._life, self._alive = os.pipe()  # not inherited by programs, but by forks
+        """Create the pipe that tells children that the supervisor lives."""
+        self._life, self._alive = os.pipe()  # inherited by forks, closed on exec
 
     def fork(self, main: Callable[[SupervisorLink], int], forget: Callable[[], None]) -> tuple[int, int]:
         """Start a child.
 
         Args:
-            main: run by the child, which ends with the exit status that it returns.
-            forget: called in the child first, to close what is the supervisor's alone.
+            main: main function of the child; returns its exit status.
+            forget: called first in the child, to close what belongs to the supervisor alone.
 
         Returns:
-            process id, and a descriptor where its report can be read; the end of file comes with its end.
+            Process id, and a descriptor for reading its report, which reads end of file when it ends.
         """
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal in the first moments of the child would reach us through what it inherits.
+        # Until the child resets its handlers, a signal to it would reach the supervisor through inherited descriptors.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             pid = _fork()
@@ -107,7 +107,7 @@ class Spawner:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(
                 signal.SIGINT, signal.SIG_IGN
-            )  # Ctrl-C reaches all; the supervisor decides what it means
+            )  # Ctrl-C reaches the whole group; the supervisor decides what to do
             os.close(self._alive)
             os.close(reading)
             forget()
@@ -119,24 +119,24 @@ class Spawner:
             with suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(status)  # not through the stack that was forked with us
+            os._exit(status)  # skips the stack inherited from the parent
 
     def close(self) -> None:
-        """Let children know that we are gone."""
+        """Signal the end of the supervisor to its children."""
         os.close(self._alive)
         os.close(self._life)
 
 
 def _fork() -> int:
-    """Fork; objects that are there now are never looked at by the child's collector, so their pages stay shared."""
+    """Fork with the existing objects frozen: the child's garbage collector skips them, so their pages stay shared."""
     gc.freeze()
     with warnings.catch_warnings():
-        # numpy's linear algebra keeps idle threads, which survive no fork; the library is prepared for that.
+        # The idle threads of numpy's linear algebra do not survive a fork; the library handles that.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def ended_as(status: int) -> str:
-    """Return how a process ended, from the status of `os.waitpid`."""
+    """Describe how a process ended, from the status of `os.waitpid`."""
     code = os.waitstatus_to_exitcode(status)
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

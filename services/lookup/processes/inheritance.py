@@ -1,4 +1,4 @@
-"""What the processes of the service inherit from their supervisor: all of it is made once, before they are forked."""
+"""Resources that the processes of the service inherit from the supervisor, opened once before the fork."""
 
 import secrets
 import socket
@@ -15,16 +15,16 @@ WEB = "web"
 
 @dataclass
 class Inheritance:
-    """What the processes share.
+    """Resources shared by the processes.
 
     Attributes:
-        settings: of this run.
-        figures: the counters of the workers, in shared memory.
-        unix: the Unix socket of the binary protocol.
-        tcp: sockets of the same over TCP.
-        http: sockets of the HTTP side.
-        token: that the HTTP side presents to the workers; it never leaves the memory of these processes.
-        permissions: who may do what.
+        settings: settings of this run.
+        figures: counters of the workers, in shared memory.
+        unix: Unix socket of the binary protocol.
+        tcp: TCP sockets of the binary protocol.
+        http: sockets of the HTTP process.
+        token: token that the HTTP process presents to the workers; never leaves the memory of these processes.
+        permissions: permissions of clients.
     """
 
     settings: LookupSettings
@@ -37,10 +37,10 @@ class Inheritance:
 
     @classmethod
     def open(cls, settings: LookupSettings) -> "Inheritance":
-        """Open everything that a run needs.
+        """Open all shared resources.
 
         Raises:
-            DraftstoreError: a socket cannot be opened, or the file of tokens cannot be used.
+            DraftstoreError: a socket cannot be opened, or the token file cannot be used.
         """
         unix = UnixListener(settings.socket, settings.socket_mode)
         made = cls(settings, SharedCounters(settings.workers), unix, [], [])
@@ -56,7 +56,7 @@ class Inheritance:
         return made
 
     def reload_permissions(self) -> None:
-        """Read the file of tokens, where one is in use; what was known before stays if that fails.
+        """Reread the token file, if one is in use; on failure the old permissions stay.
 
         Raises:
             PermissionsError: the file cannot be used.
@@ -67,23 +67,23 @@ class Inheritance:
 
     @property
     def tcp_port(self) -> int | None:
-        """The port of the binary protocol."""
+        """TCP port of the binary protocol."""
         return port_of(self.tcp) if self.tcp else None
 
     @property
     def http_port(self) -> int | None:
-        """The port of the HTTP side."""
+        """Port of the HTTP process."""
         return port_of(self.http) if self.http else None
 
     def keep_for_worker(self) -> list[socket.socket]:
-        """Return the sockets that a worker listens at; close what is not for it."""
+        """Return the sockets that a worker listens on; close the others."""
         self.unix.disown()
         for listening in self.http:
             listening.close()
         return [self.unix.socket, *self.tcp]
 
     def keep_for_web(self) -> list[socket.socket]:
-        """Return the sockets that the HTTP side listens at; close what is not for it."""
+        """Return the sockets that the HTTP process listens on; close the others."""
         self.unix.disown()
         for listening in (self.unix.socket, *self.tcp):
             listening.close()

@@ -1,4 +1,4 @@
-"""The Unix socket that the service listens at: opened once, in the supervisor; the other processes inherit it."""
+"""The Unix socket of the service, opened once in the supervisor and inherited by the other processes."""
 
 import fcntl
 import os
@@ -14,17 +14,17 @@ from services.common.sockets import BACKLOG, PATIENCE, PAUSE
 
 
 class UnixListener:
-    """A Unix socket of our own: while it is open, no second service takes its path."""
+    """A Unix socket with a lock: while it is open, no second service can take its path."""
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
-        """Open it; a file that a dead service left behind gives way.
+        """Open the socket, replacing a file left behind by a dead service.
 
         Args:
-            path: of the socket; its folder is made, for this user alone, where it is missing.
+            path: path of the socket; a missing folder is created for this user alone.
             mode: permissions of the socket.
 
         Raises:
-            LookupServiceError: another service is there, or something that is no socket, or the folder is not ours.
+            LookupServiceError: another service or a file other than a socket is there, or others own the folder.
         """
         self.path = path.absolute()
         if len(os.fsencode(self.path)) > MAX_SOCKET_PATH:
@@ -42,10 +42,10 @@ class UnixListener:
         self._identity = _identity(self.path)
 
     def _make_folder(self) -> None:
-        """Make the folder; refuse one that other users could exchange for their own.
+        """Create the folder; refuse one that other users could replace.
 
         Raises:
-            LookupServiceError: it cannot be made, or belongs to somebody else.
+            LookupServiceError: the folder cannot be created or belongs to another user.
         """
         folder = self.path.parent
         try:
@@ -63,7 +63,7 @@ class UnixListener:
             )
 
     def _take_lock(self) -> int:
-        """Return the descriptor of the lock beside the socket, held while this process lives.
+        """Return the descriptor of the lock file beside the socket, held while this process lives.
 
         Raises:
             LookupServiceError: another service holds it.
@@ -95,10 +95,10 @@ class UnixListener:
         )
 
     def _remove_stale(self) -> None:
-        """Remove the file of a service that is gone; its last processes get a moment to end.
+        """Remove the socket of a dead service, after giving its last processes a moment to end.
 
         Raises:
-            LookupServiceError: somebody answers there, or the file is no socket.
+            LookupServiceError: somebody answers there, or the file is not a socket.
         """
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -116,7 +116,7 @@ class UnixListener:
             time.sleep(PAUSE)
 
     def _bind(self, mode: int) -> socket.socket:
-        """Return the listening socket; at no moment may others than meant connect.
+        """Return the listening socket, never connectable by more users than `mode` allows.
 
         Raises:
             LookupServiceError: the system refuses.
@@ -136,7 +136,7 @@ class UnixListener:
         return made
 
     def close(self) -> None:
-        """Stop listening, remove the file, and let another service have the path."""
+        """Stop listening, remove the file and free the path for other services."""
         self.socket.close()
         if _identity(self.path) == self._identity:
             self.path.unlink(missing_ok=True)
@@ -144,12 +144,12 @@ class UnixListener:
         os.close(self._lock)
 
     def disown(self) -> None:
-        """Let go of the lock in a process that was forked: it ends with the supervisor."""
+        """Drop the lock in a forked process; the supervisor keeps it."""
         os.close(self._lock)
 
 
 def _answers(path: Path) -> bool:
-    """Tell whether somebody listens at a Unix socket."""
+    """Tell whether somebody listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -157,12 +157,12 @@ def _answers(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            return True  # full, or not for us: somebody is there
+            return True  # queue full, or no permission: somebody is there
     return True
 
 
 def _identity(file: Path | int) -> tuple[int, int] | None:
-    """Return what tells a file apart from one that has taken its name; None if there is none."""
+    """Return the identity of a file, to detect that it was replaced; None if there is none."""
     with suppress(OSError):
         found = file.lstat() if isinstance(file, Path) else os.fstat(file)
         return found.st_dev, found.st_ino

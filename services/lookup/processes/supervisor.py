@@ -1,7 +1,7 @@
-"""The supervisor: opens the sockets, forks the processes that serve, starts anew those that die, ends them in order.
+"""The supervisor: opens the sockets, forks the service's processes, restarts those that die, stops them in order.
 
-It opens no store and no database, and runs no event loop of asyncio: whatever goes wrong with a store or with a
-request goes wrong in a process that can be replaced.
+It opens no store and no database and runs no asyncio event loop: errors in stores and requests happen in processes
+that it can replace.
 """
 
 import logging
@@ -40,14 +40,14 @@ def run(settings: LookupSettings, started: Callable[[dict[str, Any]], None] = la
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        settings: of this run.
-        started: called with what is served, where, and by which processes, once all are ready.
+        settings: settings of this run.
+        started: called with a description of stores, addresses and processes once all are ready.
 
     Returns:
-        exit status: 0 after an orderly end, 1 if somebody was in a hurry.
+        Exit status: 0 after an orderly end, 1 after a forced one.
 
     Raises:
-        DraftstoreError: the service cannot start; nothing of it is left.
+        DraftstoreError: the service cannot start; nothing is left running.
     """
     logs.configure(settings.log_format, settings.log_level)
     settings.check()
@@ -60,7 +60,7 @@ def run(settings: LookupSettings, started: Callable[[dict[str, Any]], None] = la
 
 
 class Supervisor:
-    """The loop around the processes."""
+    """The loop that supervises the processes."""
 
     def __init__(self, inherited: Inheritance, started: Callable[[dict[str, Any]], None]) -> None:
         self._inherited = inherited
@@ -83,10 +83,10 @@ class Supervisor:
         return [*self._workers, *self._web]
 
     def run(self) -> int:
-        """Start all processes, keep them up, end them.
+        """Start all processes, keep them running, stop them.
 
         Returns:
-            exit status.
+            Exit status.
 
         Raises:
             LookupServiceError: they cannot start.
@@ -106,7 +106,7 @@ class Supervisor:
 
     @contextmanager
     def _signals_caught(self) -> Iterator[None]:
-        """Have signals wake the selector, and nothing else."""
+        """Catch signals and let them wake the selector."""
         for end in (self._wakeup, self._signals):
             end.setblocking(False)
         before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
@@ -127,7 +127,7 @@ class Supervisor:
         self._selector.register(child.reading, selectors.EVENT_READ, child)
 
     def _forget(self) -> None:
-        """Close what is ours alone, in a process that was just forked."""
+        """Close the supervisor's own descriptors in a forked process."""
         for child in self._children:
             if child.reading is not None:
                 os.close(child.reading)
@@ -136,12 +136,12 @@ class Supervisor:
         self._signals.close()
 
     def _until_next(self) -> float:
-        """Return the seconds until something is due."""
+        """Return the seconds until the next scheduled action."""
         times = [child.due for child in self._children if child.due is not None]
         return max(min([time.monotonic() + LOOK, *times]) - time.monotonic(), 0.0)
 
     def _step(self, seconds: float) -> None:
-        """Wait for signals and reports, and do what is due."""
+        """Wait for signals and reports, and handle them."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._receive()
@@ -153,7 +153,7 @@ class Supervisor:
             self._end_hanging()
 
     def _receive(self) -> None:
-        """Follow the signals that have arrived."""
+        """Handle received signals."""
         with suppress(BlockingIOError):
             for number in self._wakeup.recv(4096):
                 if number in (signal.SIGTERM, signal.SIGINT):
@@ -163,7 +163,7 @@ class Supervisor:
                     self._reload()
 
     def _reload(self) -> None:
-        """Read the file of tokens again, and have the others do so if it can be used."""
+        """Reread the token file, and tell the children if it is valid."""
         if not self._settings.tokens:
             LOG.info("SIGHUP changes nothing: there is no file of tokens")
             return
@@ -176,11 +176,11 @@ class Supervisor:
             return
         LOG.info("tokens read again", extra={"file": str(self._settings.tokens)})
         for child in self._children:
-            if child.ready:  # the others inherit what was just read, or read it themselves in a moment
+            if child.ready:  # others inherit the new permissions or read them when they start
                 child.signal(signal.SIGHUP)
 
     def _hear(self, child: Child) -> None:
-        """Take in a report; once all processes are ready, tell who started us."""
+        """Handle a report; call `started` once all processes are ready."""
         reading = child.reading
         assert reading is not None
         child.listen()
@@ -194,7 +194,7 @@ class Supervisor:
             self._started(self._describe())
 
     def _describe(self) -> dict[str, Any]:
-        """Return what is served, and where."""
+        """Return a description of the running service."""
         inherited, settings = self._inherited, self._settings
         http = settings.http._replace(port=inherited.http_port or 0).reached_as if settings.http else None
         return {
@@ -211,7 +211,7 @@ class Supervisor:
         }
 
     def _reap(self) -> None:
-        """Notice which processes have ended."""
+        """Handle processes that have ended."""
         for child in self._children:
             pid = child.pid
             how = child.reap()
@@ -230,12 +230,12 @@ class Supervisor:
             LOG.error("process died", extra=extra)
 
     def _hear_last(self, child: Child) -> None:
-        """Take in what a process that has ended said before."""
+        """Handle the last report of a process that has ended."""
         while child.reading is not None:
             self._hear(child)
 
     def _restart_due(self) -> None:
-        """Start again what has been dead long enough."""
+        """Restart processes whose delay is over."""
         now = time.monotonic()
         for child in self._children:
             if child.due is not None and child.due <= now:
@@ -245,7 +245,7 @@ class Supervisor:
                 self._start(child)
 
     def _end_hanging(self) -> None:
-        """End workers whose event loop has stopped going round."""
+        """Kill workers whose event loop hangs."""
         for figures, child in zip(self._inherited.figures.snapshot(), self._workers, strict=True):
             if (
                 child.ready
@@ -257,13 +257,13 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
 
     def _drain(self) -> None:
-        """End the HTTP side, then the workers, each with time to finish what they answer."""
+        """Stop the HTTP process, then the workers, each with time to complete open requests."""
         LOG.info("draining", extra={"seconds": self._settings.limits.drain_seconds})
         self._end(self._web, WEB_PATIENCE)
         self._end(self._workers, self._settings.limits.drain_seconds + END_PATIENCE)
 
     def _end(self, children: Sequence[Child], seconds: float) -> None:
-        """Ask processes to end, and wait for them."""
+        """Ask processes to end and wait for them."""
         for child in children:
             child.signal(signal.SIGTERM)
         end = time.monotonic() + seconds
@@ -273,10 +273,10 @@ class Supervisor:
             self._step(left)
 
     def _kill_all(self) -> None:
-        """Leave no process behind."""
+        """Kill all remaining processes."""
         for child in self._children:
             if child.pid:
-                level = logging.WARNING if self._serving else logging.DEBUG  # a start that fails says why
+                level = logging.WARNING if self._serving else logging.DEBUG  # a failed start says why
                 LOG.log(level, "process is killed", extra={"child": child.name, "pid": child.pid})
             child.signal(signal.SIGKILL)
         for child in self._children:

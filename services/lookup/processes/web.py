@@ -1,4 +1,4 @@
-"""The process of the HTTP side: runs `services.lookup.web.app`, and keeps the tokenizers of what is served."""
+"""The HTTP process: runs `services.lookup.web.app` and holds the tokenizers of the served stores."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ FIRST_LOOK = 60.0
 
 
 def main(inherited: Inheritance, link: SupervisorLink) -> int:
-    """Run the HTTP side until it is told to end; returns the exit status."""
+    """Run the HTTP process until it is told to end; return the exit status."""
     logs.configure(inherited.settings.log_format, inherited.settings.log_level, "web")
     os.nice(NICE)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -61,7 +61,7 @@ async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
 
 
 def make_site(inherited: Inheritance, lexicon: Lexicon) -> LookupSite:
-    """Return what the HTTP side is made of."""
+    """Return the parts of the HTTP application."""
     figures = inherited.figures
     upstream = Upstream(
         str(inherited.unix.path), inherited.token if inherited.permissions.needs_token else ""
@@ -77,7 +77,7 @@ def make_site(inherited: Inheritance, lexicon: Lexicon) -> LookupSite:
 
 
 def _hosts(inherited: Inheritance) -> tuple[str, ...] | None:
-    """Return the names that requests may use: where only this machine reaches us, no name of the outside world."""
+    """Return further host names for requests: none on a loopback address, else None for any."""
     http = inherited.settings.http
     return () if http and http.is_loopback() else None
 
@@ -86,11 +86,11 @@ class Server(HttpServer):
     """The HTTP server of this process."""
 
     def __init__(self, app: ASGIApp, link: SupervisorLink) -> None:
-        """Serve an application, and tell the supervisor when it does."""
+        """Serve an application and report to the supervisor when ready."""
         super().__init__(app, GRACE)
         self._link = link
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin."""
+        """Start serving."""
         await super().startup(sockets)
         self._link.report(ready=True)

@@ -1,4 +1,4 @@
-"""A worker process: opens the stores, answers frames from one event loop, follows the catalogue, drains."""
+"""A worker process: opens the stores, answers frames on one event loop, follows the catalogue, drains."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ def main(inherited: Inheritance, number: int, link: SupervisorLink) -> int:
 
 
 class LookupWorker:
-    """What a worker process is made of."""
+    """The parts of a worker process."""
 
     def __init__(self, inherited: Inheritance, number: int, link: SupervisorLink) -> None:
         """Open nothing yet."""
@@ -74,7 +74,7 @@ class LookupWorker:
             self._link.report(failed=problem)
             return REFUSED
         gc.collect()
-        gc.freeze()  # what lives as long as the process need not be looked at again
+        gc.freeze()  # the collector skips long-lived objects
         server.share(sockets, self._inherited.figures, self._number)
         self._slot.state = WorkerState.READY
         self._link.report(ready=True, releases=self._open_stores.describe())
@@ -86,7 +86,7 @@ class LookupWorker:
         return 0
 
     def _watch(self, loop: asyncio.AbstractEventLoop, server: FrameServer) -> None:
-        """Follow signals, and the end of the supervisor."""
+        """Handle signals and the end of the supervisor."""
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload_permissions, self._inherited, server.change_permissions)
         self._link.watch(
@@ -95,7 +95,7 @@ class LookupWorker:
         )
 
     def _runner(self, loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-        """Return what has the open stores changed in the loop, and tells the figures of it."""
+        """Return a function that applies changes to the open stores in the loop and updates the counters."""
 
         def change(call: Callable[[], None]) -> None:
             call()
@@ -110,7 +110,7 @@ class LookupWorker:
         self._slot.release(name).swapped()
 
     def _announce(self) -> None:
-        """Tell the figures what is served."""
+        """Publish the served releases in the counters."""
         stores = [self._open_stores.get(name) for name in self._open_stores.names()]
         self._slot.announce(
             (served.name, Labels(served.kind, served.digest[:DIGEST_SHOWN], f"{served.tokenizer:016x}"))
@@ -118,7 +118,7 @@ class LookupWorker:
         )
 
     async def _beat(self, server: FrameServer) -> None:
-        """Show that the loop goes round, and keep no more connections than our part."""
+        """Record heartbeats, and release connections beyond this worker's share."""
         while True:
             self._slot.heartbeat()
             if self._slot.state == WorkerState.READY:
@@ -127,7 +127,7 @@ class LookupWorker:
 
 
 def make_follower(settings: LookupSettings, on_targets: OnTargets) -> Follower:
-    """Return what follows the stores and releases of the settings; the catalogue only where it is needed."""
+    """Return a follower of the stores and releases in the settings; it uses the catalogue only if needed."""
     catalogue = None
     if settings.uses_catalogue:
         catalogue = Catalogue(settings.releases, settings.backend)
@@ -139,7 +139,7 @@ def find_problem(
 ) -> str | None:
     """Return why the service should not start; None if it may.
 
-    A store or release that the user named must open. Of releases that nobody named, one is enough.
+    A store or release that the user named must open. Of unnamed releases, one is enough.
     """
     if settings.wait:
         return None
@@ -161,7 +161,7 @@ def find_problem(
 
 
 def reload_permissions(inherited: Inheritance, change: Callable[[Permissions], None]) -> None:
-    """Read the file of tokens again, and follow it if it can be used."""
+    """Reread the token file and apply it if it is valid."""
     try:
         inherited.reload_permissions()
     except DraftstoreError as error:

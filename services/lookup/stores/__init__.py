@@ -1,1 +1,1 @@
-"""What is served: which stores, opened, warmed, swapped and closed."""
+"""The served stores: finding, opening, warming, swapping and closing them."""

@@ -1,12 +1,12 @@
-"""Following what is to be served: a thread that hears of releases that move, and looks by itself now and then.
+"""Following the stores to serve: a thread that listens for moved releases, and polls now and then.
 
     follower = Follower(stores, releases, reconciler)
     follower.start()
     ...
     follower.stop()
 
-The database may be away, restarted or hang: what is known stays known, and the thread tries again. It never ends by
-itself.
+The database may be down, restarting or hanging: the last known releases stay, and the thread tries again. It never ends
+on its own.
 """
 
 import logging
@@ -32,14 +32,14 @@ OnTargets = Callable[[list[Target]], None]
 
 
 class Catalogue:
-    """The releases of the catalogue, as far as they are known."""
+    """The releases of the catalogue, as last read."""
 
     def __init__(self, names: Iterable[str] = (), backend: str | None = None) -> None:
         """Connect nowhere yet.
 
         Args:
-            names: the releases that matter; none: all.
-            backend: where the entries of CREST stores are read, if they are there.
+            names: releases to follow; empty: all.
+            backend: backend for the entries of CREST stores, where available.
         """
         self.names = frozenset(names)
         self.targets: list[Target] = []
@@ -56,17 +56,17 @@ class Catalogue:
             return None
 
     def look(self) -> None:
-        """Read the releases, on a new connection if need be.
+        """Read the releases, reconnecting if necessary.
 
         Raises:
-            DatabaseError: the database is away, refuses or hangs.
+            DatabaseError: the database is down, refuses or hangs.
         """
         try:
             if self._notices is None:
                 self._notices = Notices()
             while True:
                 live = self._notices.releases()
-                if not self._notices.moved():  # between asking and answering
+                if not self._notices.moved():  # a release may move during the query
                     break
         except BaseException:
             self.close()
@@ -76,7 +76,7 @@ class Catalogue:
 
     @property
     def missing(self) -> list[str]:
-        """Return the releases that were asked for and that the catalogue does not have."""
+        """Return the requested releases that the catalogue does not have."""
         return sorted(self.names - {target.name for target in self.targets}) if self.known else []
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Catalogue:
 
 
 class Follower:
-    """A thread that calls `on_targets` with what is to be served, whenever it may have changed."""
+    """A thread that calls `on_targets` with the stores to serve whenever they may have changed."""
 
     def __init__(
         self,
@@ -98,13 +98,13 @@ class Follower:
         *,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """Follow directories and releases; a directory comes before a release of the same name.
+        """Follow directories and releases; a directory wins over a release of the same name.
 
         Args:
-            stores: directories, which a newer build may replace.
-            catalogue: releases; None: there is no database.
-            on_targets: called in the thread, with all targets; it should not raise.
-            poll_seconds: time between two looks.
+            stores: directories, whose content a newer build may replace.
+            catalogue: releases; None: no database.
+            on_targets: called in the thread with all targets; should not raise.
+            poll_seconds: interval between two reads.
         """
         self._stores = list(stores)
         self._catalogue = catalogue
@@ -123,28 +123,28 @@ class Follower:
 
     @property
     def missing(self) -> list[str]:
-        """Return the releases that were asked for and that the catalogue does not have."""
+        """Return the requested releases that the catalogue does not have."""
         return [] if self._catalogue is None else self._catalogue.missing
 
     @property
     def complete(self) -> bool:
-        """Whether all targets are known: the catalogue has been read at least once, and has what was asked for."""
+        """Whether all targets are known: the catalogue has been read once and has all requested releases."""
         return self._catalogue is None or (self._catalogue.known and not self._catalogue.missing)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def look(self) -> None:
-        """Have it look now."""
+        """Make the thread read the targets now."""
         os.eventfd_write(self._wake, 1)
 
     def wait_for_first(self, timeout: float) -> bool:
-        """Wait until `on_targets` was called for the first time; tell whether it was."""
+        """Wait for the first call of `on_targets`; return False on a timeout."""
         return self._looked.wait(timeout)
 
     def stop(self, timeout: float = 10.0) -> bool:
-        """End the thread; tell whether it ended in time (it may be reading a store, or waiting for the database)."""
+        """End the thread; return False if it is still busy after `timeout` (opening a store, say)."""
         self._stopping = True
         self.look()
         if self._thread.ident is not None:
@@ -152,7 +152,7 @@ class Follower:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Let go of what it holds, after `stop`."""
+        """Release its resources, after `stop`."""
         os.close(self._wake)
 
     def _run(self) -> None:
@@ -160,7 +160,7 @@ class Follower:
             pause = self._poll_seconds
             try:
                 pause = self._follow()
-            except Exception:  # whatever it is: to stand still would be worse
+            except Exception:  # the thread must go on, whatever happens
                 LOG.exception("following the catalogue failed, trying again")
             self._looked.set()
             self._wait(pause)
@@ -168,7 +168,7 @@ class Follower:
             self._catalogue.close()
 
     def _follow(self) -> float:
-        """Look once, and return the seconds until the next look."""
+        """Read the targets once; return the seconds until the next read."""
         pause = self._poll_seconds
         if self._catalogue is not None and not self._read(self._catalogue):
             pause = self._pause
@@ -182,7 +182,7 @@ class Follower:
         return pause
 
     def _read(self, catalogue: Catalogue) -> bool:
-        """Read the catalogue; tell whether that was possible."""
+        """Read the catalogue; return False if that fails."""
         try:
             missing = catalogue.missing
             catalogue.look()
@@ -199,9 +199,9 @@ class Follower:
         return True
 
     def _wait(self, seconds: float) -> None:
-        """Wait until it is time for another look, a release moves, or somebody asks for a look."""
+        """Wait until the time is over, a release moves, or somebody calls `look`."""
         heard = None if self._catalogue is None else self._catalogue.fileno()
-        poll = select.poll()  # takes descriptors of any number, unlike `select`
+        poll = select.poll()  # unlike `select`, no limit on descriptor numbers
         for file in (self._wake, heard):
             if file is not None:
                 poll.register(file, select.POLLIN)

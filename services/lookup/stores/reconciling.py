@@ -1,4 +1,4 @@
-"""Bringing the open stores to what is to be served: the new is opened and warmed while the old goes on."""
+"""Reconciling the open stores with the targets: new stores are opened and warmed while the old ones still serve."""
 
 import logging
 import time
@@ -23,10 +23,10 @@ class Failure(NamedTuple):
     """A target that cannot be opened.
 
     Attributes:
-        target: what.
-        message: why.
-        pause: seconds until it is tried again.
-        again_at: time of that, as `time.monotonic`.
+        target: the target.
+        message: the reason.
+        pause: seconds until the next attempt.
+        again_at: time of the next attempt, as `time.monotonic`.
     """
 
     target: Target
@@ -36,11 +36,11 @@ class Failure(NamedTuple):
 
 
 def _ignore(*_: object) -> None:
-    """Take note of nothing."""
+    """Do nothing."""
 
 
 class Reconciler:
-    """Keeps open what is to be served; the thread that follows the targets calls it, again and again."""
+    """Keeps the targets open; called repeatedly by the thread that follows them."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Reconciler:
         failed: Failed = _ignore,
         open_served: Callable[[Target], ServedStore] = open_served,
     ) -> None:
-        """Start with open stores that hold nothing.
+        """Start with no open stores.
 
         Args:
-            open_stores: what is kept.
-            run: has a swap done where requests are answered, as `loop.call_soon_threadsafe` does, in order.
-            swapped: called with a name, where requests are answered, once it has another store than before.
-            failed: called with a name and a reason when it cannot be opened.
-            open_served: opens and warms.
+            open_stores: the stores to manage.
+            run: runs a swap on the thread that answers requests, in order, as `loop.call_soon_threadsafe` does.
+            swapped: called on that thread with the name of a swapped store.
+            failed: called with the name and reason when a store cannot be opened.
+            open_served: opens and warms a store.
         """
         self._open_stores = open_stores
         self._run = run
@@ -70,11 +70,11 @@ class Reconciler:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why names that should be served are not, or are served from an older build."""
+        """Reasons why a name is not served, or is served from an older build."""
         return {name: failure.message for name, failure in self._failures.items()}
 
     def __call__(self, targets: Iterable[Target]) -> None:
-        """Open what is not open yet, and let go of what is no longer wanted; never fails."""
+        """Open missing stores and close unwanted ones; never raises."""
         wanted = {target.name: target for target in targets}
         for name in self._opened.keys() - wanted.keys():
             self._remove(name)
@@ -92,12 +92,12 @@ class Reconciler:
         self._open_stores.remove(name)
 
     def _serve(self, target: Target) -> None:
-        """Have a target open, unless it is, or it failed just now."""
+        """Open a target unless it is open or has failed recently."""
         opened, failure = self._opened.get(target.name), self._failures.get(target.name)
         if opened is not None and (opened.digest, opened.backend) == (target.digest, target.backend):
             self._failures.pop(
                 target.name, None
-            )  # the newer build that could not be opened is wanted no more
+            )  # the newer build that could not be opened is no longer wanted
             return
         if failure is not None and failure.target == target and time.monotonic() < failure.again_at:
             return
@@ -123,7 +123,7 @@ class Reconciler:
             self._swapped(served.name)
 
     def _note(self, target: Target, message: str) -> None:
-        """Take note of a target that cannot be opened; the same reason is told once."""
+        """Record a failure to open a target; the same reason is reported once."""
         before = self._failures.get(target.name)
         again = before is not None and before.target == target
         pause = min(2 * before.pause, LONGEST_PAUSE) if before is not None and again else FIRST_PAUSE

@@ -1,16 +1,16 @@
-"""The stores that a worker answers from: each name stands for one open store, which is swapped for a newer one.
+"""The stores that a worker serves: each name stands for one open store, which a newer build replaces by a swap.
 
-    served = open_stores.get("chat")                      # on the thread of the event loop, for an answer made at once
+    served = open_stores.get("chat")                      # on the event loop's thread, for an immediate answer
     answer(served.drafter("backoff"), served.build)
 
-    served = open_stores.borrow("chat")                   # for what takes longer, on any thread
+    served = open_stores.borrow("chat")                   # for longer work, on any thread
     try:
         ...
     finally:
         served.release()
 
-A store that was replaced is closed after its last reader, in a thread of its own: to unmap a large file takes a while.
-An answer that needs several steps borrows a store once, and so comes from one build as a whole.
+A replaced store is closed after its last reader, in a separate thread, because unmapping a large file takes a while.
+An answer in several steps borrows its store once, so that it comes from a single build.
 """
 
 import logging
@@ -38,33 +38,33 @@ DIGEST_SHOWN = 16
 
 
 class UnknownReleaseError(DraftstoreError):
-    """Nothing of this name is served here."""
+    """No store of this name is served."""
 
 
 class ServedStore:
-    """An open store under the name that it is served by.
+    """An open store and the name that it is served by.
 
     Attributes:
-        name: what clients ask for.
+        name: name that clients use.
         digest: SHA-256 of its manifest, in hexadecimal digits.
-        build: the beginning of it, as answers carry it.
-        tokenizer: fingerprint of the tokenizer, as answers carry it.
-        manifest: of the store.
-        kind: of the store.
-        backend: where it is read: `files`, `lmdb` or `postgres`.
-        blocking: whether a lookup waits for a server, and belongs into a thread.
-        strategies: that it can follow.
-        default_strategy: the one that stands for none.
+        build: prefix of the digest, as sent in answers.
+        tokenizer: fingerprint of the tokenizer, as sent in answers.
+        manifest: manifest of the store.
+        kind: kind of the store.
+        backend: backend of its entries: `files`, `lmdb` or `postgres`.
+        blocking: whether lookups wait for a server, and belong in a thread.
+        strategies: supported strategies.
+        default_strategy: strategy used if a request names none.
         context_size: tokens that its default drafter looks at.
-        projection: from hidden states to the queries of a dense store; None for others.
-        encoded_projection: the same as the payload of an answer; empty for others.
+        projection: maps hidden states to queries of a dense store; None for others.
+        encoded_projection: the projection as payload of an answer; empty for others.
     """
 
     def __init__(self, name: str, store: Store, digest: str, backend: str) -> None:
-        """Take over an open store, and close it in the end.
+        """Take ownership of an open store.
 
         Raises:
-            DraftstoreError: nothing is drafted from it, or no frame holds its projection.
+            DraftstoreError: stores of this kind have no drafter, or the projection does not fit into a frame.
         """
         self.name = name
         self.digest = digest
@@ -88,16 +88,16 @@ class ServedStore:
 
     @property
     def readers(self) -> int:
-        """How many have borrowed it and not given it back."""
+        """Number of borrowers."""
         return self._readers
 
     @property
     def closed(self) -> bool:
-        """Whether it can no longer be read."""
+        """Whether it is closed."""
         return self._store is None
 
     def drafter(self, strategy: str = "") -> StoreDrafter:
-        """Return the drafter that follows a strategy; callers do not keep it longer than the store.
+        """Return the drafter of a strategy; callers must not keep it longer than the store.
 
         Raises:
             DraftstoreError: no such strategy.
@@ -109,23 +109,23 @@ class ServedStore:
         return drafter
 
     def warm(self) -> None:
-        """Make it fast, see `services.lookup.stores.warming`.
+        """Warm the store, see `services.lookup.stores.warming`.
 
         Raises:
-            DraftstoreError: it is damaged, or its database cannot be asked.
+            DraftstoreError: the store is damaged, or its database is down.
             OSError: a file cannot be read.
         """
         assert self._store is not None, "closed"
         warm_store(self._store, [self.drafter(strategy) for strategy in self.strategies])
 
     def acquire(self) -> None:
-        """Count one reader more; only where the store cannot have been replaced since it came from the open stores."""
+        """Add a reader; only while the store cannot have been replaced since it was looked up."""
         with self._lock:
             assert self._store is not None, "closed"
             self._readers += 1
 
     def release(self) -> None:
-        """Count one reader less; the last one of a store that was replaced has it closed."""
+        """Remove a reader; the last reader of a replaced store triggers its closing."""
         with self._lock:
             self._readers -= 1
             retire = self._retire if self._readers == 0 else None
@@ -133,7 +133,7 @@ class ServedStore:
             retire()
 
     def retire(self, close: Callable[[], None]) -> None:
-        """Have `close` called as soon as there is no reader."""
+        """Call `close` as soon as there are no readers."""
         with self._lock:
             self._retire = close
             waiting = self._readers > 0
@@ -141,14 +141,14 @@ class ServedStore:
             close()
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close its files and connections."""
         store, self._store = self._store, None
         self._drafters.clear()
         if store is not None:
             store.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return what clients may know of it, as JSON values; nothing about where it lies."""
+        """Return its public description as JSON values, without its path."""
         manifest, projection = self.manifest, self.projection
         return {
             "name": self.name,
@@ -176,14 +176,14 @@ class ServedStore:
 
 
 def open_served(target: Target, *, warm: bool = True) -> ServedStore:
-    """Open what a name stands for, and make it fast.
+    """Open and warm the store of a target.
 
     Args:
         target: what to open.
-        warm: whether to read it into memory and to draft from it first.
+        warm: whether to read it into memory and draft once.
 
     Raises:
-        DraftstoreError: it cannot be opened, or another build lies there.
+        DraftstoreError: the store cannot be opened, or is another build than the target names.
         OSError: a file cannot be read.
     """
     digest = _require_digest(target, target.digest)
@@ -191,7 +191,7 @@ def open_served(target: Target, *, warm: bool = True) -> ServedStore:
     backend = kind_of(manifest.kind).backend(manifest, target.backend)
     store = open_store(target.path, backend)
     try:
-        # A build that takes the place of another one moves whole directories: files of both may be open here.
+        # A new build replaces the whole directory: files of both builds may have been opened here.
         _require_digest(target, digest)
         served = ServedStore(target.name, store, digest, backend or FILES)
         if warm:
@@ -203,10 +203,10 @@ def open_served(target: Target, *, warm: bool = True) -> ServedStore:
 
 
 def _require_digest(target: Target, expected: str | None) -> str:
-    """Return the digest of the store that lies at a target.
+    """Return the digest of the store at a target's path.
 
     Raises:
-        StoreError: there is none, or another one than expected.
+        StoreError: there is no store, or not the expected one.
     """
     digest = manifest_digest(target.path)
     if expected not in (None, digest):
@@ -220,7 +220,7 @@ def _require_digest(target: Target, expected: str | None) -> str:
 class OpenStores:
     """The open stores by name.
 
-    Without borrowing, a store is safe to read only on the thread that calls `put` and `remove`: that of the event loop.
+    Without borrowing, a store is safe to read only on the event loop's thread, which calls `put` and `remove`.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class OpenStores:
             raise UnknownReleaseError(f"nothing is served under the name {name!r}") from None
 
     def borrow(self, name: str) -> ServedStore:
-        """Return the store of a name, which stays open until the caller calls its `release`; for any thread.
+        """Return the store of a name, kept open until the caller calls its `release`; thread-safe.
 
         Raises:
             UnknownReleaseError: nothing of this name is served.
@@ -251,7 +251,7 @@ class OpenStores:
             return served
 
     def put(self, name: str, served: ServedStore) -> ServedStore | None:
-        """Answer to a name from another store now; return the one before, which is closed after its last reader."""
+        """Serve a name from another store; return the old one, which is closed after its last reader."""
         with self._lock:
             before = self._stores.get(name)
             self._stores[name] = served
@@ -259,27 +259,27 @@ class OpenStores:
         return before
 
     def remove(self, name: str) -> ServedStore | None:
-        """Answer to a name no more; return its store, which is closed after its last reader."""
+        """Stop serving a name; return its store, which is closed after its last reader."""
         with self._lock:
             before = self._stores.pop(name, None)
         self._retire(before)
         return before
 
     def names(self) -> list[str]:
-        """Return all names that are served."""
+        """Return all served names."""
         return sorted(self._stores)
 
     def describe(self, allowed: Callable[[str], bool] = lambda _: True) -> list[dict[str, Any]]:
-        """Return what is served, as JSON values.
+        """Return descriptions of all stores as JSON values.
 
         Args:
-            allowed: tells whether the asker may know of a name.
+            allowed: tells whether the client may see a name.
         """
         stores = [self._stores.get(name) for name in self.names() if allowed(name)]
         return [served.describe() for served in stores if served is not None]
 
     def close(self) -> None:
-        """Close all stores, and return when those without readers are closed."""
+        """Close all stores; return when those without readers are closed."""
         for name in self.names():
             self.remove(name)
         self._closing.shutdown(wait=True)
@@ -289,7 +289,7 @@ class OpenStores:
             served.retire(partial(self._close_soon, served))
 
     def _close_soon(self, served: ServedStore) -> None:
-        """Close a store off this thread, or here where that has ended."""
+        """Close a store in the closing thread, or here if that has ended."""
         try:
             self._closing.submit(_close, served)
         except RuntimeError:

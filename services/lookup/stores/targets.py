@@ -1,4 +1,4 @@
-"""What is to be served: directories that were named, and releases of the catalogue."""
+"""The stores to serve: named directories, and releases of the catalogue."""
 
 import re
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Target(NamedTuple):
-    """A name, and the store that should answer to it.
+    """A name and the store to serve under it.
 
     Attributes:
-        name: what clients ask for.
+        name: name that clients use.
         path: directory of the store.
-        digest: SHA-256 of the manifest that must lie there; None where none can be read.
-        backend: where the entries of a CREST store are read; None for the first that it was built for.
+        digest: SHA-256 of the expected manifest; None if it cannot be read.
+        backend: backend for the entries of a CREST store; None: the first that it was built for.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Target(NamedTuple):
 
 
 def parse_store(argument: str, backend: str | None = None) -> Target:
-    """Return the target of `--store [NAME=]DIR`; without a name it goes by that of the directory.
+    """Return the target of `--store [NAME=]DIR`; the default name is that of the directory.
 
     Raises:
-        DraftstoreError: nobody could ask for such a name.
+        DraftstoreError: the name is invalid.
     """
     name, separator, folder = argument.partition("=")
     if not separator or "/" in name:
@@ -50,7 +50,7 @@ def parse_store(argument: str, backend: str | None = None) -> Target:
 
 
 def with_digest(target: Target) -> Target:
-    """Return the target of a directory with what lies there now, which a new build may have replaced."""
+    """Return the target with the digest of its directory's present content, which a new build may have replaced."""
     try:
         return target._replace(digest=manifest_digest(target.path))
     except (StoreError, OSError):
@@ -64,8 +64,8 @@ def catalogue_targets(
 
     Args:
         live: all releases of the catalogue.
-        names: those that are to be served; none: all.
-        backend: where the entries of those that have it are read.
+        names: releases to serve; empty: all.
+        backend: preferred backend, for stores that have it.
     """
     wanted = set(names)
     return [

@@ -1,8 +1,7 @@
-"""Making a store fast before the first request: its files in memory, its kernels compiled, its paths walked.
+"""Warming a store before the first request: reads its files into memory, compiles its kernels, drafts once.
 
-All of it happens beside requests that are being answered in the same process, so it works in pieces of a fraction of
-a millisecond, reads with the interpreter lock released, and rests after each piece: a thread that never rests keeps a
-processor for milliseconds when all of them are busy.
+Warming runs beside requests in the same process, so it works in pieces of a fraction of a millisecond, reads without
+the GIL, and sleeps after each piece: a thread that never sleeps would block a busy processor for milliseconds.
 """
 
 import ctypes
@@ -33,14 +32,14 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> None:
-    """Make a store fast.
+    """Warm a store.
 
     Args:
         store: an open store.
-        drafters: its drafters, all of which are made to draft.
+        drafters: its drafters; each drafts once.
 
     Raises:
-        DraftstoreError: the store is damaged, or its database cannot be asked.
+        DraftstoreError: the store is damaged, or its database is down.
         OSError: a file cannot be read.
     """
     warm_files(store.path / name for name in store.manifest.files)
@@ -55,14 +54,14 @@ def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> None:
 
 
 def warm_files(paths: Iterable[Path], most: int | None = None) -> int:
-    """Have those of some files that are mapped in memory, and in this process's page table.
+    """Read mapped files into memory and into this process's page table.
 
     Args:
-        paths: of the files; those that this process has not mapped are left alone.
-        most: bytes at most, smallest files first; None: half of what is available.
+        paths: files; those that this process has not mapped are skipped.
+        most: maximum number of bytes, smallest files first; None: half of the available memory.
 
     Returns:
-        Bytes that were read.
+        Bytes read.
     """
     left = int(available_memory() * SHARE) if most is None else most
     done = 0
@@ -75,7 +74,7 @@ def warm_files(paths: Iterable[Path], most: int | None = None) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that can be filled without pushing others out."""
+    """Return the bytes that can be filled without evicting other pages."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -83,7 +82,7 @@ def available_memory() -> int:
 
 
 def _mapped(paths: Iterable[Path]) -> list[tuple[int, Path, list[tuple[int, int, int]]]]:
-    """Return the files that this process has mapped: bytes, path, and each map's address, place in the file, bytes."""
+    """Return the mapped files: size, path, and for each mapping its address, file offset and size."""
     maps: dict[int, list[tuple[int, int, int]]] = {}
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         addresses, _, offset, _, inode, *_ = line.split()
@@ -94,7 +93,7 @@ def _mapped(paths: Iterable[Path]) -> list[tuple[int, Path, list[tuple[int, int,
 
 
 def _read(path: Path, most: int) -> int:
-    """Read a file into the memory of the system, and return the bytes read."""
+    """Read a file into the page cache; return the bytes read."""
     buffer = bytearray(PIECE)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -108,7 +107,7 @@ def _read(path: Path, most: int) -> int:
 
 
 def _map_pages(start: int, size: int) -> None:
-    """Enter pages of a map into the page table, so that no request stops for each of them; older systems cannot."""
+    """Enter pages of a mapping into the page table, to save page faults in requests; needs Linux 5.14."""
     for place in range(0, size, MAP_PIECE):
         if _libc.madvise(start + place, min(MAP_PIECE, size - place), _POPULATE_READ):
             return
@@ -116,9 +115,9 @@ def _map_pages(start: int, size: int) -> None:
 
 
 def load_kernels() -> None:
-    """Compile all kernels of lookups, or load them from numba's cache; once, before processes are forked.
+    """Compile all lookup kernels or load them from numba's cache; once, before processes are forked.
 
-    A process that loaded them while it answers would stand still for a tenth of a second.
+    Loading them while answering requests would block a process for a tenth of a second.
     """
     batch.warm_up()
     for name in KINDS:

@@ -1,7 +1,7 @@
-"""The HTTP side of the lookup service: drafts in JSON, what is served, health, metrics, and a page for people.
+"""The HTTP application of the lookup service: drafts in JSON, releases, health, metrics, and a page for people.
 
-It opens no store. Drafts come from the worker processes over their socket, so that what people ask costs the workers
-what any client's request costs, and cannot hold up the drafts of decoders.
+It opens no store. Drafts come from the worker processes over their socket, so that an HTTP request costs the workers
+as much as any client's request and cannot delay decoders.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ NO_STORE = {"Cache-Control": "no-store"}
 
 @dataclass
 class LookupSite:
-    """What the HTTP side is made of.
+    """The parts of the HTTP application.
 
     Attributes:
-        upstream: the way to the workers.
-        desk: answers questions for drafts.
-        gate: who may do what; replaced when the file of tokens is read again.
-        live: figures for people.
-        metrics: returns the text for Prometheus.
-        ready: tells whether drafts are served.
+        upstream: connection to the workers.
+        desk: answers draft requests.
+        gate: permissions; replaced when the token file is reread.
+        live: live figures.
+        metrics: returns the metrics text for Prometheus.
+        ready: returns whether drafts are served.
     """
 
     upstream: Upstream
@@ -58,8 +58,8 @@ def make_app(site: LookupSite, hosts: Collection[str] | None = None) -> Starlett
     """Return the application.
 
     Args:
-        site: what it shows.
-        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.LookupGuard`.
+        site: its parts.
+        hosts: its names beside localhost and IP addresses; None accepts any, see `guards.LookupGuard`.
     """
     api = _LookupApi(site)
     routes = [
@@ -104,7 +104,7 @@ class _LookupApi:
             self._site.live.sample()
 
     def _grant(self, request: Request) -> Grant:
-        """Return what the sender may do.
+        """Return the sender's grant.
 
         Raises:
             ProblemError: a token is missing, or unknown.
@@ -147,7 +147,7 @@ class _LookupApi:
         return _reply(HealthReply())
 
     async def ready(self, _request: Request) -> Response:
-        """GET /readyz. Names are for those who may see them; whether all is well is for everybody."""
+        """GET /readyz. The status is public; names are shown to those who may see them."""
         reply = self._site.ready()
         grant = self._site.gate.identify(None)
         if grant is None:
@@ -173,7 +173,7 @@ class _LookupApi:
         return Response(html, headers=NO_STORE, media_type="text/html")
 
     async def static(self, request: Request) -> Response:
-        """GET /static/NAME, from memory: no name from a request reaches the file system."""
+        """GET /static/NAME, from memory: request paths never reach the file system."""
         asset = page.ASSETS.get(request.path_params["name"])
         if asset is None:
             raise ProblemError(404, "no such file")
@@ -193,7 +193,7 @@ async def _on_problem(_request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer an unknown path or method, which Starlette finds."""
+    """Answer an unknown path or method, as reported by Starlette."""
     assert isinstance(error, HTTPException)
     message = {
         404: f"no such path: {request.url.path}: see /openapi.json",
@@ -208,14 +208,14 @@ STATUSES = {
     wire.Status.TOO_LARGE: 413,
     wire.Status.BUSY: 429,
     wire.Status.UNAVAILABLE: 503,
-    # A worker that does not let the HTTP side in is set up wrong: not the sender's fault.
+    # A worker that refuses the HTTP process is misconfigured: not the sender's fault.
     wire.Status.UNAUTHORIZED: 503,
     wire.Status.FORBIDDEN: 503,
 }
 
 
 async def _on_refused(_request: Request, error: Exception) -> Response:
-    """Pass on what a worker said."""
+    """Pass on a worker's refusal."""
     assert isinstance(error, RefusedError)
     status = STATUSES.get(error.failure.status, 500)
     wait = {"Retry-After": str(max(1, math.ceil(error.failure.retry_after)))}

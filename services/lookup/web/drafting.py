@@ -1,4 +1,4 @@
-"""Drafts for people: a question in JSON, tokenized, asked of the workers, spelled out."""
+"""Drafts over HTTP: a JSON question is tokenized, sent to the workers, and the answer decoded to text."""
 
 import asyncio
 import json
@@ -36,15 +36,15 @@ _QUESTION: TypeAdapter[TextQuestion | TokensQuestion] = TypeAdapter(Question)
 
 
 class DraftDesk:
-    """Answers questions for drafts, a limited number at once; tokenizes in threads of its own."""
+    """Answers a limited number of draft questions at a time; tokenizes in its own threads."""
 
     def __init__(self, upstream: Upstream, lexicon: Lexicon, most_at_once: int = MOST_AT_ONCE) -> None:
-        """Answer with drafts of the workers.
+        """Answer with drafts from the workers.
 
         Args:
-            upstream: the way to the workers.
-            lexicon: the tokenizers of what they serve.
-            most_at_once: questions; more are sent away with 429.
+            upstream: connection to the workers.
+            lexicon: tokenizers of the served stores.
+            most_at_once: concurrent questions; more get status 429.
         """
         self._upstream = upstream
         self._lexicon = lexicon
@@ -53,20 +53,20 @@ class DraftDesk:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Shut the threads down."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: Request, allows: Callable[[str], bool]) -> DraftReply:
         """Answer one request.
 
         Args:
-            request: whose body is a question.
+            request: request whose body is a question.
             allows: tells whether the sender may use a release.
 
         Raises:
-            ProblemError: the question cannot be read, is not allowed, comes with too many others, or its release
-                wants hidden states.
-            RefusedError: a worker says why not.
+            ProblemError: the question is invalid or not allowed, there are too many at once, or its release needs
+                hidden states.
+            RefusedError: a worker refused.
             ServiceAwayError: no worker answers.
         """
         if self._busy >= self._most:
@@ -84,7 +84,7 @@ class DraftDesk:
             self._busy -= 1
 
     async def _draft(self, question: TextQuestion | TokensQuestion) -> DraftReply:
-        """Draft, and once more where the release has moved to another tokenizer in between."""
+        """Draft; retry once if the release has moved to another tokenizer meanwhile."""
         tokenizer = self._lexicon.of_release(question.release)
         contexts = await self._contexts(question, tokenizer)
         drafted = await self._ask(question, contexts)
@@ -110,10 +110,10 @@ class DraftDesk:
     async def _contexts(
         self, question: TextQuestion | TokensQuestion, tokenizer: TextTokenizer | None
     ) -> NDArray[np.int32]:
-        """Return the contexts of a question, int32 [batch, width]; one without ids where no tokenizer is known."""
+        """Return the contexts of a question, int32 [batch, width]; an empty one if the tokenizer is unknown."""
         if isinstance(question, TokensQuestion):
             return pack_contexts(question.contexts)
-        if tokenizer is None:  # ask all the same: the worker knows best whether there is such a release
+        if tokenizer is None:  # ask anyway: the worker knows whether there is such a release
             return pack_contexts([[]])
         try:
             return await self._in_thread(lambda: encode_text(tokenizer, question.text))
@@ -125,10 +125,10 @@ class DraftDesk:
 
 
 def parse_question(body: bytes) -> TextQuestion | TokensQuestion:
-    """Return the question that a body holds.
+    """Parse a question.
 
     Raises:
-        ProblemError: 400 if it is not JSON, 422 if it is no question.
+        ProblemError: 400 if the body is not JSON, 422 if it is not a valid question.
     """
     try:
         document = json.loads(body.decode(), parse_float=_number, parse_constant=_refuse_constant)
@@ -141,7 +141,7 @@ def parse_question(body: bytes) -> TextQuestion | TokensQuestion:
 
 
 def _wrong(document: Any, error: ValidationError) -> str:
-    """Say what is wrong with a question."""
+    """Describe what is wrong with a question."""
     if not isinstance(document, dict):
         return "expected a JSON object, such as " + json.dumps(EXAMPLE)
     details = error.errors(include_url=False, include_context=False, include_input=False)
@@ -154,7 +154,7 @@ def _wrong(document: Any, error: ValidationError) -> str:
 
 
 def _number(text: str) -> float:
-    """Return a number with a point or an exponent; 20.0 is an integer in JSON."""
+    """Parse a number with a point or an exponent; 20.0 counts as an integer."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -169,7 +169,7 @@ def _reply(
     drafted: Drafted,
     tokenizer: TextTokenizer | None,
 ) -> DraftReply:
-    """Spell an answer out."""
+    """Decode an answer to text."""
     answer: wire.DraftAnswer = drafted.answer
     return DraftReply(
         release=question.release,

@@ -1,4 +1,4 @@
-"""What stands before every HTTP request of the lookup service, with errors in the one form that all of them have."""
+"""The HTTP guard of the lookup service, and its error format."""
 
 from collections.abc import Mapping
 
@@ -12,11 +12,11 @@ class LookupGuard(guards.Guard):
     """The guard of the lookup service."""
 
     def refusal(self, status: int, message: str) -> Response:
-        """Return an error as all of them are."""
+        """Return an error in the service's error format."""
         return problem_response(status, message)
 
 
 def problem_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error in the form that all of them have."""
+    """Return an error in the service's error format."""
     body = ProblemReply(error=Problem(status=status, message=message)).model_dump_json()
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")

@@ -1,4 +1,4 @@
-"""What the HTTP side knows of what is served: kinds, and tokenizers for texts; it opens no store."""
+"""Kinds and tokenizers of the served stores, for the HTTP process; opens no store."""
 
 import logging
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ LOG = logging.getLogger(__name__)
 
 
 class Lexicon:
-    """Tokenizers and kinds by the name of a release; releases with one tokenizer share it.
+    """Tokenizers and store kinds by release; releases with the same tokenizer share it.
 
-    `follow` belongs to the thread that follows what is served; everything else is for any thread.
+    `follow` may be called only by the following thread; everything else is thread-safe.
     """
 
     def __init__(self) -> None:
@@ -26,30 +26,30 @@ class Lexicon:
 
     @property
     def names(self) -> list[str]:
-        """What should be served."""
+        """Names that should be served."""
         return sorted(self._followed)
 
     def follow(self, targets: Iterable[Target]) -> None:
-        """Know the tokenizers of these targets; never fails: what cannot be read is logged, and tried again."""
+        """Load the tokenizers of these targets; never raises: failures are logged and retried."""
         wanted = {target.name: target for target in targets}
         keys = {name: key for name, key in self._keys.items() if name in wanted}
         self._kinds = {name: kind for name, kind in self._kinds.items() if name in wanted}
         for name, target in wanted.items():
-            # Without a digest nothing tells whether another build lies there by now.
+            # Without a digest, a replaced build cannot be detected.
             if name not in keys or target.digest is None or self._followed.get(name) != target:
                 try:
                     keys[name] = self._learn(target)
                 except (DraftstoreError, OSError) as error:
                     if self._followed.get(name) != target:
                         LOG.warning("the tokenizer of %r cannot be read: %s", name, error)
-        # Workers may still answer from the builds before: their tokenizers stay until the next change.
+        # Workers may still answer from earlier builds: their tokenizers stay until the next change.
         kept = {*self._keys.values(), *keys.values()}
         if keys != self._keys:
             self._tokenizers = {key: known for key, known in self._tokenizers.items() if key in kept}
         self._keys, self._followed = keys, wanted
 
     def _learn(self, target: Target) -> int:
-        """Have the tokenizer of a store, and return the short hash of its fingerprint."""
+        """Load the tokenizer of a store and return the short hash of its fingerprint."""
         manifest = load_manifest(target.path)
         self._kinds = {**self._kinds, target.name: manifest.kind}
         key = wire.short_hash(manifest.tokenizer.fingerprint)
@@ -60,14 +60,14 @@ class Lexicon:
         return key
 
     def kind_of(self, name: str) -> str | None:
-        """Return the kind of a release's store; None if it is not known."""
+        """Return the kind of a release's store; None if unknown."""
         return self._kinds.get(name)
 
     def of_release(self, name: str) -> TextTokenizer | None:
-        """Return the tokenizer of a release; None if it is not known."""
+        """Return the tokenizer of a release; None if unknown."""
         key = self._keys.get(name)
         return None if key is None else self._tokenizers.get(key)
 
     def of_answer(self, tokenizer: int) -> TextTokenizer | None:
-        """Return the tokenizer with the short hash that an answer names; None if it is not known."""
+        """Return the tokenizer with the short hash in an answer; None if unknown."""
         return self._tokenizers.get(tokenizer)

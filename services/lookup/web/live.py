@@ -15,7 +15,7 @@ HISTORY = 60
 
 
 class Totals(NamedTuple):
-    """What was counted since the start for one release; `seconds` holds one more count than there are bounds."""
+    """The counters of one release since the start; `seconds` has one more bucket than there are bounds."""
 
     queries: int = 0
     contexts: int = 0
@@ -34,7 +34,7 @@ class Totals(NamedTuple):
         return Totals._make((*sums, self._buckets(other, 1)))
 
     def minus(self, earlier: "Totals") -> "Totals":
-        """Subtract an earlier reading; what was counted anew since then counts as nothing."""
+        """Subtract an earlier reading; counters that were reset since then count as zero."""
         counts = [max(a - b, 0) for a, b in zip(self[:-1], earlier[:-1], strict=True)]
         return Totals._make((*counts, self._buckets(earlier, -1)))
 
@@ -63,11 +63,11 @@ class Live:
     """Keeps the readings of the last minute."""
 
     def __init__(self, read: Callable[[], Reading], clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the counters now for the first time.
+        """Take the first reading now.
 
         Args:
-            read: returns the counters as they are.
-            clock: seconds that only go up.
+            read: returns the present counters.
+            clock: monotonic time in seconds.
         """
         self._read = read
         self._clock = clock
@@ -75,16 +75,16 @@ class Live:
         self._readings: deque[tuple[float, Reading]] = deque([(self._start, read())], maxlen=HISTORY + 1)
 
     def sample(self) -> None:
-        """Read the counters; to be called once a second."""
+        """Read the counters; called once per second."""
         self._readings.append((self._clock(), self._read()))
 
     def report(self, allowed: Callable[[str], bool] = lambda _: True) -> FiguresReply:
-        """Return the figures of the releases that someone may see, and their sum."""
+        """Return the figures of the releases that the client may see, and their sum."""
         now, reading = self._clock(), self._read()
         then, earlier = next(
             (pair for pair in reversed(self._readings) if now - pair[0] >= WINDOW), self._readings[0]
         )
-        names = sorted(filter(allowed, reading.totals))  # "" among them: what belongs to no release
+        names = sorted(filter(allowed, reading.totals))  # including "": requests that belong to no release
         seconds = max(now - then, 1e-3)
         rows = {
             name: _row(reading.totals[name], earlier.totals.get(name, Totals()), seconds, reading.bounds)
@@ -106,7 +106,7 @@ class Live:
         )
 
     def _history(self, names: Sequence[str]) -> list[float]:
-        """Return the queries a second between each two readings."""
+        """Return the queries per second between consecutive readings."""
         points = [(when, _summed(reading, names).queries) for when, reading in self._readings]
         return [
             round(max(after - before, 0) / max(end - begin, 1e-3), 1)
@@ -122,7 +122,7 @@ def _summed(reading: Reading, names: Sequence[str]) -> Totals:
 
 
 def _row(now: Totals, earlier: Totals, seconds: float, bounds: Sequence[float]) -> FigureRow:
-    """Return the figures of what was counted between two readings."""
+    """Return the figures between two readings."""
     new = now.minus(earlier)
     return FigureRow(
         queries_per_s=round(new.queries / seconds, 2),
@@ -148,10 +148,10 @@ def _ratio(part: int, whole: int) -> float | None:
 def percentile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
     """Return a percentile of a histogram, in microseconds; None if it is empty.
 
-    Inside a bucket values are taken as spread evenly; what lies above the last bound counts as that bound.
+    Values are interpolated linearly inside a bucket; values above the last bound count as that bound.
 
     Args:
-        counts: of each bucket, the last of what lies above all bounds.
+        counts: count of each bucket; the last is for values above all bounds.
         bounds: upper bounds in seconds, ascending.
         share: 0.5 for the median.
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of what the lookup service speaks in JSON, made from the models of its messages."""
+"""The OpenAPI document of the JSON API, generated from the message models."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

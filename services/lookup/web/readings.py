@@ -1,4 +1,4 @@
-"""The counters in shared memory, as the page and `/readyz` want them."""
+"""Readings of the counters in shared memory, for the page and `/readyz`."""
 
 from collections.abc import Collection
 
@@ -13,7 +13,7 @@ SILENT = 10.0
 
 
 def read_figures(figures: SharedCounters) -> Reading:
-    """Return what all workers counted up to now."""
+    """Return the present counters of all workers."""
     workers = figures.snapshot()
     return Reading(
         totals={name: _totals(totals, workers) for name, totals in add_up(workers).items()},
@@ -28,12 +28,12 @@ def read_figures(figures: SharedCounters) -> Reading:
 
 
 def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> ReadyReply:
-    """Tell whether drafts are served: at least one worker answers, for at least one release.
+    """Tell whether drafts are served: at least one worker serves at least one release.
 
-    A release that cannot be opened is told of, but does not take the others out of service.
+    A release that cannot be opened is reported, but does not make the service unready.
 
     Args:
-        figures: of the workers.
+        figures: counters of the workers.
         wanted: names that should be served.
     """
     workers = [worker for worker in figures.snapshot() if _answers(worker)]
@@ -52,7 +52,7 @@ def _answers(worker: WorkerFigures) -> bool:
 
 
 def _totals(totals: ReleaseTotals, workers: Collection[WorkerFigures]) -> Totals:
-    """Return the sums of a release; every worker swaps for itself, and people count that once."""
+    """Return the sums of a release; a swap that every worker makes counts once."""
     swaps = [worker.releases[totals.name].swaps for worker in workers if totals.name in worker.releases]
     return Totals(
         queries=totals.queries,

@@ -1,4 +1,4 @@
-"""Questions of people into contexts of token ids, and drafts into what people can read."""
+"""Conversion of questions to contexts of token ids, and of drafts to readable text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,13 +19,13 @@ def encode_text(tokenizer: TextTokenizer, text: str) -> NDArray[np.int32]:
     """Return the last ids of a text, as a batch of one: int32 [1, 1 to LAST].
 
     Raises:
-        TokenizerError: the text is no valid Unicode.
+        TokenizerError: the text is not valid Unicode.
     """
     return pack_contexts([tokenizer.encode(text, bos=False)[-LAST:].tolist()])
 
 
 def pack_contexts(contexts: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    """Return the last ids of each context, aligned right and padded with -1: int32 [batch, 1 to LAST]."""
+    """Return the last ids of each context, right-aligned and padded with -1: int32 [batch, 1 to LAST]."""
     width = min(max(1, *map(len, contexts)), LAST)
     packed = np.full((len(contexts), width), -1, np.int32)
     for row, ids in zip(packed, contexts, strict=True):
@@ -35,12 +35,12 @@ def pack_contexts(contexts: Sequence[Sequence[int]]) -> NDArray[np.int32]:
 
 
 def show_draft(draft: Draft, context: NDArray[np.int32], tokenizer: TextTokenizer | None) -> DraftedContext:
-    """Return a draft as people read it.
+    """Return a draft in readable form.
 
     Args:
-        draft: of one context.
+        draft: draft for one context.
         context: int32 [size], its ids, padded with -1 on the left.
-        tokenizer: None where it is not known; tokens are then shown as ids.
+        tokenizer: its tokenizer; None if unknown: tokens are then shown as ids.
     """
     ids: list[int] = context[context >= 0].tolist()
     tree = draft.tree
@@ -71,11 +71,11 @@ def _spelled(ids: Iterable[int], tokenizer: TextTokenizer | None) -> Iterable[tu
 
 
 def _matched_text(ids: list[int], length: int, tokenizer: TextTokenizer | None) -> str | None:
-    """Return the text of the last `length` ids; None where it begins or ends inside a character."""
+    """Return the text of the last `length` ids; None if it begins or ends inside a character."""
     if tokenizer is None:
         return None
     pieces = [tokenizer.exact_text(token) for token in ids[len(ids) - length :]]
-    if None in pieces:  # characters of several tokens: only together they are text
+    if None in pieces:  # tokens that share a character decode only together
         text = tokenizer.decode(ids[len(ids) - length :])
         return None if "\ufffd" in text else text
     return "".join(piece for piece in pieces if piece is not None)

@@ -1,7 +1,7 @@
-"""The HTTP side's own way to the worker processes: frames over their Unix socket, like any decoder's.
+"""The HTTP process's connection to the workers: frames over their Unix socket, as any client sends them.
 
-`draftstore.remote.client` turns whatever goes wrong into an empty draft, because a decoder wants to go on. People
-want to know what went wrong, so here every refusal is raised, and there is no breaker: each request asks anew.
+`draftstore.remote.client` turns every failure into an empty draft, because a decoder must go on. People want to know
+what went wrong, so here every failure is raised, and there is no circuit breaker: each request tries again.
 """
 
 import itertools
@@ -30,7 +30,7 @@ DEADLINE = 5.0
 
 
 class RefusedError(LookupServiceError):
-    """A worker answered that it will not, or cannot."""
+    """A worker refused the request."""
 
     def __init__(self, failure: wire.Failure) -> None:
         super().__init__(failure.message)
@@ -42,22 +42,22 @@ class ServiceAwayError(LookupServiceError):
 
 
 class Drafted(NamedTuple):
-    """What a worker answered, and how long that took."""
+    """A worker's answer, and the time that it took."""
 
     answer: wire.DraftAnswer
     round_trip_us: float
 
 
 class Upstream:
-    """One connection to the workers that all requests share; made when it is needed, replaced when it breaks."""
+    """One connection to the workers, shared by all requests; opened on demand, replaced when it breaks."""
 
     def __init__(self, path: str, token: str = "", deadline: float = DEADLINE) -> None:
-        """Talk to the workers over a Unix socket.
+        """Connect nowhere yet.
 
         Args:
-            path: of the socket.
-            token: a bearer token that may use every release; empty where none is needed.
-            deadline: seconds that a request may take in all.
+            path: Unix socket of the workers.
+            token: bearer token for every release; empty if none is needed.
+            deadline: total seconds for a request.
         """
         self._deadline = deadline
         self._connection = SharedConnection(Endpoint(Address(path=path)), greeting(token or None), Counters())
@@ -69,9 +69,9 @@ class Upstream:
         """Ask for drafts; the arguments are those of `wire.DraftRequest`.
 
         Raises:
-            RefusedError: the worker says why not.
+            RefusedError: the worker refused.
             ServiceAwayError: no worker answers, or not with drafts.
-            WireError: the format cannot carry the arguments.
+            WireError: the arguments do not fit the wire format.
         """
         begin = perf_counter()
         request = prepare_draft(next(self._ids), name, contexts, budget, min_prob, strategy)
@@ -83,10 +83,10 @@ class Upstream:
             raise self._error(trouble) from None
 
     async def releases(self) -> list[dict[str, Any]]:
-        """Return what is served, as the worker describes it.
+        """Return the served stores, as the worker describes them.
 
         Raises:
-            RefusedError: the worker says why not.
+            RefusedError: the worker refused.
             ServiceAwayError: no worker answers.
         """
         number = next(self._ids)
@@ -99,14 +99,14 @@ class Upstream:
             raise self._error(trouble) from None
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._connection.close()
 
     async def _ask(self, request: PreparedRequest) -> wire.Frame:
         """Return the answer to a request.
 
         Raises:
-            Trouble: there is none.
+            Trouble: no answer arrived.
             ServiceAwayError: the workers refuse the token.
         """
         answer = await self._connection.ask(request, monotonic() + self._deadline)
@@ -115,7 +115,7 @@ class Upstream:
         return answer
 
     def _error(self, trouble: Trouble) -> LookupServiceError:
-        """Return what people are told."""
+        """Return the error to raise for a failure."""
         if trouble.failure is not None:
             return RefusedError(trouble.failure)
         message = {

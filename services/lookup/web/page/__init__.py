@@ -1,4 +1,4 @@
-"""The page for people: one template, one style sheet and a little script, all from this folder, read once."""
+"""The page for people: one template, one style sheet and a small script, read once from this folder."""
 
 import hashlib
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ def render(releases: Sequence[ReleaseEntry], wants_token: bool, notice: str = ""
     """Return the page.
 
     Args:
-        releases: what is served to those without a token.
-        wants_token: whether nothing is served to them.
-        notice: what is wrong, in a sentence; empty when nothing is.
+        releases: releases visible without a token.
+        wants_token: whether a token is needed to see any.
+        notice: a problem, in one sentence; empty if there is none.
     """
     return _TEMPLATE.render(releases=releases, wants_token=wants_token, notice=notice, version=__version__)

@@ -1,4 +1,4 @@
-"""The statistics of a store that something else built: what its kind has, into the tables that SQL asks."""
+"""Statistics of a store that was built elsewhere, loaded into the tables that SQL queries use."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TABLES = {NGRAMS: "ngrams", CREST: "kept_ngrams"}
 
 
 def has_statistics(build_id: int, kind: str) -> bool:
-    """Tell whether the tables of a build are there, or its kind has none."""
+    """Tell whether the tables of a build are filled, or its kind has none."""
     if kind not in TABLES:
         return True
     partition = partition_name(TABLES[kind], build_id)
@@ -25,17 +25,17 @@ def has_statistics(build_id: int, kind: str) -> bool:
 
 
 def load_statistics(build_id: int, path: Path, *, head: int = HEAD, progress: Progress) -> None:
-    """Load what SQL asks of a store: the n-gram counts, or the n-grams that a CREST store kept.
+    """Load the SQL statistics of a store: the n-gram counts, or the n-grams of a CREST store.
 
     Args:
-        build_id: its row in the catalogue.
-        path: its directory.
-        head: of each n, the most common n-grams that get a row.
-        progress: told the rows loaded and those in all.
+        build_id: id of the build.
+        path: directory of the store.
+        head: number of n-grams of each n that get a row, the most common ones.
+        progress: called with the rows loaded and the total.
 
     Raises:
         StoreError: the store is damaged.
-        DatabaseError: the database is away or refuses.
+        DatabaseError: the database is down or refuses.
     """
     manifest = load_manifest(path)
     if manifest.kind == NGRAMS:

@@ -1,4 +1,4 @@
-"""Builds and corpora in the catalogue. Functions work in the caller's transaction, and the caller commits it."""
+"""Builds and corpora in the catalogue. Functions run in the caller's transaction; the caller commits."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ NAMED_SOURCES = 3
 
 
 class CatalogueError(DraftstoreError):
-    """The catalogue refuses: no such build or release, a build that is not finished, does not verify or is live."""
+    """The catalogue refuses: unknown build or release, or a build that is unfinished, fails verification or is live."""
 
 
 def record_corpus(session: Session, manifest: Manifest) -> Corpus | None:
-    """Return the corpus of a store, recorded now if it is new; None where the manifest names none."""
+    """Return the corpus of a store, recording a new one; None if the manifest names none."""
     fingerprint = manifest.corpus.get("fingerprint")
     if fingerprint is None:
         return None
@@ -58,18 +58,18 @@ def start_build(
     source_id: int | None = None,
     backends: Sequence[str] = (),
 ) -> Build:
-    """Record that this process begins to make a store.
+    """Record the start of a build by this process.
 
-    Until the build is finished or failed, or the process ends, `fail_cut_off` knows that somebody is at work.
+    Until the build is finished or failed, or the process ends, `fail_cut_off` sees that it is alive.
 
     Args:
-        session: where.
+        session: open session.
         kind: `tokens`, `ngrams`, `rest`, `crest`, `dresd` or `recycling`.
-        name: for people.
-        path: the directory that the store will have.
-        parameters: of the build, JSON values.
-        source_id: the build that it is made from.
-        backends: of a CREST store.
+        name: display name.
+        path: directory of the future store.
+        parameters: build parameters, JSON values.
+        source_id: id of the build that it is made from.
+        backends: backends of a CREST store.
     """
     build = Build(
         kind=kind,
@@ -86,16 +86,16 @@ def start_build(
 
 
 def finish_build(session: Session, build_id: int, *, timings: dict[str, float] | None = None) -> Build:
-    """Record that a build's store is there, with all that its manifest says.
+    """Record the finished store of a build, with the contents of its manifest.
 
     Args:
-        session: where.
-        build_id: a build that is running, or that was taken for cut off.
+        session: open session.
+        build_id: a build that is running or was marked as cut off.
         timings: seconds of each step.
 
     Raises:
-        CatalogueError: no such build, it is finished already, or its store is another finished build.
-        StoreError: there is no whole store at its path.
+        CatalogueError: no such build, it is already finished, or its store belongs to another finished build.
+        StoreError: no complete store at its path.
     """
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
@@ -110,7 +110,7 @@ def finish_build(session: Session, build_id: int, *, timings: dict[str, float] |
 def fail_build(
     session: Session, build_id: int, error: str, *, timings: dict[str, float] | None = None
 ) -> Build:
-    """Record why a build failed, in one sentence.
+    """Record the reason, one sentence, why a build failed.
 
     Raises:
         CatalogueError: no such build, or it is finished.
@@ -126,7 +126,7 @@ def fail_build(
 
 
 def fail_cut_off(session: Session) -> list[int]:
-    """Mark builds as failed that are running though the process that made them is gone; return their ids."""
+    """Mark running builds as failed if their process is gone; return their ids."""
     gone = (
         update(Build)
         .where(Build.state == "running", text(holds.NOT_HELD))
@@ -140,10 +140,10 @@ def fail_cut_off(session: Session) -> list[int]:
 
 
 def add_build(session: Session, path: Path) -> Build:
-    """Return the build of a finished store, registered now if the catalogue does not know it at this place.
+    """Return the build of a finished store, registering it if the catalogue does not know it at this path.
 
     Raises:
-        StoreError: no whole store is there.
+        StoreError: no complete store there.
     """
     manifest = load_manifest(path)
     known = _registered(session, path)
@@ -163,11 +163,11 @@ def _registered(session: Session, path: Path) -> Build | None:
 
 
 def _describe(session: Session, build: Build, path: Path) -> None:
-    """Fill in what a finished store says of itself.
+    """Fill in a build's columns from its finished store.
 
     Raises:
-        CatalogueError: the store is another build.
-        StoreError: no whole store is there.
+        CatalogueError: the store belongs to another build.
+        StoreError: no complete store there.
     """
     manifest = load_manifest(path, build.kind)
     other = _registered(session, path)
@@ -185,7 +185,7 @@ def _describe(session: Session, build: Build, path: Path) -> None:
 
 
 def _source(session: Session, manifest: Manifest) -> int | None:
-    """Return the build that a store says it was made from, if the catalogue knows it."""
+    """Return the build that a store was made from, if the catalogue knows it."""
     plan = manifest.parameters.get("plan")
     digest = plan.get("source") if isinstance(plan, dict) else None
     return _by_digest(session, digest) if isinstance(digest, str) else None
@@ -197,12 +197,12 @@ def _by_digest(session: Session, digest: str) -> int | None:
 
 
 def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
-    """Return a build by its id.
+    """Return a build.
 
     Args:
-        session: where.
+        session: open session.
         build_id: its id.
-        lock: others wait with changes until the end of the transaction, and its columns are read anew.
+        lock: lock the row until the end of the transaction and reread its columns.
 
     Raises:
         CatalogueError: no such build.
@@ -219,11 +219,11 @@ def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
 
 
 def find_build(session: Session, reference: str | int | Path) -> Build:
-    """Return a build by its id, or by the directory of its store, wherever that was when it was registered.
+    """Return a build by its id or by its store's directory, even if that has moved since registration.
 
     Raises:
         CatalogueError: no such build.
-        StoreError: the directory is no store.
+        StoreError: the directory is not a store.
     """
     if str(reference).isdecimal():
         return get_build(session, int(str(reference)))
@@ -250,10 +250,10 @@ def list_builds(
 
 
 def drop_build(session: Session, build_id: int) -> None:
-    """Remove a build with its statistics, trees and replays; its directory is left alone.
+    """Remove a build with its statistics, trees and replays; its directory stays.
 
     Raises:
-        CatalogueError: no such build, a release points at it, or a process is making it.
+        CatalogueError: no such build, a release points at it, or it is still running.
     """
     session.execute(text(f"SET LOCAL lock_timeout = '{DROP_LOCK_TIMEOUT}'"))
     fail_cut_off(session)
@@ -282,16 +282,16 @@ def record_replay(
     budget: int,
     model: str | None = None,
 ) -> Replay:
-    """Record what a build saved on recorded outputs.
+    """Record the result of a replay.
 
     Args:
-        session: where.
-        build_id: the build that was asked.
+        session: open session.
+        build_id: the build that was replayed.
         summary: `ReplayResult.summary()`.
         recordings: file of recorded outputs.
-        strategy: how drafts were made.
-        budget: most nodes of a draft.
-        model: only its outputs were replayed; None: all.
+        strategy: drafting strategy.
+        budget: maximum nodes per draft.
+        model: restriction to one model's outputs; None: all.
     """
     same = ("rows", "tokens", "passes", "accepted_length", "nodes_mean", "miss_rate")
     replay = Replay(
@@ -310,7 +310,7 @@ def record_replay(
 
 
 def _written(session: Session, row: Build | Replay) -> None:
-    """Write a row, and read what the server filled in, so that it is there after the session too."""
+    """Flush a row and load server defaults, so that they are readable after the session closes."""
     session.flush()
     session.refresh(row)
 
@@ -320,7 +320,7 @@ def _stored_path(path: Path) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """Return a JSON value that PostgreSQL takes: bytes of a path that are no UTF-8, and NUL, stay escaped."""
+    """Return a JSON value that PostgreSQL accepts: non-UTF-8 bytes of a path, and NUL, stay escaped."""
     match value:
         case str():
             return value.replace("\0", r"\x00").encode(errors="backslashreplace").decode()

@@ -4,8 +4,8 @@
         build = catalogue.add_build(session, Path("stores/chat"))
         catalogue.publish(session, "chat-vicuna", build.id)
 
-All of them work in the caller's transaction, which the caller commits: either everything in the block happens, or
-nothing. What is asked more freely is SQL: see `schema.views`.
+All of them run in the caller's transaction, which the caller commits: the block takes effect as a whole or not at all.
+For other queries see `schema.views`.
 """
 
 from schema.builds import (

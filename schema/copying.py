@@ -1,7 +1,7 @@
-"""Bulk loading: frames of polars go into PostgreSQL by COPY, as CSV, whose values the server converts and checks.
+"""Bulk loading of polars frames with COPY, as CSV, whose values the server converts and checks.
 
-Rows that exist as Python objects anyway, such as keys and values from an iterator, are better sent by psycopg's
-`write_row`: see `schema.crest_loading`.
+For rows that already exist as Python objects, such as keys and values from an iterator, psycopg's `write_row` is
+faster: see `schema.crest_loading`.
 """
 
 import io
@@ -21,19 +21,19 @@ def copy_frames(
     *,
     freeze: bool = False,
 ) -> None:
-    """Copy frames into a table: all of them, or after an exception none.
+    """Copy frames into a table, all or, on an exception, none.
 
-    NULL and the empty text stay apart. A list has to be a text in PostgreSQL's form: see `array_text`.
+    NULL and empty text stay distinct. A list must be text in PostgreSQL's array syntax: see `array_text`.
 
     Args:
-        connection: where; nothing else can run on it until the last frame is sent.
-        table: its name.
-        names: the columns that are sent; others get their defaults.
-        frames: with these columns, in any order; consumed one by one.
-        freeze: write rows as if vacuumed already, which PostgreSQL allows for a table made in this transaction.
+        connection: connection; busy until the last frame is sent.
+        table: name of the table.
+        names: columns to fill; others get their defaults.
+        frames: frames with these columns, in any order; consumed one by one.
+        freeze: write rows as already vacuumed; PostgreSQL allows this for tables created in the same transaction.
 
     Raises:
-        psycopg.Error: no such table or column, or a value that the type of its column does not take.
+        psycopg.Error: unknown table or column, or a value of the wrong type.
     """
     statement = copy_statement(table, names, "csv", freeze=freeze)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
@@ -44,14 +44,14 @@ def copy_frames(
 
 
 def array_text(items: pl.Expr) -> pl.Expr:
-    """Return PostgreSQL's text of an array, `{1,2}`, from texts of its items joined by commas."""
+    """Return PostgreSQL's array syntax, `{1,2}`, from comma-separated items."""
     return pl.lit("{") + items + pl.lit("}")
 
 
 def copy_statement(
     table: str, names: Sequence[str], form: Literal["csv", "binary"], *, freeze: bool = False
 ) -> sql.Composed:
-    """Return the statement of a COPY into some columns of a table; for `freeze` see `copy_frames`."""
+    """Return the COPY statement for some columns of a table; for `freeze` see `copy_frames`."""
     return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {}, FREEZE {})").format(
         sql.Identifier(table),
         sql.SQL(", ").join(map(sql.Identifier, names)),

@@ -1,4 +1,4 @@
-"""A CREST store into the database: its trees, what it kept, and its row in the catalogue, in one transaction."""
+"""Loading a CREST store into the database: trees, n-grams and catalogue row in one transaction."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ Entry = tuple[bytes, bytes]
 def load(
     path: Path, out: Path, manifest: Manifest, source: Entries, progress: Callable[[int, int], None]
 ) -> None:
-    """Do the work of `schema.trees.load_store`."""
+    """Implement `schema.trees.load_store`."""
     entries = manifest.counts["entries"]
     tokenizer = store_tokenizer(path, manifest)
     tree_of = tree_reader(path, manifest, source)
@@ -63,7 +63,7 @@ def load(
 
 
 def _build_to_fill(session: Session, path: Path, out: Path) -> int:
-    """Return the build that a store's trees belong to, registered now if nobody has."""
+    """Return the build that a store's trees belong to, registering it if necessary."""
     place = str(out.parent.resolve() / out.name)
     fail_cut_off(session)
     same_place = select(Build).filter_by(kind="crest", path=place).order_by(Build.id.desc()).limit(1)
@@ -81,7 +81,7 @@ def _build_to_fill(session: Session, path: Path, out: Path) -> int:
 def tree_reader(
     path: Path, manifest: Manifest, source: Entries
 ) -> Callable[[tuple[int, ...]], DraftTree | None]:
-    """Return a function that gives the tree of an n-gram of a store, None for one that it does not hold."""
+    """Return a function from an n-gram to its tree in a store, None if absent."""
     envelope = Envelope((path / DICTIONARY_FILE).read_bytes())
     dtype = key_dtype(manifest.vocab_size)
 
@@ -99,19 +99,19 @@ def fill_trees(
     expected: str,
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Load entries inside `loading`, in place of what was there of this build.
+    """Replace the tree entries of a build, inside `loading`.
 
-    They come one by one, and psycopg's own writer of rows takes them faster than frames made of them would go.
+    Entries arrive one by one, so psycopg's row writer is faster than frames.
 
     Args:
-        connection: where.
-        build_id: a row of `builds`.
-        entries: in key order.
+        connection: open connection.
+        build_id: id of the build.
+        entries: entries in key order.
         expected: `entries_sha256` of the store.
-        progress: called with the entries done, now and then.
+        progress: called with the number of entries done.
 
     Raises:
-        StoreError: other entries than the store was finished with.
+        StoreError: the entries differ from those of the finished store.
     """
     done = 0
 

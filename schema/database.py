@@ -1,12 +1,12 @@
-"""The database that everything uses: a server that `DRAFTSTORE_DATABASE_URL` names, else the embedded one.
+"""The catalogue's database: the server that `DRAFTSTORE_DATABASE_URL` names, else the embedded one.
 
     with connect() as connection:                  # psycopg: bulk loads and lookups
         connection.execute("SELECT ...")
     with Session(make_engine()) as session:        # SQLAlchemy: the catalogue
         ...
 
-Both have the embedded server running for the rest of the process, and refuse tables of another version: the embedded
-server is brought up to date by itself, a named one only by `draftstore db migrate`.
+Both keep the embedded server running for the rest of the process, and refuse tables of another revision: the embedded
+server is migrated automatically, a named one only by `draftstore db migrate`.
 """
 
 import os
@@ -62,7 +62,7 @@ _current: set[str] = set()
 
 
 def _after_fork() -> None:
-    """Give a forked process a guard that no other thread of its parent holds."""
+    """Replace the lock in a forked process: another thread of the parent may have held it."""
     global _guard
     _guard = threading.RLock()
 
@@ -71,17 +71,17 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_embedded() -> bool:
-    """Tell whether the embedded server is used, because no other one is named."""
+    """Tell whether the embedded server is used because no server is named."""
     return not os.environ.get(URL_VARIABLE)
 
 
 def database_url() -> str:
-    """Return the URL of the database, as psycopg, libpq and SQLAlchemy 2.1 take it; it may hold a password.
+    """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
 
     The embedded server is started, or joined, and stays up for the rest of the process.
 
     Raises:
-        DatabaseUrlError: the variable holds no URL of a PostgreSQL database.
+        DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
         EmbeddedServerError: the embedded server cannot be started.
     """
     if named := os.environ.get(URL_VARIABLE):
@@ -96,12 +96,12 @@ def database_url() -> str:
 
 
 def _checked_url(named: str) -> str:
-    """Return a named URL without SQLAlchemy's name of the driver; nothing of it is quoted, it may hold a password."""
+    """Return a named URL without SQLAlchemy's driver name; error messages never quote it, it may contain a password."""
     scheme, separator, rest = named.partition("://")
     url = f"postgresql://{rest}"
     if scheme in SCHEMES and separator:
         with suppress(ValueError, psycopg.Error):
-            for port in str(conninfo_to_dict(url).get("port") or "").split(","):  # one for each host
+            for port in str(conninfo_to_dict(url).get("port") or "").split(","):  # one per host
                 int(port or 0)
             return url
     raise DatabaseUrlError(
@@ -115,26 +115,26 @@ def connect(*, check: bool = True, **options: Any) -> psycopg.Connection:
     """Connect with psycopg.
 
     Args:
-        check: Whether to make sure, once a process, that the tables are those that we need.
-        options: More for `psycopg.connect`, such as `autocommit`.
+        check: whether to check the revision of the tables, once per process.
+        options: further arguments of `psycopg.connect`, such as `autocommit`.
 
     Raises:
-        DatabaseError: the server is away or refuses, or the tables are not those that we need.
+        DatabaseError: the server is down or refuses, or the tables have another revision.
     """
     return connect_as(psycopg.Connection[TupleRow], check=check, **options)
 
 
 def connect_as(kind: type[Kind], url: str | None = None, *, check: bool = True, **options: Any) -> Kind:
-    """Connect as `connect` does, with a class of connections of one's own.
+    """Connect as `connect` does, with a custom connection class.
 
     Args:
-        kind: The class.
-        url: The database; None for the one that everything uses.
-        check: Whether to make sure, once a process, that the tables are those that we need.
-        options: More for `psycopg.connect`, such as `autocommit`.
+        kind: connection class.
+        url: URL of the database; None: the default.
+        check: whether to check the revision of the tables, once per process.
+        options: further arguments of `psycopg.connect`, such as `autocommit`.
 
     Raises:
-        DatabaseError: the server is away or refuses, or the tables are not those that we need.
+        DatabaseError: the server is down or refuses, or the tables have another revision.
     """
     url = url or database_url()
     if check:
@@ -149,7 +149,7 @@ def _connect(url: str, kind: type[Kind], **options: Any) -> Kind:
 
 
 def _with_patience(attempt: Callable[[], Connected]) -> Connected:
-    """Connect; an embedded server may have been killed just now and be starting again, so try that once more."""
+    """Connect; retry once with an embedded server, which may have been killed and be restarting."""
     for pause in RESTART_PAUSES if is_embedded() else ():
         with suppress(psycopg.OperationalError):
             return attempt()
@@ -158,23 +158,22 @@ def _with_patience(attempt: Callable[[], Connected]) -> Connected:
 
 
 def _defaults(url: str) -> dict[str, Any]:
-    """Return what a connection gets where the URL does not say otherwise."""
+    """Return default connection options that the URL does not set."""
     defaults = {"application_name": "draftstore", "connect_timeout": CONNECT_TIMEOUT}
     return {key: value for key, value in defaults.items() if key not in conninfo_to_dict(url)}
 
 
 def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
-    """Return a SQLAlchemy engine; what a user can do something about is raised as `DatabaseError`.
+    """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
 
-    Connections that the pool holds are tried before they are used, and the embedded server is started again if
-    somebody has stopped it.
+    Pooled connections are tested before use, and the embedded server is restarted if it was stopped.
 
     Args:
-        check: Whether to make sure, once a process, that the tables are those that we need.
-        options: More for `sqlalchemy.create_engine`.
+        check: whether to check the revision of the tables, once per process.
+        options: further arguments of `sqlalchemy.create_engine`.
 
     Raises:
-        DatabaseError: the server is away or refuses, or the tables are not those that we need.
+        DatabaseError: the server is down or refuses, or the tables have another revision.
     """
     import sqlalchemy
 
@@ -192,7 +191,7 @@ def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
 
 
 def _follow_server(dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
-    """Connect for a pool, with the embedded server running, wherever its socket is now."""
+    """Connect for a pool, with the embedded server running, whatever its present socket."""
 
     def attempt() -> Any:
         parameters["host"] = conninfo_to_dict(database_url())["host"]
@@ -202,18 +201,18 @@ def _follow_server(dialect: Any, _record: Any, arguments: Any, parameters: dict[
 
 
 def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:
-    """Put our error in the place of SQLAlchemy's; the pool looks after failures of its own trials."""
+    """Replace SQLAlchemy's error by ours; the pool handles failures of its own tests."""
     return None if context.is_pre_ping else translate(context.original_exception)
 
 
 def require_schema(url: str | None = None) -> None:
-    """Make sure that the tables are those that we need; the embedded server is brought up to date by itself.
+    """Check the revision of the tables; those of the embedded server are migrated automatically.
 
     Args:
-        url: The database; None for the one that everything uses.
+        url: URL of the database; None: the default.
 
     Raises:
-        SchemaError: the tables of a named server are behind, or those of any server are ahead.
+        SchemaError: the tables of a named server are older, or those of any server newer than needed.
     """
     url = url or database_url()
     if url in _current or expected_revision() is None:
@@ -244,10 +243,10 @@ def _schema_error(state: SchemaState, found: str | None, url: str) -> SchemaErro
 
 
 def migrate() -> str | None:
-    """Bring the tables to the newest revision, and return it; two processes at once do it one after the other.
+    """Migrate the tables to the newest revision and return it; concurrent calls run one after the other.
 
     Raises:
-        DatabaseError: the server is away or refuses, a lock is not to be had, or the tables are ahead of us.
+        DatabaseError: the server is down or refuses, a lock cannot be taken, or the tables are newer than this version.
     """
     import alembic.command
 
@@ -262,10 +261,10 @@ def migrate() -> str | None:
 
 
 def alembic_config(url: str | None = None) -> "alembic.config.Config":
-    """Return the configuration of Alembic for the migrations of this checkout.
+    """Return Alembic's configuration for the migrations of this checkout.
 
     Args:
-        url: The database; None for the one that everything uses.
+        url: URL of the database; None: the default.
     """
     from alembic.config import Config
 
@@ -277,7 +276,7 @@ def alembic_config(url: str | None = None) -> "alembic.config.Config":
 
 
 def close() -> None:
-    """Let go of the embedded server before the process ends."""
+    """Release the embedded server before the process ends."""
     with _guard:
         for lease in _leases.values():
             lease.release()

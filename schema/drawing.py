@@ -1,11 +1,11 @@
-"""Draft trees as plain text, for people who read them in SQL.
+"""Draft trees as plain text, for readers of SQL results.
 
     0.600…0.300  ␣cat·␣sat
     ├─ 0.250  ␣on
     └─ 0.050  ␣down
     0.100  ␣dog
 
-A run without branches takes one line, with its first and last probability, as `draftstore query` draws it.
+A run without branches takes one line, with its first and last probability, as in `draftstore query`.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ class TreeText:
         self._token_text = cache(tokenizer.token_text)
 
     def draw(self, tree: DraftTree) -> str:
-        """Return a tree as lines, without a line break at the end."""
+        """Return a tree as lines, without a trailing newline."""
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
             children.setdefault(parent, []).append(node)

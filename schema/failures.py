@@ -1,4 +1,4 @@
-"""Failures of the database, as psycopg and SQLAlchemy raise them, turned into errors that say what to do."""
+"""Translation of psycopg's and SQLAlchemy's errors into errors that say what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ REFUSALS = (
 
 
 def translate(error: BaseException | None) -> DatabaseError | None:
-    """Return our error for one of psycopg or SQLAlchemy; None for what no user can do anything about."""
+    """Return our error for one of psycopg or SQLAlchemy; None if users cannot do anything about it."""
     original = getattr(error, "orig", error)
     if not isinstance(original, psycopg.Error):
         return None
@@ -62,13 +62,13 @@ def translate(error: BaseException | None) -> DatabaseError | None:
         return DatabaseAccessError(f"the database refuses the connection: {text}: {ACCESS}")
     if "too many clients" in text or "remaining connection slots" in text:
         return DatabaseFullError(f"the database has no connection left: {text}: {FULL}")
-    text = text.partition(" Is the server running")[0]  # libpq's advice; ours follows
+    text = text.partition(" Is the server running")[0]  # libpq's advice, replaced by ours
     return DatabaseAwayError(f"the database does not answer: {text}: {AWAY}")
 
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Raise failures of the database inside the block as `DatabaseError`, where a user can do something about them."""
+    """Translate database errors inside the block to `DatabaseError`, where users can do something about them."""
     try:
         yield
     except Exception as error:
@@ -78,7 +78,7 @@ def database_errors() -> Iterator[None]:
 
 
 def describe(url: str) -> str:
-    """Return a database as a name for messages: no user, no password."""
+    """Return a name of a database for messages, without user and password."""
     parts = conninfo_to_dict(url)
     where = parts.get("host") or parts.get("hostaddr") or "this machine"
     return f"the database {parts.get('dbname') or parts.get('user') or 'postgres'!r} on {where}"

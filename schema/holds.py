@@ -1,8 +1,8 @@
-"""Which running builds are alive: the process that makes a build holds an advisory lock, keyed by the build's id.
+"""Liveness of running builds: the process of a build holds an advisory lock, keyed by the build's id.
 
-PostgreSQL releases it when the process ends, however that happens, so a build that is `running` while nobody holds its
-lock was cut off. A builder that lost its connection for a while, as when the server is restarted, is taken for cut off
-too; it can still finish its build.
+PostgreSQL releases the lock when the process ends, however that happens, so a build that is `running` without a lock
+was cut off. A builder that loses its connection, as on a server restart, also counts as cut off; it can still finish
+its build.
 """
 
 import atexit
@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from draftstore.errors import DraftstoreError
 
-LOCK_CLASS = 0x64726166  # "draf": the first half of the locks' keys, the second is the build's id
+LOCK_CLASS = 0x64726166  # "draf": first half of the lock keys; the second is the build's id
 
 NOT_HELD = f"""
 NOT EXISTS (
@@ -27,15 +27,15 @@ _held: dict[tuple[str, int], Connection] = {}
 
 
 def hold(engine: Engine, build_id: int) -> None:
-    """Tell others that this process makes a build, until `let_go` or the end of the process."""
+    """Mark a build as made by this process, until `let_go` or the end of the process."""
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    connection.detach()  # never goes back to the pool: to close it is to let go
+    connection.detach()  # never returns to the pool: closing it releases the lock
     connection.execute(text(f"SELECT pg_advisory_lock({LOCK_CLASS}, {build_id:d})"))
     _held[_key(engine, build_id)] = connection
 
 
 def let_go(engine: Engine, build_id: int) -> None:
-    """Let go of a build, if this process holds it."""
+    """Release a build's lock if this process holds it."""
     connection = _held.pop(_key(engine, build_id), None)
     if connection is not None:
         _close(connection)
@@ -48,7 +48,7 @@ def _key(engine: Engine, build_id: int) -> tuple[str, int]:
 def _close(connection: Connection) -> None:
     try:
         connection.close()
-    except (DBAPIError, DraftstoreError):  # the server went away before us
+    except (DBAPIError, DraftstoreError):  # the server has already gone away
         connection.invalidate()
 
 

@@ -1,4 +1,4 @@
-"""Where the catalogue and what the flows build live: `DRAFTSTORE_HOME`."""
+"""Location of the catalogue and of the flows' builds: `DRAFTSTORE_HOME`."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ ROOT_HOME = Path("/var/lib/draftstore")
 def data_home() -> Path:
     """Return the data folder, which need not exist yet.
 
-    It is `DRAFTSTORE_HOME`; where that is unset, /var/lib/draftstore for root, and for others draftstore under
-    `XDG_DATA_HOME` (by default ~/.local/share).
+    It is `DRAFTSTORE_HOME`; by default /var/lib/draftstore for root, and draftstore under `XDG_DATA_HOME`
+    (~/.local/share) for other users.
 
     Raises:
-        DraftstoreError: it is a file.
+        DraftstoreError: the path is a file.
     """
     if named := os.environ.get(HOME_VARIABLE):
         home = Path(named).expanduser().resolve()

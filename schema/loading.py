@@ -1,8 +1,8 @@
-"""Filling a build's partitions, all or nothing: one transaction makes, fills, indexes and attaches them.
+"""Filling a build's partitions atomically: one transaction creates, fills, indexes and attaches them.
 
-Readers see what was there before until the last moment, and a load that fails or is killed leaves nothing behind, not
-even tables to clean up: PostgreSQL undoes the transaction. Since the tables are new in it, their rows are also written
-as if vacuumed (FREEZE), so that the first reader does not write them all again.
+Readers see the old content until the commit, and a load that fails or is killed leaves nothing behind, not even tables
+to clean up: PostgreSQL rolls the transaction back. Since the tables are created in it, rows are written as already
+vacuumed (FREEZE), so that the first reader need not rewrite them.
 """
 
 from collections.abc import Iterator
@@ -18,23 +18,23 @@ from schema.partitions import attach_partition, create_partition, drop_partition
 SETTINGS = {
     "statement_timeout": "0",  # a large COPY may take minutes
     "idle_in_transaction_session_timeout": "0",
-    "lock_timeout": "60s",  # of the swap alone: for so long it waits for readers of what it replaces
-    "maintenance_work_mem": "256MB",  # indexes are sorted in memory
+    "lock_timeout": "60s",  # for the swap only: how long it waits for readers of the old partition
+    "maintenance_work_mem": "256MB",  # for sorting indexes in memory
 }
 LOAD_LOCK_TIMEOUT = "3s"
 
 
 @contextmanager
 def loading(connection: psycopg.Connection[Any], build_id: int) -> Iterator[None]:
-    """Hold a transaction in which a build's tables are filled; it is committed at the end of the block.
+    """Run a transaction that fills a build's tables; committed at the end of the block.
 
     Args:
-        connection: no transaction is under way on it.
-        build_id: a row of `builds`, which cannot be deleted meanwhile.
+        connection: connection without an open transaction.
+        build_id: id of a build, which cannot be deleted meanwhile.
 
     Raises:
-        BuildError: no such build, or another load of it is at work.
-        DatabaseError: the server went away, is full, or readers of the old partition did not let go of it.
+        BuildError: no such build, or it is being loaded by another process.
+        DatabaseError: the server went away, is full, or readers kept the old partition locked.
     """
     with database_errors(), connection.transaction():
         _lock(connection, build_id)
@@ -46,7 +46,7 @@ def loading(connection: psycopg.Connection[Any], build_id: int) -> Iterator[None
 
 
 def _lock(connection: psycopg.Connection[Any], build_id: int) -> None:
-    """Keep other loads of a build away; one whose process has just been killed may take a moment to end."""
+    """Exclude other loads of a build; waits a moment for a killed one to end."""
     connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOAD_LOCK_TIMEOUT,))
     try:
         connection.execute(
@@ -60,21 +60,21 @@ def _lock(connection: psycopg.Connection[Any], build_id: int) -> None:
 
 @contextmanager
 def filling(connection: psycopg.Connection[Any], table: str, build_id: int) -> Iterator[str]:
-    """Make a table to fill, inside `loading`; at the end of the block it takes the place of the build's partition.
+    """Create a table to fill, inside `loading`; at the end of the block it replaces the build's partition.
 
     Args:
-        connection: where.
+        connection: open connection.
         table: a partitioned table.
-        build_id: the build.
+        build_id: id of the build.
 
     Yields:
-        The name of the table to fill, without key and indexes.
+        Name of the table to fill, without primary key and indexes.
     """
     name = partition_name(table, build_id)
     filled = f"{name}_new"
     _run(connection, create_partition(table, build_id, filled))
     yield filled
-    # From here on readers of an earlier partition wait.
+    # From here on, readers of the old partition wait.
     _run(connection, drop_partition(table, build_id))
     _run(connection, f"ALTER TABLE {filled} RENAME TO {name}")
     for statement in attach_partition(table, build_id):
@@ -82,5 +82,5 @@ def filling(connection: psycopg.Connection[Any], table: str, build_id: int) -> I
 
 
 def _run(connection: psycopg.Connection[Any], statement: str) -> None:
-    """Run a statement made of names and numbers of our own."""
+    """Run a statement composed of trusted names and numbers."""
     connection.execute(statement.encode())

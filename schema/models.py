@@ -1,9 +1,9 @@
-r"""The tables of the catalogue: typed models, and the comments that people read in `\d+`.
+r"""The tables of the catalogue: typed models with comments that `\d+` shows.
 
-What is built, from what, and which build a release points at: `corpora`, `builds`, `releases`, `release_moves`,
-`replays`. What is inside: `ngrams` (the most common), `ngram_spectrum` (all of them, by count), `kept_ngrams` and
-`trees` (CREST). The large ones are partitioned by build, so that dropping a build is instant; `schema.partitions` says
-how a partition is made. The questions that people ask are views: `schema.views`.
+Builds, their sources and the releases that point at them: `corpora`, `builds`, `releases`, `release_moves`, `replays`.
+Contents: `ngrams` (the most common), `ngram_spectrum` (all of them, by count), `kept_ngrams` and `trees` (CREST). The
+large tables are partitioned by build, so that dropping a build is instant; see `schema.partitions`. Views for common
+queries: `schema.views`.
 """
 
 from datetime import datetime
@@ -41,11 +41,11 @@ Id = Annotated[int, mapped_column(BigInteger, Identity(always=True), primary_key
 Bigint = Annotated[int, mapped_column(BigInteger)]
 Smallint = Annotated[int, mapped_column(SmallInteger)]
 Tokens = Annotated[list[int], mapped_column(ARRAY(Integer))]
-BytesText = Annotated[str, mapped_column(Text(collation="C"))]  # order by bytes: prefix searches use an index
+BytesText = Annotated[str, mapped_column(Text(collation="C"))]  # byte order: prefix searches can use an index
 
 
 class Base(DeclarativeBase):
-    """Base of all models: how Python types and constraint names become PostgreSQL's."""
+    """Base of all models: maps Python types and constraint names to PostgreSQL's."""
 
     metadata = MetaData(
         naming_convention={
@@ -72,7 +72,7 @@ def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
 
 
 class Corpus(Base):
-    """A corpus as token ids: what stores are built from."""
+    """A corpus of token ids, the source of stores."""
 
     __tablename__ = "corpora"
 
@@ -96,7 +96,7 @@ class Corpus(Base):
 
 
 class Build(Base):
-    """One making of a store, finished or not."""
+    """A build of a store, finished or not."""
 
     __tablename__ = "builds"
 
@@ -153,7 +153,7 @@ class Build(Base):
 
 
 class Release(Base):
-    """A name that users ask for, and the build that it points at."""
+    """A name that points at a build."""
 
     __tablename__ = "releases"
 
@@ -172,7 +172,7 @@ class Release(Base):
 
 
 class ReleaseMove(Base):
-    """One publishing or rollback. Builds are plain numbers: the history outlives dropped builds."""
+    """A publishing or rollback. Builds are plain numbers: the history outlives dropped builds."""
 
     __tablename__ = "release_moves"
 
@@ -191,7 +191,7 @@ class ReleaseMove(Base):
 
 
 class Replay(Base):
-    """What a build saved on recorded outputs."""
+    """The result of replaying recorded outputs with a build."""
 
     __tablename__ = "replays"
 
@@ -239,7 +239,7 @@ class Ngram(Base):
 
 
 class NgramSpectrum(Base):
-    """How many distinct n-grams have one count."""
+    """The number of distinct n-grams with a given count."""
 
     __tablename__ = "ngram_spectrum"
 
@@ -254,7 +254,7 @@ class NgramSpectrum(Base):
 
 
 class KeptNgram(Base):
-    """One entry of a CREST store: an n-gram and the measures of its draft tree."""
+    """An entry of a CREST store: an n-gram and the measures of its draft tree."""
 
     __tablename__ = "kept_ngrams"
 
@@ -279,7 +279,7 @@ class KeptNgram(Base):
 
 
 class Tree(Base):
-    """One entry of a CREST store as bytes: the PostgreSQL backend."""
+    """An entry of a CREST store as bytes, in the PostgreSQL backend."""
 
     __tablename__ = "trees"
 

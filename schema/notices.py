@@ -1,12 +1,12 @@
-"""Word of releases that move: PostgreSQL carries it from whoever publishes to whoever serves.
+"""Notifications of moved releases: PostgreSQL's LISTEN and NOTIFY, from publishers to services.
 
     with closing(Notices()) as notices:
         live = notices.releases()
-        select.select([notices], [], [], 5.0)      # a release has moved, or look again anyway
+        select.select([notices], [], [], 5.0)      # until a release moves, or time to poll
         names = notices.moved()
 
-A notice is sent with the transaction that moves a release, and only if that is committed. It may be lost with the
-connection, so that a listener also looks by itself now and then.
+A notification is sent when the transaction that moves a release commits. It can be lost with the connection, so a
+listener must also poll.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,12 +29,12 @@ class LiveRelease(NamedTuple):
     """A release and the build that it points at.
 
     Attributes:
-        name: of the release.
-        build_id: of the build in the catalogue.
-        kind: of the store.
+        name: name of the release.
+        build_id: id of the build.
+        kind: kind of the store.
         path: directory of the store.
         digest: SHA-256 of its manifest.
-        backends: where its entries lie, if it is of kind `crest`.
+        backends: backends of its entries, for kind `crest`.
     """
 
     name: str
@@ -46,24 +46,24 @@ class LiveRelease(NamedTuple):
 
 
 def announce(session: "Session", name: str) -> None:
-    """Tell all listeners, once the transaction is committed, that a release has moved."""
+    """Notify all listeners on commit that a release has moved."""
     from sqlalchemy import func, select
 
     session.execute(select(func.pg_notify(CHANNEL, name)))
 
 
 class Notices:
-    """A connection that hears of moves.
+    """A connection that listens for moves.
 
-    `select` on it returns when there is something to hear, or it is lost. What comes while `releases` is asked is not
-    announced so: ask `moved` after it.
+    `select` on it returns when a notification arrives or the connection is lost. Notifications that arrive during
+    `releases` do not wake `select`: call `moved` after it.
     """
 
     def __init__(self) -> None:
         """Connect and listen.
 
         Raises:
-            DatabaseError: the server is away or refuses, or the tables are not those that we need.
+            DatabaseError: the server is down or refuses, or the tables have another revision.
         """
         self._connection = connect_as(LimitedConnection, autocommit=True, connect_timeout=CONNECT_TIMEOUT)
         try:
@@ -74,20 +74,20 @@ class Notices:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection."""
+        """Return the connection's file descriptor."""
         return self._connection.fileno()
 
     def moved(self) -> list[str]:
-        """Return the releases that have moved since this was asked last, without waiting.
+        """Return the releases that have moved since the last call, without waiting.
 
         Raises:
-            DatabaseError: the connection is lost; that may also show only when `releases` is asked.
+            DatabaseError: the connection is lost; this may surface only in `releases`.
         """
         with database_errors():
             return [notice.payload for notice in self._connection.notifies(timeout=0)]
 
     def releases(self) -> list[LiveRelease]:
-        """Return all releases by name.
+        """Return all releases, sorted by name.
 
         Raises:
             DatabaseError: the connection is lost, or the server hangs.

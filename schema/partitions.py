@@ -1,12 +1,12 @@
-"""The partitions of `ngrams`, `kept_ngrams` and `trees`: one a build, named `<table>_<build id>`.
+"""The partitions of `ngrams`, `kept_ngrams` and `trees`: one per build, named `<table>_<build id>`.
 
-A partition is made as a table of its own, filled by COPY, and then attached, all in one transaction. Readers of the
-other partitions wait for nothing and see all of the new one or nothing. Attaching makes the key and the indexes of
-the parent, in one go over the filled table; only another load that attaches at the same moment waits for it.
+A partition is created as a separate table, filled by COPY, and then attached, all in one transaction. Readers of other
+partitions never wait, and see the new one as a whole or not at all. Attaching builds the parent's primary key and
+indexes over the filled table in one go; only another load that attaches at the same moment waits for it.
 
     BEGIN
     create_partition("trees", 7)
-    COPY trees_7 FROM STDIN WITH (FORMAT binary, FREEZE)   -- FREEZE: no VACUUM needed before index-only scans
+    COPY trees_7 FROM STDIN WITH (FORMAT binary, FREEZE)   -- FREEZE: no VACUUM before index-only scans
     attach_partition("trees", 7)
     COMMIT
 """
@@ -30,11 +30,10 @@ def partition_name(table: str, build_id: int) -> str:
 
 
 def create_partition(table: str, build_id: int, name: str | None = None) -> str:
-    """Return the statement that makes an empty table for a build, not attached yet, without key and indexes.
+    """Return the statement that creates an empty, detached table for a build, without primary key and indexes.
 
-    Until it takes the place of an earlier partition it may have another name.
-
-    Its check constraint saves `attach_partition` from reading all rows once more.
+    It may have another name until it replaces an existing partition. Its check constraint saves `attach_partition`
+    from scanning all rows.
     """
     partition = partition_name(table, build_id)
     return (
@@ -44,7 +43,7 @@ def create_partition(table: str, build_id: int, name: str | None = None) -> str:
 
 
 def attach_partition(table: str, build_id: int) -> list[str]:
-    """Return the statements that turn a filled table into a partition: key, indexes, statistics."""
+    """Return the statements that turn a filled table into a partition: primary key, indexes, statistics."""
     name = partition_name(table, build_id)
     return [
         f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES IN ({build_id:d})",
@@ -54,8 +53,8 @@ def attach_partition(table: str, build_id: int) -> list[str]:
 
 
 def drop_partition(table: str, build_id: int) -> str:
-    """Return the statement that drops a build's partition, attached or not, if there is one.
+    """Return the statement that drops a build's partition, attached or not, if it exists.
 
-    It waits for readers of the whole table that are in a transaction, and new ones wait for it: set a lock timeout.
+    It waits for open transactions that read the parent table, and new readers queue behind it: set a lock timeout.
     """
     return f"DROP TABLE IF EXISTS {partition_name(table, build_id)}"

@@ -1,11 +1,11 @@
-"""Connections to the database that the threads of a process share, and that wait only so long for an answer.
+"""A connection pool that the threads of a process share, with a time limit for every answer.
 
     pool = join_pool()
     rows = pool.fetch(b"SELECT value FROM ... WHERE key = ANY(%b)", (keys,), seconds=2.0)
     pool.leave()
 
-One pool for each database and process, closed by the last one who leaves. A forked process connects anew. A lost
-connection is replaced within the call, so that a restarted server goes unnoticed.
+There is one pool per database and process; the last user closes it. A forked process reconnects. A lost connection is
+replaced within the call, so that a server restart goes unnoticed.
 """
 
 import atexit
@@ -36,25 +36,25 @@ PATIENCE = 0.02
 
 Waited = TypeVar("Waited")
 
-# What the pool has to say reaches callers as errors; without a handler Python would print it.
+# Errors reach callers as exceptions; without a handler Python would also print the pool's log.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 
 class NoAnswerError(psycopg.OperationalError):
-    """The server took longer than it may; the connection is closed."""
+    """The server exceeded the time limit; the connection is closed."""
 
 
 class LimitedConnection(psycopg.Connection[Any]):
-    """A connection on which nothing takes longer than `limit`, even if the server hangs or the network is cut."""
+    """A connection on which no operation takes longer than `limit`, even if the server hangs or the network is cut."""
 
     limit = CONNECT_SECONDS
     """Seconds for the answer to one statement."""
 
     def wait(self, gen: Generator[Any, Any, Waited], *args: Any, **kwargs: Any) -> Waited:
-        """Wait as psycopg does, but no longer than `limit`.
+        """Wait as psycopg does, but at most `limit` seconds.
 
         Raises:
-            NoAnswerError: that time is over.
+            NoAnswerError: the time is over.
         """
         try:
             return super().wait(_limited(gen, time.monotonic() + self.limit), *args, **kwargs)
@@ -64,7 +64,7 @@ class LimitedConnection(psycopg.Connection[Any]):
 
 
 def _limited(gen: Generator[Any, Any, Waited], end: float) -> Generator[Any, Any, Waited]:
-    """Pass a generator of psycopg through until `end`; psycopg resumes it ten times a second, ready or not."""
+    """Run a psycopg generator until `end`; psycopg resumes it at least ten times a second."""
     try:
         state = next(gen)
         while True:
@@ -83,7 +83,7 @@ class SharedPool:
         """Connect nowhere yet.
 
         Args:
-            url: the database; None for the embedded one, whose URL may change.
+            url: URL of the database; None: the embedded one, whose URL may change.
         """
         self.url = url
         self.readers = 0
@@ -93,15 +93,15 @@ class SharedPool:
         self._failure: DraftstoreError = DatabaseAwayError("nothing has failed yet")
 
     def fetch(self, query: bytes, parameters: Sequence[object], seconds: float) -> list[Any]:
-        """Run a prepared statement in one round trip, and return its rows; on another connection if one was lost.
+        """Run a prepared statement in one round trip and return its rows; retries if a connection was lost.
 
         Args:
             query: the statement.
             parameters: its parameters, passed in binary.
-            seconds: how long it may take.
+            seconds: time limit.
 
         Raises:
-            DatabaseError: the server is away, refuses or hangs.
+            DatabaseError: the server is down, refuses or hangs.
             psycopg.Error: the statement is wrong.
         """
         with database_errors():
@@ -116,13 +116,13 @@ class SharedPool:
                 except psycopg.OperationalError:
                     if last or not connection.closed:
                         raise
-                    self._opened().drain()  # what one connection lost, the others have lost too
+                    self._opened().drain()  # the others are lost too
                 finally:
                     self._opened().putconn(connection)
         raise AssertionError("two rounds end in an answer or an error")
 
     def leave(self) -> None:
-        """Let go of the pool; the last one closes it."""
+        """Leave the pool; the last user closes it."""
         with _guard:
             self.readers -= 1
             if self.readers:
@@ -131,20 +131,20 @@ class SharedPool:
         self.close()
 
     def close(self) -> None:
-        """Close all connections that this process has made."""
+        """Close all connections of this process."""
         pool, self._pool = self._pool, None
         if pool is not None and self._owner == os.getpid():
             pool.close()
 
     def _take(self) -> LimitedConnection:
-        """Take a connection out of the pool.
+        """Take a connection from the pool.
 
-        The pool connects in threads of its own, and tells callers only that time is over: what went wrong there is
-        raised here, as soon as it has.
+        The pool connects in its own threads and reports only timeouts to callers, so errors of those attempts are
+        raised here, as soon as they occur.
 
         Raises:
-            DatabaseError: there was an attempt to connect, and it failed.
-            PoolTimeout: no connection is to be had in time.
+            DatabaseError: an attempt to connect failed.
+            PoolTimeout: no connection became free in time.
         """
         pool, known = self._opened(), self._failures
         end = time.monotonic() + CONNECT_SECONDS
@@ -157,19 +157,19 @@ class SharedPool:
                 raise PoolTimeout(f"no connection within {CONNECT_SECONDS:g} seconds")
 
     def _opened(self) -> ConnectionPool[LimitedConnection]:
-        """Return the pool of this process."""
+        """Return this process's pool."""
         if self._pool is None or self._owner != os.getpid():
             with _guard:
                 if self._pool is None or self._owner != os.getpid():
-                    _inherited.append(self._pool)  # our parent's
+                    _inherited.append(self._pool)  # the parent's pool
                     self._pool = self._new_pool()
                     self._owner = os.getpid()
         return self._pool
 
     def _new_pool(self) -> ConnectionPool[LimitedConnection]:
-        """Return a pool that connects when it is asked, and that gives up at once where that fails."""
+        """Return a pool that connects on demand and gives up immediately on failure."""
         return ConnectionPool(
-            connection_class=cast(type[LimitedConnection], self),  # of which it calls `connect` alone
+            connection_class=cast(type[LimitedConnection], self),  # the pool calls only `connect`
             min_size=0,
             max_size=MOST_CONNECTIONS,
             reconnect_timeout=0.0,
@@ -180,13 +180,13 @@ class SharedPool:
         """Connect for the pool.
 
         Raises:
-            DraftstoreError: the server is away or refuses.
+            DraftstoreError: the server is down or refuses.
         """
         try:
             connection = connect_as(
                 LimitedConnection, self.url, autocommit=True, connect_timeout=CONNECT_TIMEOUT
             )
-            # The plan does not depend on the keys: it need not be made again for each lookup.
+            # The plan does not depend on the keys, so a generic one saves planning each lookup.
             connection.execute("SET plan_cache_mode = force_generic_plan")
         except DraftstoreError as error:
             self._failure = error
@@ -202,7 +202,7 @@ _inherited: list[object] = []
 
 
 def _after_fork() -> None:
-    """Give a forked process a guard that no other thread of its parent holds."""
+    """Replace the lock in a forked process: another thread of the parent may have held it."""
     global _guard
     _guard = threading.RLock()
 
@@ -211,10 +211,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def join_pool() -> SharedPool:
-    """Return the pool of the database that everything uses, for as long as the caller does not leave it.
+    """Return the pool of the default database; the caller must leave it in the end.
 
     Raises:
-        DatabaseUrlError: no such database.
+        DatabaseUrlError: the URL is not that of a PostgreSQL database.
         EmbeddedServerError: the embedded server cannot be started.
     """
     current = database_url()
@@ -227,7 +227,7 @@ def join_pool() -> SharedPool:
 
 @atexit.register
 def close_pools() -> None:
-    """Close all pools before the process ends; what still uses one opens it again."""
+    """Close all pools before the process ends; later users reopen them."""
     with _guard:
         pools = list(_pools.values())
     for pool in pools:

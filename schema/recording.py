@@ -1,4 +1,4 @@
-"""What the core reports to the catalogue: a replay of a store."""
+"""Recording of replays in the catalogue, for the core package."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from schema.database import make_engine
 def record(
     store: Path, summary: dict[str, Any], *, recordings: Path, model: str | None, strategy: str, budget: int
 ) -> int:
-    """Record a replay, and register its store if nobody has; return the id of the build.
+    """Record a replay, registering its store if necessary; return the id of the build.
 
     Raises:
-        StoreError: no whole store is there.
-        DatabaseError: the database is away or refuses.
+        StoreError: no complete store there.
+        DatabaseError: the database is down or refuses.
     """
     with Session(make_engine(poolclass=NullPool)) as session, session.begin():
         build_id = add_build(session, store).id

@@ -1,8 +1,7 @@
 """Releases: names that point at builds, moved by publishing and rollback.
 
-A move is one transaction of the caller with a lock on the release; what takes long, reading every byte of the store,
-comes before the lock. Readers see the build before or the build after, and those who listen hear of the move when it is
-committed (`schema.notices`).
+A move is one transaction of the caller with a lock on the release; the slow part, reading every byte of the store,
+comes before the lock. Readers see the old or the new build, and listeners are notified on commit (`schema.notices`).
 """
 
 import re
@@ -24,17 +23,17 @@ Verify = Callable[[Build], list[str]]
 
 
 def verify_build(build: Build, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
-    """Read every byte of a build's store, in files and in the database, and compare it with what was registered.
+    """Read every byte of a build's store, in files and database, and compare it with the recorded hashes.
 
     Args:
         build: a finished build.
-        on_bytes: called with the size of each file once it has been read, for progress bars.
+        on_bytes: called with the size of each file after it was read, for progress bars.
 
     Returns:
-        One sentence for each problem found; empty when all is well.
+        One sentence for each problem; empty if there is none.
 
     Raises:
-        DatabaseError: entries lie in the database, and it cannot be asked.
+        DatabaseError: entries lie in the database, and it is down.
     """
     path = Path(build.path)
     try:
@@ -50,9 +49,9 @@ def verify_build(build: Build, on_bytes: Callable[[int], None] = lambda _: None)
 
 
 def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
-    """Return what is wrong with the entries of a store that lie outside its directory, in PostgreSQL."""
+    """Return the problems of a store's entries in PostgreSQL."""
     if not manifest.parameters.get("backends"):
-        return []  # without importing the kernels of its kind
+        return []  # avoids importing the kind's kernels
     try:
         return kind_of(manifest.kind).verify_entries(path, manifest)
     except StoreError as error:
@@ -60,17 +59,16 @@ def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
 
 
 def publish(session: Session, name: str, build_id: int, *, verify: Verify = verify_build) -> Release:
-    """Point a release at a build; to publish the live build again changes nothing.
+    """Point a release at a build; publishing the live build again changes nothing.
 
     Args:
-        session: where.
-        name: of the release, which is made if it is new.
-        build_id: a finished build.
-        verify: returns what is wrong with a build.
+        session: open session.
+        name: name of the release, created if new.
+        build_id: id of a finished build.
+        verify: returns the problems of a build.
 
     Raises:
-        CatalogueError: no such build, it is not finished, does not verify or is no store that drafts, or the name
-            cannot be one.
+        CatalogueError: no such build, it is unfinished, fails verification or cannot draft, or the name is invalid.
     """
     if not re.fullmatch(RELEASE_NAME, name):
         raise CatalogueError(
@@ -84,7 +82,7 @@ def publish(session: Session, name: str, build_id: int, *, verify: Verify = veri
         )
     _require_finished(build)
     _require_whole(build, verify)
-    _require_finished(get_build(session, build_id, lock=True))  # nobody drops it from here on
+    _require_finished(get_build(session, build_id, lock=True))  # cannot be dropped from here on
     made = (
         insert(Release).values(name=name, build_id=build_id).on_conflict_do_nothing().returning(Release.name)
     )
@@ -100,14 +98,14 @@ def publish(session: Session, name: str, build_id: int, *, verify: Verify = veri
 
 
 def rollback(session: Session, name: str, *, verify: Verify = verify_build) -> Release:
-    """Point a release at the build before; repeated, it goes back through all that were published.
+    """Point a release at the previous build; repeated calls go back through all published builds.
 
     A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
-    back to 1. Builds that were dropped since are passed over.
+    back to 1. Builds dropped since are skipped.
 
     Raises:
-        CatalogueError: no such release, nothing to go back to, the build before does not verify, or another process
-            moved the release meanwhile.
+        CatalogueError: no such release, no previous build, it fails verification, or another process moved the release
+            meanwhile.
     """
     release = get_release(session, name)
     before = _build_before(session, release)
@@ -123,7 +121,7 @@ def rollback(session: Session, name: str, *, verify: Verify = verify_build) -> R
 
 
 def remove(session: Session, name: str) -> int:
-    """Remove a release with its history; return the build that it pointed at, which stays.
+    """Remove a release and its history; return the build that it pointed at, which stays.
 
     Raises:
         CatalogueError: no such release.
@@ -140,9 +138,9 @@ def remove(session: Session, name: str) -> int:
 def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
     """Return a release.
 
-    Args:
-        session: where.
-        name: its name.
+    session: open session.
+    name: its name.
+    lock: lock the row until the end of the transaction.
         lock: others wait with moves until the end of the transaction.
 
     Raises:
@@ -156,7 +154,7 @@ def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
 
 
 def list_releases(session: Session) -> list[Release]:
-    """Return all releases by name, with their builds and corpora."""
+    """Return all releases sorted by name, with their builds and corpora."""
     loaded = joinedload(Release.build).joinedload(Build.corpus)
     return list(session.scalars(select(Release).options(loaded).order_by(Release.name)))
 
@@ -172,7 +170,7 @@ def release_history(session: Session, name: str) -> list[ReleaseMove]:
 
 
 def _build_before(session: Session, release: Release) -> int:
-    """Return the build that was live before the last publishing that was not undone.
+    """Return the build that was live before the last publishing that was not rolled back.
 
     Raises:
         CatalogueError: there is none.
@@ -181,7 +179,7 @@ def _build_before(session: Session, release: Release) -> int:
     for move in release_history(session, release.name):
         if move.action == "publish":
             published.append(move.to_build)
-        else:  # undo publishings down to the one that this move went back to
+        else:  # undo publishings down to the target of this rollback
             while published and published[-1] != move.to_build:
                 published.pop()
     known = set(session.scalars(select(Build.id).where(Build.id.in_(published))))
@@ -194,7 +192,7 @@ def _build_before(session: Session, release: Release) -> int:
 
 
 def _move(session: Session, release: Release, build_id: int, action: str) -> None:
-    """Point a locked release at a build and write that down."""
+    """Point a locked release at a build and record the move."""
     move = ReleaseMove(release=release.name, from_build=release.build_id, to_build=build_id, action=action)
     session.add(move)
     release.build_id = build_id

@@ -1,6 +1,6 @@
-"""Which revision of the tables this checkout needs, and which one a database has.
+"""The revision of the tables that this checkout needs, and that of a database.
 
-Alembic knows this too, but takes longer to import than most commands take in all.
+Alembic provides the same, but takes longer to import than most commands take to run.
 """
 
 import ast
@@ -14,7 +14,7 @@ MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
 class SchemaState(enum.Enum):
-    """How the tables of a database stand to those that we need."""
+    """Comparison of a database's tables with the required revision."""
 
     EMPTY = "empty"
     BEHIND = "behind"
@@ -24,7 +24,7 @@ class SchemaState(enum.Enum):
 
 @cache
 def known_revisions() -> dict[str, str | None]:
-    """Return the revisions in `migrations/versions`, each with the one before it."""
+    """Return the revisions in `migrations/versions`, each with its predecessor."""
     revisions: dict[str, str | None] = {}
     for path in sorted((MIGRATIONS / "versions").glob("*.py")):
         constants = _constants(ast.parse(path.read_text(encoding="utf-8")))
@@ -36,7 +36,7 @@ def known_revisions() -> dict[str, str | None]:
 
 
 def _constants(module: ast.Module) -> dict[str, object]:
-    """Return the constants that a module assigns to plain names."""
+    """Return the constants that a module assigns to simple names."""
     found: dict[str, object] = {}
     for statement in module.body:
         if isinstance(statement, ast.Assign):
@@ -51,7 +51,7 @@ def _constants(module: ast.Module) -> dict[str, object]:
 
 
 def expected_revision() -> str | None:
-    """Return the newest revision; None where there is none yet."""
+    """Return the newest revision; None if there is none."""
     revisions = known_revisions()
     newest = set(revisions) - {before for before in revisions.values() if before}
     assert len(newest) <= 1, f"migrations/versions has several newest revisions: {sorted(newest)}"
@@ -59,7 +59,7 @@ def expected_revision() -> str | None:
 
 
 def database_revision(connection: psycopg.Connection) -> str | None:
-    """Return the revision of the tables in a database; None if it holds none of ours."""
+    """Return the revision of a database; None if it has none of our tables."""
     present = connection.execute("SELECT to_regclass('alembic_version')").fetchone()
     if present is None or present[0] is None:
         return None
@@ -68,7 +68,7 @@ def database_revision(connection: psycopg.Connection) -> str | None:
 
 
 def schema_state(connection: psycopg.Connection) -> tuple[SchemaState, str | None]:
-    """Return how the tables stand, and their revision."""
+    """Return the state of the tables and their revision."""
     found = database_revision(connection)
     if found is None:
         return SchemaState.EMPTY, None

@@ -1,8 +1,8 @@
-"""n-gram statistics for people who ask in SQL: Parquet files of a store into the tables of the catalogue.
+"""n-gram statistics for SQL: a store's Parquet files loaded into the catalogue's tables.
 
-Of counts (kind `ngrams`), the most common n-grams of each n go in with their text, and the whole spectrum: how many
-n-grams have each count. Of a CREST store, all n-grams that it kept, and the trees of the most common ones as text.
-Files are streamed: memory holds a million n-grams, not all of them.
+For counts (kind `ngrams`): the most common n-grams of each n with their text, and the whole spectrum, the number of
+n-grams with each count. For a CREST store: all its n-grams, and the trees of the most common ones as text. Files are
+streamed: memory holds a million n-grams at a time.
 """
 
 import re
@@ -39,7 +39,7 @@ TreeOf = Callable[[tuple[int, ...]], DraftTree | None]
 
 
 def _silent(_done: int, _total: int) -> None:
-    """Report nothing."""
+    """Ignore progress."""
 
 
 def load_counts(
@@ -50,19 +50,18 @@ def load_counts(
     head: int = HEAD,
     progress: Progress = _silent,
 ) -> None:
-    """Load n-gram counts, in place of what was there of this build, all or nothing.
+    """Load n-gram counts, atomically replacing those of this build.
 
     Args:
-        connection: no transaction is under way on it.
-        build_id: a row of `builds`.
-        counts: a directory of kind `ngrams`.
-        head: how many n-grams of each n get a row of their own, the most common ones; of equally common ones
-            those with the lower tokens.
-        progress: called with the n-grams done and their number.
+        connection: connection without an open transaction.
+        build_id: id of the build.
+        counts: directory of kind `ngrams`.
+        head: number of n-grams of each n that get a row, the most common ones; ties go to lower tokens.
+        progress: called with the n-grams done and the total.
 
     Raises:
-        StoreError: `counts` is no such directory, or damaged.
-        BuildError: no such build, or another process loads it.
+        StoreError: `counts` is not such a directory, or is damaged.
+        BuildError: no such build, or another process is loading it.
     """
     manifest = load_manifest(counts, "ngrams")
     renderer = NgramTexts(store_tokenizer(counts, manifest))
@@ -86,7 +85,7 @@ def load_counts(
 
 
 def count_files(counts: Path, manifest: Manifest) -> dict[int, Path]:
-    """Return the Parquet file of each n, shortest n-grams first."""
+    """Return the Parquet file of each n, in ascending order."""
     found = {int(match[1]): counts / match[0] for match in map(_is_counts, manifest.files) if match}
     return dict(sorted(found.items()))
 
@@ -96,7 +95,7 @@ def _is_counts(name: str) -> re.Match[str] | None:
 
 
 def spectrum(path: Path) -> pl.DataFrame:
-    """Return how many n-grams of a file have each count: columns `count` (ascending) and `ngrams`, int64."""
+    """Return the number of n-grams with each count: columns `count` (ascending) and `ngrams`, int64."""
     rows = pl.scan_parquet(path).group_by("count").agg(pl.len().cast(pl.Int64).alias("ngrams"))
     return rows.sort("count").collect(engine="streaming")
 
@@ -104,23 +103,23 @@ def spectrum(path: Path) -> pl.DataFrame:
 def most_common(path: Path, found: pl.DataFrame, head: int) -> pl.DataFrame:
     """Return the most common n-grams of a file, with their rank from 1.
 
-    The spectrum says from which count on all are among them, and how many of the next count, so that nothing
-    needs to be sorted but what is returned.
+    The spectrum gives the count from which on all n-grams are included, and how many of the next count are needed, so
+    that only the result is sorted.
 
     Args:
-        path: Parquet file, n-grams in ascending order.
+        path: Parquet file with n-grams in ascending order.
         found: its spectrum.
-        head: most rows to return.
+        head: maximum number of rows.
 
     Returns:
-        The columns of the file and `rank`; higher counts first, then lower tokens.
+        Columns of the file and `rank`; higher counts first, ties by lower tokens.
     """
     above = found.sort("count", descending=True).with_columns(pl.col("ngrams").cum_sum().alias("top"))
     whole = above.filter(pl.col("top") <= head)
     next_count = above["count"][len(whole)] if len(whole) < len(above) else 0
     ties = head - (int(whole["top"][-1]) if len(whole) else 0)
     scan = pl.scan_parquet(path)
-    # Both keep the order of the file, which is that of the tokens.
+    # Both keep the order of the file, which is token order.
     rows = scan.filter(pl.col("count") > next_count).collect(engine="streaming")
     rest = scan.filter(pl.col("count") == next_count).head(ties).collect(engine="streaming")
     return pl.concat([rows.sort("count", descending=True, maintain_order=True), rest]).with_row_index(
@@ -134,7 +133,7 @@ def _load_spectra(
     connection.execute("DELETE FROM ngram_spectrum WHERE build_id = %s", (build_id,))
     frames = (rows.with_columns(build_id=pl.lit(build_id), n=pl.lit(n)) for n, rows in spectra.items())
     copy_frames(connection, "ngram_spectrum", SPECTRUM_COLUMNS, frames)
-    connection.execute("ANALYZE ngram_spectrum")  # the curve is asked at once
+    connection.execute("ANALYZE ngram_spectrum")  # queried right after the load
 
 
 def _ngram_rows(build_id: int, n: int, rows: pl.DataFrame, renderer: NgramTexts) -> pl.DataFrame:
@@ -158,19 +157,19 @@ def load_kept(
     drawn: int = DRAWN,
     progress: Progress = _silent,
 ) -> None:
-    """Load the n-grams that a CREST store kept, in place of what was there of this build, all or nothing.
+    """Load the n-grams of a CREST store, atomically replacing those of this build.
 
     Args:
-        connection: no transaction is under way on it.
-        build_id: a row of `builds`.
-        store: a directory of kind `crest`.
-        tree_of: returns the draft tree of an n-gram that the store holds.
-        drawn: of how many n-grams of each n the tree is stored as text: of the most common ones.
-        progress: called with the n-grams done and their number.
+        connection: connection without an open transaction.
+        build_id: id of the build.
+        store: directory of kind `crest`.
+        tree_of: returns the draft tree of an n-gram of the store.
+        drawn: number of n-grams of each n whose tree is stored as text, the most common ones.
+        progress: called with the n-grams done and the total.
 
     Raises:
-        StoreError: `store` is no such directory, or damaged.
-        BuildError: no such build, or another process loads it.
+        StoreError: `store` is not such a directory, or is damaged.
+        BuildError: no such build, or another process is loading it.
     """
     manifest = load_manifest(store, "crest")
     tokenizer = store_tokenizer(store, manifest)
@@ -188,7 +187,7 @@ def fill_kept(
     drawn: int = DRAWN,
     progress: Progress = _silent,
 ) -> None:
-    """Do the work of `load_kept` inside `loading`; `store` need not be finished, `tokenizer` is its own."""
+    """Implement `load_kept` inside `loading`; `store` may be unfinished, `tokenizer` is its tokenizer."""
     renderer, drawing = NgramTexts(tokenizer), TreeText(tokenizer)
     to_draw = _most_common_of_each_n(store / KEPT_FILE, drawn)
 
@@ -211,7 +210,7 @@ def fill_kept(
 
 
 def _most_common_of_each_n(path: Path, limit: int) -> NDArray[np.int64]:
-    """Return the rows of a file with the highest counts of their n, ascending; of equal ones the first."""
+    """Return the rows with the highest counts of each n, ascending; ties go to the first."""
     n, counts = (
         column.to_numpy() for column in pl.read_parquet(path, columns=["n", "count"])[["n", "count"]]
     )
@@ -236,7 +235,7 @@ def _kept_rows(
 
 
 def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:
-    """Return the tokenizer that a store carries."""
+    """Return a store's tokenizer."""
     tokenizer = load_tokenizer(directory / TOKENIZER_FOLDER, name=manifest.tokenizer.name)
     manifest.require_tokenizer(tokenizer.identity, directory)
     return tokenizer

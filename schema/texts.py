@@ -1,9 +1,9 @@
-r"""n-grams as text that people can read in SQL: what the tokenizer decodes, with nothing invisible in it.
+r"""n-grams as readable text for SQL: decoded by the tokenizer, without invisible characters.
 
-The bytes of an n-gram's tokens are put together and read as UTF-8, so that characters which several tokens share are
-whole. Line breaks, control characters, backslashes and bytes that are no whole character show as in Python's `repr`
-(`\n`, `\\`, `\xe2`), as in drawings of trees; spaces stay spaces, so that one can search for what one would type.
-NUL, which PostgreSQL's text cannot hold, is `\x00`.
+The bytes of an n-gram's tokens are concatenated and read as UTF-8, so that characters split over several tokens are
+whole. Line breaks, control characters, backslashes and incomplete characters appear as in Python's `repr` (`\n`, `\\`,
+`\xe2`), as in drawings of trees; spaces stay spaces, so that people can search for what they would type. NUL, which
+PostgreSQL's text cannot hold, is `\x00`.
 """
 
 import re
@@ -27,7 +27,7 @@ _SHORT_ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "\\": b"\\"}
 
 
 class NgramTexts:
-    """Turns token ids into texts, millions in a second."""
+    """Converts token ids to texts, millions per second."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         pieces = [piece_bytes(tokenizer, token) for token in range(tokenizer.vocab_size)]
@@ -38,8 +38,8 @@ class NgramTexts:
         """Return the texts of n-grams: String [n-grams].
 
         Args:
-            tokens: ids, n-grams one behind the other; int64 [any].
-            offsets: n-gram i is `tokens[offsets[i]:offsets[i + 1]]`; int64 [n-grams + 1], from 0.
+            tokens: int64 [any], ids of all n-grams, concatenated.
+            offsets: int64 [n-grams + 1], from 0; n-gram i is `tokens[offsets[i]:offsets[i + 1]]`.
 
         Raises:
             TokenRangeError: an id is outside the tokenizer's vocabulary.
@@ -52,7 +52,7 @@ class NgramTexts:
             )
         sizes = np.diff(self._offsets)[tokens]
         raw = np.concatenate(([0], np.cumsum(sizes)))[offsets]
-        # An escape has at most 4 characters a byte, and a cut text the ellipsis.
+        # An escape has at most 4 characters per byte, and a truncated text the ellipsis.
         longest = int(np.diff(raw).max(initial=0))
         out = np.empty(4 * int(raw[-1]) + 3 * len(offsets), np.uint8)
         ends = np.zeros(len(offsets), np.int64)
@@ -72,21 +72,21 @@ class NgramTexts:
 
 
 def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return where each of several runs begins, and the end of the last: int64 [runs + 1]."""
+    """Return the start of each run, and the end of the last: int64 [runs + 1]."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def piece_bytes(tokenizer: TextTokenizer, token: int) -> bytes:
-    """Return the bytes that one token adds to a text; of an id without an entry, how it is shown."""
+    """Return the bytes that a token adds to a text; for ids without an entry, their visible form."""
     exact = tokenizer.exact_text(token)
     if exact is not None:
         return exact.encode()
-    # A part of a character, for which there is a visible form alone.
+    # A part of a character, which has only a visible form.
     return b"".join(_unescaped(match) for match in _SHOWN.finditer(tokenizer.token_text(token)))
 
 
 def _unescaped(match: re.Match[str]) -> bytes:
-    """Return the bytes that a part of a token's visible form stands for."""
+    """Return the bytes that an escape in a token's visible form stands for."""
     byte, short_code, long_code, letter = match.groups()
     if byte:
         return bytes([int(byte, 16)])
@@ -97,7 +97,7 @@ def _unescaped(match: re.Match[str]) -> bytes:
 
 @cache
 def _printable() -> NDArray[np.bool_]:
-    """Return for every code point whether `repr` shows it as it is, the backslash apart: bool [1114112]."""
+    """Return for every code point whether `repr` shows it unescaped, except for the backslash: bool [1114112]."""
     printable = np.fromiter((chr(code).isprintable() for code in range(0x110000)), np.bool_, 0x110000)
     printable[ord("\\")] = False
     return read_only(printable)
@@ -128,7 +128,7 @@ def _render(
 
 @kernel
 def _show(data: Any, size: Any, printable: Any, out: Any, at: Any) -> Any:
-    """Write bytes in visible form at `out[at]`; return the place behind them."""
+    """Write bytes in visible form at `out[at]`; return the position after them."""
     limit = at + MAX_TEXT_BYTES - 13  # room for one more escape and the ellipsis
     i = 0
     while i < size:
@@ -162,7 +162,7 @@ def _show(data: Any, size: Any, printable: Any, out: Any, at: Any) -> Any:
 
 @kernel
 def _escape(out: Any, at: Any, value: Any, letter: Any, digits: Any) -> Any:
-    """Write a backslash, a letter and hexadecimal digits; return the place behind them."""
+    """Write a backslash, a letter and hexadecimal digits; return the position after them."""
     out[at] = 0x5C
     out[at + 1] = letter
     for k in range(digits):
@@ -173,7 +173,7 @@ def _escape(out: Any, at: Any, value: Any, letter: Any, digits: Any) -> Any:
 
 @kernel
 def _character(data: Any, i: Any, size: Any) -> Any:
-    """Return width and code point of the UTF-8 character at `data[i]`; width 0 where there is no whole one."""
+    """Return width and code point of the UTF-8 character at `data[i]`; width 0 if it is incomplete."""
     first = np.int64(data[i])
     if first < 0x80:
         return 1, first

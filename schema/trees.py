@@ -1,8 +1,8 @@
 """The PostgreSQL backend of CREST entries: draft trees by key, the same bytes as in LMDB.
 
-The entries of a store are the partition `trees_<build id>` of the build whose digest is that of the store's manifest.
-A lookup asks the partition by its name, so that nothing is left to plan: one prepared statement, one round trip for
-all keys, binary both ways. All stores of a process share one pool of connections.
+The entries of a store are the partition `trees_<build id>` of the build with the digest of the store's manifest. A
+lookup names the partition directly, which saves planning: one prepared statement, one round trip for all keys, binary
+both ways. All stores of a process share a connection pool.
 """
 
 import weakref
@@ -31,18 +31,18 @@ Progress = Callable[[int, int], None]
 
 
 def _silent(_done: int, _total: int) -> None:
-    """Report nothing."""
+    """Ignore progress."""
 
 
 class PostgresEntries:
-    """Entries of one build. Threads share it, each on a connection of its own; a forked process connects anew."""
+    """Entries of one build. Threads may share it, each with its own connection; a forked process reconnects."""
 
     def __init__(self, build_id: int, pool: SharedPool | None = None) -> None:
-        """Read through a pool.
+        """Read through a connection pool.
 
         Args:
             build_id: a build whose trees are loaded.
-            pool: connections, which are left at the end; None joins those that everything shares.
+            pool: the pool, left on `close`; None joins the shared one.
 
         Raises:
             DatabaseError: there is no such server, or the embedded one cannot be started.
@@ -55,10 +55,10 @@ class PostgresEntries:
         self._leave = weakref.finalize(self, self._pool.leave)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none; one round trip.
+        """Return the value of each key, None if absent; one round trip.
 
         Raises:
-            DatabaseError: the server is away or hangs, and one attempt to connect anew has failed.
+            DatabaseError: the server is down or hangs, and one attempt to reconnect has failed.
             StoreError: the build has been dropped.
         """
         if not keys:
@@ -67,7 +67,7 @@ class PostgresEntries:
         return [found.get(key) for key in keys]
 
     def items(self) -> Iterator[Entry]:
-        """Yield all entries in key order, a page at a time: no transaction stays open between pages.
+        """Yield all entries in key order, page by page, without a transaction open between pages.
 
         Raises:
             DatabaseError: as `get`.
@@ -79,7 +79,7 @@ class PostgresEntries:
             last = page[-1][0]
 
     def close(self) -> None:
-        """Let go of the connections, which others may use on."""
+        """Leave the connection pool."""
         self._leave()
 
     def _rows(self, query: bytes, parameter: object, seconds: float) -> list[Entry]:
@@ -93,15 +93,15 @@ class PostgresEntries:
 
 
 def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
-    """Open the entries of a CREST store that lie in PostgreSQL.
+    """Open a CREST store's entries in PostgreSQL.
 
     Args:
         path: the store.
         manifest: its manifest.
 
     Raises:
-        DatabaseError: the server is away or refuses.
-        StoreError: the database does not know the store, or holds no trees of it.
+        DatabaseError: the server is down or refuses.
+        StoreError: the database does not know the store, or has no trees of it.
     """
     digest = manifest_digest(path)
     pool = join_pool()
@@ -123,24 +123,24 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
 def load_store(
     path: Path, out: Path, manifest: Manifest, source: Entries, progress: Progress = _silent
 ) -> None:
-    """Take the trees of a CREST store and what it kept into the database, and register it, all in one transaction.
+    """Load a CREST store's trees and n-grams into the database and register it, in one transaction.
 
-    They become those of the build that is under way for `out`, if there is one, whose maker finishes it; else of
-    the finished build that the store is registered as, now or earlier.
+    They are assigned to the running build for `out`, if there is one, whose process finishes it; else to the finished
+    build as which the store is registered, now or earlier.
 
     Args:
-        path: the store, whole, where it lies now.
-        out: where it is going to be: what the catalogue says.
+        path: present directory of the complete store.
+        out: its final directory, for the catalogue.
         manifest: its manifest.
         source: its entries.
-        progress: called with the rows done and their number.
+        progress: called with the rows done and the total.
 
     Raises:
-        DatabaseError: the server is away, refuses or is full: nothing has changed in it, try again.
-        BuildError: another process loads the same store.
+        DatabaseError: the server is down, refuses or is full; the database is unchanged.
+        BuildError: another process is loading the same store.
         StoreError: the store is damaged.
     """
-    # With SQLAlchemy and polars, which take long to import and which lookups do without.
+    # Imports SQLAlchemy and polars, which are slow and not needed for lookups.
     from schema.crest_loading import load
 
     load(path, out, manifest, source, progress)

@@ -1,9 +1,9 @@
-r"""The questions that people ask in SQL, as views and functions, with comments that `\d+` and `\df+` show.
+r"""Views and functions for common SQL queries, with comments that `\d+` and `\df+` show.
 
-Whatever needs all n-grams comes from the spectrum, which is complete and small, and not from the head of the most
-common ones. Migrations drop the views before they change tables and make them again at the newest revision
-(`migrations/env.py`), so this file always holds the definitions in force. A change here needs a revision, even an
-empty one, that names the new `fingerprint()`; a test says so.
+Whatever needs all n-grams uses the spectrum, which is complete and small, not the head of the most common ones.
+Migrations drop the views before they change tables and recreate them at the newest revision (`migrations/env.py`), so
+this file always holds the current definitions. A change here needs a revision, possibly empty, that names the new
+`fingerprint()`; a test checks this.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import hashlib
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A view: its name, what it answers, its columns with comments, and the query behind it."""
+    """A view: name, comment, columns with comments, and query."""
 
     name: str
     comment: str
@@ -20,7 +20,7 @@ class View:
     query: str
 
     def create(self) -> list[str]:
-        """Return the statements that make the view and its comments."""
+        """Return the statements that create the view and its comments."""
         return [
             f"CREATE VIEW {self.name} ({', '.join(self.columns)}) AS\n{self.query.strip()}",
             f"COMMENT ON VIEW {self.name} IS {_quoted(self.comment)}",
@@ -38,7 +38,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of one query: its name, arguments and result in SQL, what it answers, and the query."""
+    """A function with a single query: name, arguments and result in SQL, comment, and query."""
 
     name: str
     arguments: str
@@ -47,7 +47,7 @@ class Function:
     query: str
 
     def create(self) -> list[str]:
-        """Return the statements that make the function and its comment."""
+        """Return the statements that create the function and its comment."""
         return [
             f"CREATE FUNCTION {self.name}({self.arguments}) RETURNS {self.returns}\n"
             f"LANGUAGE sql STABLE PARALLEL SAFE\nBEGIN ATOMIC\n{self.query.strip()};\nEND",
@@ -281,15 +281,15 @@ WHERE kept.build_id = kept_only_by.a
 
 
 def create_statements() -> list[str]:
-    """Return the statements that make all views and functions."""
+    """Return the statements that create all views and functions."""
     return [statement for view in VIEWS for statement in view.create()]
 
 
 def drop_statements() -> list[str]:
-    """Return the statements that drop all views and functions, those that use others first."""
+    """Return the statements that drop all views and functions, dependent ones first."""
     return [view.drop() for view in reversed(VIEWS)]
 
 
 def fingerprint() -> str:
-    """Return a hash of all definitions, which the newest revision names."""
+    """Return a hash of all definitions, named by the newest revision."""
     return hashlib.sha256("\n".join(create_statements()).encode()).hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""The commands of the catalogue."""
+"""Commands on the catalogue."""

@@ -1,4 +1,4 @@
-"""`draftstore builds`: what was built, from what, and what became of it."""
+"""`draftstore builds`: the builds of the catalogue."""
 
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ def _live(session: Session) -> dict[int, list[str]]:
 
 
 def _is_still(directory: Path, build: Build) -> bool:
-    """Tell whether a directory holds the store of a build, and not another one by now."""
+    """Tell whether a directory still holds the store of a build."""
     try:
         return manifest_digest(directory) == build.digest
     except StoreError:
@@ -200,7 +200,7 @@ def _is_still(directory: Path, build: Build) -> bool:
 
 
 def _seconds(build: Build) -> str:
-    """Return how long a build took: what its steps say, else from its start to its end."""
+    """Return the duration of a build: the sum of its steps, else from start to end."""
     if build.timings:
         return f"{sum(build.timings.values()):,.1f}"
     if build.finished_at is None or build.finished_at == build.started_at:

@@ -1,4 +1,4 @@
-"""What the commands of the catalogue share: a session, and values as people and programs read them."""
+"""Helpers of the catalogue commands: a session, and values for people and programs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +15,10 @@ from schema.models import Build, Corpus
 
 @contextmanager
 def catalogue_session() -> Iterator[Session]:
-    """Yield a session in one transaction, committed at the end; the embedded server is started if need be.
+    """Yield a session in one transaction, committed at the end; starts the embedded server if necessary.
 
     Raises:
-        DatabaseError: the server is away or refuses, or the tables are not those that we need.
+        DatabaseError: the server is down or refuses, or the tables have another revision.
     """
     with status("opening the catalogue"):
         engine = make_engine(poolclass=NullPool)
@@ -32,7 +32,7 @@ def time_text(time: datetime | None) -> str:
 
 
 def number_text(number: float | None) -> str:
-    """Return a number with commas; nothing for None."""
+    """Return a number with thousands separators; empty for None."""
     return "" if number is None else f"{number:,}"
 
 
@@ -65,7 +65,7 @@ def corpus_fields(corpus: Corpus | None) -> dict[str, Any] | None:
 
 
 def counts(build: Build) -> dict[str, int]:
-    """Return what a finished build counts: documents, tokens, entries."""
+    """Return the counts of a finished build: documents, tokens, entries."""
     return dict((build.manifest or {}).get("counts", {}))
 
 

@@ -1,4 +1,4 @@
-"""`draftstore db`: the database of the catalogue, embedded or named by DRAFTSTORE_DATABASE_URL."""
+"""`draftstore db`: the catalogue's database, embedded or named by DRAFTSTORE_DATABASE_URL."""
 
 import contextlib
 import os
@@ -87,7 +87,7 @@ def _embedded_state() -> ServerState:
 
 
 def _ask_server() -> dict[str, Any]:
-    """Return what a running server says of itself."""
+    """Return the status of a running server."""
     with connect(check=False, autocommit=True) as connection:
         row = connection.execute(
             "SELECT current_setting('server_version'), pg_database_size(current_database()),"
@@ -192,9 +192,9 @@ def psql(arguments: tuple[str, ...]) -> None:
     password = parts.pop("password", None)
     environment = os.environ | (
         {"PGPASSWORD": str(password)} if password else {}
-    )  # not for the list of processes
+    )  # passed by environment: the process list is public
     command = [str(_find_psql()), "-d", make_conninfo(**parts), *arguments]
-    # Not exec: this process holds the embedded server up. Ctrl-C is psql's.
+    # No exec: this process keeps the embedded server up. Ctrl-C belongs to psql.
     with _ignored(signal.SIGINT):
         done = subprocess.run(command, env=environment, check=False)  # noqa: S603 - what the user asked for
     sys.exit(done.returncode)
@@ -232,7 +232,7 @@ def _require_embedded(what: str) -> None:
 
 
 def _without_password(database: str) -> str:
-    """Return a URL with its password hidden, wherever it stands."""
+    """Return a URL with its password hidden, in user info or query."""
     if "password" not in conninfo_to_dict(database):
         return database
     from sqlalchemy import make_url

@@ -1,4 +1,4 @@
-"""`draftstore releases`: names that users ask for, moved from build to build."""
+"""`draftstore releases`: names that point at builds."""
 
 from pathlib import Path
 from typing import Any
@@ -144,13 +144,13 @@ def history(name: str, as_json: bool) -> None:
 
 
 def _registered(directory: Path) -> int:
-    """Return the build of a store, in a transaction of its own: to verify takes long, and others wait for no one."""
+    """Return the build of a store, in its own transaction: verification is slow and must not hold locks."""
     with catalogue_session() as session:
         return catalogue.add_build(session, directory).id
 
 
 def verify_with_bar(build: Build) -> list[str]:
-    """Verify a build, with a bar where somebody looks."""
+    """Verify a build, with a progress bar on a terminal."""
     with count_progress("bytes") as bars:
         task = bars.add_task("verifying", total=build.size_bytes, detail="")
         return catalogue.verify_build(build, lambda size: bars.advance(task, size))
@@ -170,7 +170,7 @@ def _fields(release: Release) -> dict[str, Any]:
 
 
 def _tell(fields: dict[str, Any], before: int | None, as_json: bool) -> None:
-    """Say where a release points now, and where it did."""
+    """Print the builds that a release points at now and pointed at before."""
     if as_json:
         print_json(fields | {"before": before})
         return

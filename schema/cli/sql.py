@@ -1,4 +1,4 @@
-"""`draftstore sql`: a question to the catalogue in SQL, read-only unless said otherwise."""
+"""`draftstore sql`: SQL queries on the catalogue, read-only by default."""
 
 import csv
 import json
@@ -35,16 +35,16 @@ Row = Sequence[Any]
 
 
 class QueryError(DraftstoreError):
-    """PostgreSQL refuses a question; the message shows where."""
+    """PostgreSQL rejects a query; the message shows the position."""
 
 
 class StatementResult(NamedTuple):
-    """What a statement yields.
+    """The result of a statement.
 
     Attributes:
-        names: of the columns; none if it is a command.
+        names: names of the columns; empty for a command.
         rows: the rows.
-        done: what a command did.
+        done: status of a command.
     """
 
     names: list[str]
@@ -89,7 +89,7 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
     with closing(connection), database_errors():
         connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",))
         if not write:
-            # After a query and inside a savepoint, a transaction can no longer be made to write; it is never committed.
+            # After a query or inside a savepoint, SET cannot make a transaction writable; it is never committed.
             connection.execute("SET default_transaction_read_only = on")
             connection.execute("BEGIN")
             connection.execute("SELECT 1")
@@ -102,10 +102,10 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 
 
 def _read(query: str) -> str:
-    """Return the SQL that is meant: the argument itself, a file, or standard input.
+    """Return the SQL text: the argument itself, a file's content, or standard input.
 
     Raises:
-        QueryError: the file is absent or no text.
+        QueryError: the file is missing or not text.
     """
     if query == "-":
         return sys.stdin.read()
@@ -120,14 +120,14 @@ def _read(query: str) -> str:
 
 
 def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[StatementResult]:
-    """Run SQL and yield the answer of each statement.
+    """Run SQL and yield the result of each statement.
 
     Raises:
-        psycopg.Error: PostgreSQL refuses, or goes away.
+        psycopg.Error: PostgreSQL rejects it or goes away.
     """
     with connection.cursor() as cursor:
         names = _column_names(connection, text)
-        if names:  # row by row: a large answer need not fit into memory
+        if names:  # stream row by row: a large result need not fit into memory
             yield StatementResult(names, cursor.stream(text), "")
             return
         cursor.execute(text.encode())
@@ -137,10 +137,10 @@ def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[Stateme
 
 
 def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
-    """Return the names of the columns that one statement yields; none for a command, or for several statements.
+    """Return the column names of a single statement; empty for a command or several statements.
 
     Raises:
-        psycopg.Error: it is no SQL, or there are no such tables or columns.
+        psycopg.Error: invalid SQL, or unknown tables or columns.
     """
     encoding = connection.info.encoding
     for result in (
@@ -172,7 +172,7 @@ def _print_answer(answer: StatementResult, as_json: bool, as_csv: bool, shown: i
 
 
 def _print_table(answer: StatementResult, shown: int) -> None:
-    """Print at most so many rows (0: all), numbers to the right."""
+    """Print at most `shown` rows (0: all), numbers right-aligned."""
     rows = iter(answer.rows)
     head = list(islice(rows, shown)) if shown else list(rows)
     table = Table()
@@ -190,7 +190,7 @@ def _print_table(answer: StatementResult, shown: int) -> None:
 
 
 def _cell(value: object) -> str:
-    """Return a value as text without anything that a terminal would act on."""
+    """Return a value as text without terminal control characters."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -207,7 +207,7 @@ def _csv_value(value: object) -> object:
 
 
 def _json_value(value: object) -> object:
-    """Return a value as JSON has it: whole decimals as integers, times in ISO 8601, bytes in hexadecimal digits."""
+    """Return a value as JSON: integral decimals as integers, times in ISO 8601, bytes as hexadecimal digits."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -230,10 +230,10 @@ def _json_value(value: object) -> object:
 
 
 def _require_unique(names: list[str]) -> None:
-    """Refuse what JSON cannot say.
+    """Refuse duplicate column names, which JSON objects cannot hold.
 
     Raises:
-        QueryError: two columns have one name.
+        QueryError: two columns have the same name.
     """
     for name in names:
         if names.count(name) > 1:
@@ -243,7 +243,7 @@ def _require_unique(names: list[str]) -> None:
 
 
 def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | None:
-    """Return what is wrong with the question; None if the server is to blame."""
+    """Return the error in the query; None if the server is at fault."""
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
         return QueryError(f"no answer within {timeout:g} seconds: allow more with --timeout")
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
@@ -258,7 +258,7 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
 
 
 def _place(error: psycopg.Error, text: str) -> str:
-    """Return where the error is: line and column, the line, and an arrow below the place."""
+    """Return the position of an error: line and column, the line, and an arrow below it."""
     if not error.diag.statement_position:
         return ""
     before = text[: int(error.diag.statement_position) - 1]

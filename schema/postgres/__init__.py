@@ -1,1 +1,1 @@
-"""How the embedded PostgreSQL server is placed, made, run and ended; `schema.embedded` is how to use it."""
+"""Location, creation, start and end of the embedded PostgreSQL server; its interface is `schema.embedded`."""

@@ -1,4 +1,4 @@
-"""One PostgreSQL cluster on disk: making it, its socket, and the command line of its server."""
+"""A PostgreSQL cluster on disk: its creation, its socket, and its server's command line."""
 
 import os
 import re
@@ -21,7 +21,7 @@ SETTINGS = {
     "shared_buffers": "256MB",
     "maintenance_work_mem": "256MB",
     "max_wal_size": "4GB",
-    # nobody replicates an embedded server; a table made and filled in one transaction then needs no log
+    # no replication: a table created and filled in one transaction then needs no WAL
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "logging_collector": "off",
@@ -35,10 +35,10 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")
 
 
 def ensure_cluster(plan: ClusterPlan, binaries: Path, keep: int) -> None:
-    """Make the cluster unless it is there: under another name first, so that a half-made one is never taken for one.
+    """Create the cluster if it is missing; under a temporary name first, so that only complete clusters are used.
 
     Raises:
-        ClusterError: another version of PostgreSQL made the cluster, or it cannot be made.
+        ClusterError: the cluster belongs to another version of PostgreSQL, or cannot be created.
     """
     data = Path(plan.base) / DATA
     if data.is_dir():
@@ -72,7 +72,7 @@ def _must(plan: ClusterPlan, arguments: list[str], keep: int, given: bytes = b""
 
 
 def fsync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -81,10 +81,10 @@ def fsync_folder(folder: Path) -> None:
 
 
 def socket_folder(plan: ClusterPlan, previous: str | None) -> Path:
-    """Return a folder of the server's account alone whose path is short enough for a socket, making it if need be.
+    """Return a folder, private to the server's account, with a path short enough for a socket; create it if missing.
 
-    It lies beside the cluster, or under /tmp where that path is too long or holds characters that mean something in a
-    URL or a list of hosts; `previous` is the one used before.
+    It lies beside the cluster, or under /tmp if that path is too long or contains characters with a meaning in URLs or
+    host lists; `previous` is the folder used before.
     """
     beside = Path(plan.base) / "run"
     if len(os.fsencode(beside / SOCKET_FILE)) <= SOCKET_BYTES and PLAIN_PATH.fullmatch(str(beside)):
@@ -102,7 +102,7 @@ def socket_folder(plan: ClusterPlan, previous: str | None) -> Path:
 
 
 def _is_private(folder: Path, uid: int) -> bool:
-    """Tell whether a path is a folder, no link, that belongs to the account and is closed to others."""
+    """Tell whether a path is a folder (not a link) that belongs to the account and is closed to others."""
     try:
         found = folder.lstat()
     except OSError:
@@ -111,10 +111,10 @@ def _is_private(folder: Path, uid: int) -> bool:
 
 
 def remove_stale(plan: ClusterPlan, sockets: Path) -> None:
-    """Remove what a killed server has left: to be called when no process of it is left.
+    """Remove the lock files of a killed server; call only when none of its processes is left.
 
-    These files name its process id, which may belong to another process by now, as it often does in containers, or
-    to a dead one that nobody has reaped; the server would then refuse to start.
+    These files name its process id, which another process may have by now, as often happens in containers, or a
+    zombie; the server would then refuse to start.
     """
     for left in (
         Path(plan.base) / DATA / "postmaster.pid",
@@ -125,7 +125,7 @@ def remove_stale(plan: ClusterPlan, sockets: Path) -> None:
 
 
 def server_command(plan: ClusterPlan, binaries: Path, sockets: Path) -> list[str]:
-    """Return the command line of the server, after writing the files that say who may connect."""
+    """Return the server's command line, after writing the files that control access."""
     base = Path(plan.base)
     rules = {
         "pg_hba.conf": f"local all {NAME} peer map={NAME}\n",
@@ -145,7 +145,7 @@ def server_command(plan: ClusterPlan, binaries: Path, sockets: Path) -> list[str
 
 
 def is_ready(plan: ClusterPlan, pid: int) -> bool:
-    """Tell whether the server with this process id takes connections, as it says in its own file."""
+    """Tell whether the server with this process id accepts connections, according to its pid file."""
     try:
         lines = (Path(plan.base) / DATA / "postmaster.pid").read_text(errors="replace").splitlines()
     except OSError:

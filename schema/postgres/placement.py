@@ -1,4 +1,4 @@
-"""Where the embedded server lies, which account runs it, and where its programs are."""
+"""Location of the embedded server, the account that runs it, and its programs."""
 
 import importlib.util
 import os
@@ -23,18 +23,18 @@ ROOT_FALLBACK = Path("/var/lib/draftstore-postgres")
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of a cluster, and the user and group who run its server."""
+    """The folder of a cluster, and the user and group that run its server."""
 
     base: Path
     uid: int
     gid: int
 
     def plan(self, linger: float) -> ClusterPlan:
-        """Return what the supervisor needs to know.
+        """Return the plan for the supervisor.
 
         Raises:
             MissingExtraError: the wheel with the programs is not installed.
-            EmbeddedServerError: the wheel has no programs, the user has no name, or this is no Linux.
+            EmbeddedServerError: the wheel has no programs, the user has no name, or the system is not Linux.
         """
         if sys.platform != "linux":
             raise EmbeddedServerError(
@@ -44,11 +44,11 @@ class Place:
 
 
 def find_binaries() -> Path:
-    """Return the folder of the wheel that holds bin/postgres, without importing the wheel's code.
+    """Return the wheel's folder with bin/postgres, without importing the wheel's code.
 
     Raises:
         MissingExtraError: the wheel is not installed.
-        EmbeddedServerError: it does not hold the version of PostgreSQL that we need.
+        EmbeddedServerError: it does not contain the required version of PostgreSQL.
     """
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
@@ -63,12 +63,12 @@ def find_binaries() -> Path:
 
 
 def find_place(home: Path) -> Place:
-    """Return where the server of a data folder lies, or would lie, making nothing.
+    """Return the location of a data folder's server, existing or not; creates nothing.
 
-    A cluster that exists decides; so a folder whose permissions changed does not hide it.
+    An existing cluster decides, so that changed permissions of a folder do not hide it.
 
     Raises:
-        EmbeddedServerError: another user owns it, or we are root and no account can run it.
+        EmbeddedServerError: another user owns it, or the user is root and no account can run it.
     """
     beside = home / FOLDER
     if os.geteuid() != 0:
@@ -92,7 +92,7 @@ def find_place(home: Path) -> Place:
 
 
 def make_place(home: Path) -> Place:
-    """Return `find_place(home)` after making its folder; folders that exist keep their permissions."""
+    """Return `find_place(home)` after creating its folder; existing folders keep their permissions."""
     place = find_place(home)
     mode = 0o755 if os.geteuid() == 0 else 0o700
     missing = [folder for folder in (place.base, *place.base.parents) if not folder.exists()]
@@ -107,7 +107,7 @@ def make_place(home: Path) -> Place:
 
 
 def _make_folder(folder: Path, mode: int) -> None:
-    """Make a folder that has its permissions from the first moment on, whatever the umask: others look at them."""
+    """Create a folder with its final permissions from the start, whatever the umask: others inspect them."""
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     unfinished.mkdir()
     unfinished.chmod(mode)
@@ -115,7 +115,7 @@ def _make_folder(folder: Path, mode: int) -> None:
         unfinished.rename(folder)
     except OSError:
         unfinished.rmdir()
-        if not folder.is_dir():  # otherwise another process has made it, and put something into it
+        if not folder.is_dir():  # otherwise another process has created and filled it
             raise
 
 
@@ -135,7 +135,7 @@ def _account() -> pwd.struct_passwd:
 
 
 def _can_reach(base: Path, account: pwd.struct_passwd) -> bool:
-    """Tell whether the account can walk to a folder through those of its parents that exist."""
+    """Tell whether the account can traverse the existing parents of a folder."""
     return all(_may_enter(folder, account) for folder in (base, *base.parents) if folder.exists())
 
 
@@ -149,7 +149,7 @@ def _may_enter(folder: Path, account: pwd.struct_passwd) -> bool:
 
 
 def _require_ours(base: Path) -> None:
-    """Refuse a folder that another user owns: neither its server nor its files are ours to run or change."""
+    """Refuse a folder that another user owns."""
     if base.exists() and (owner := base.stat().st_uid) != os.geteuid():
         raise EmbeddedServerError(
             f"{base} belongs to user id {owner}, not to us ({os.geteuid()}): run draftstore as that user, or set "

@@ -1,7 +1,7 @@
-"""What clients and supervisor agree on: names, files, and the plan that one gives the other.
+"""Names, files and the plan shared by clients and supervisor.
 
-This module, `programs`, `cluster`, `state` and `supervisor` use the standard library alone: the supervisor runs them in
-a bare interpreter, which starts in a few hundredths of a second.
+This module, `programs`, `cluster`, `state` and `supervisor` import only the standard library: the supervisor runs them
+in a bare interpreter, which starts in a few hundredths of a second.
 """
 
 import json
@@ -9,35 +9,35 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 
-MAJOR = "18"  # of PostgreSQL; clusters of another one are refused
+MAJOR = "18"  # of PostgreSQL; other clusters are refused
 NAME = "draftstore"  # of the role, the database and the cluster
-PORT = 5432  # no port is opened: it is part of the socket's name
+PORT = 5432  # never opened: part of the socket's name
 SOCKET_FILE = f".s.PGSQL.{PORT}"
-SOCKET_BYTES = 100  # a socket's path may have 107; programs that add something to it get a few
+SOCKET_BYTES = 100  # the limit is 107; some programs append to the path
 
-CLIENTS_LOCK = "clients.lock"  # shared by every process that uses the server
-SUPERVISOR_LOCK = "supervisor.lock"  # held by the one supervisor
-SERVER_LOCK = "server.lock"  # held by the supervisor and inherited by every process of the server
+CLIENTS_LOCK = "clients.lock"  # shared by all processes that use the server
+SUPERVISOR_LOCK = "supervisor.lock"  # held by the supervisor
+SERVER_LOCK = "server.lock"  # held by the supervisor and inherited by all server processes
 STATE = "server.json"
 LOG = "server.log"
 DATA = "data"
 
 
 class ClusterError(Exception):
-    """The cluster cannot be made or started; the message is for a person."""
+    """The cluster cannot be created or started; the message is for people."""
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What a supervisor is told: where everything is, and who runs and who uses the server.
+    """The supervisor's instructions: paths, and the users who run and use the server.
 
     Attributes:
-        base: The folder of the cluster, its locks and its log.
-        binaries: The folder that holds bin/postgres, as the wheel installed it.
-        user: Name of the operating system's user who connects.
-        uid: User who runs the server.
-        gid: Group that runs the server.
-        linger: Seconds that the server stays up after its last client.
+        base: folder of the cluster, its locks and its log.
+        binaries: folder with bin/postgres, as installed by the wheel.
+        user: name of the operating system user who connects.
+        uid: user id that runs the server.
+        gid: group id that runs the server.
+        linger: seconds that the server stays up after its last client.
     """
 
     base: str
@@ -48,16 +48,16 @@ class ClusterPlan:
     linger: float
 
     def to_json(self) -> str:
-        """Return the plan as one argument of a command line."""
+        """Return the plan as a command-line argument."""
         return json.dumps(asdict(self))
 
     @property
     def switches_user(self) -> bool:
-        """Whether the server runs under another account than ours."""
+        """Whether the server runs under another account."""
         return self.uid != os.geteuid()
 
 
 def say(message: str) -> None:
-    """Write a line of the supervisor's own to the log."""
+    """Write a line of the supervisor to the log."""
     sys.stderr.write(f"draftstore: {message}\n")
     sys.stderr.flush()

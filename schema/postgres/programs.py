@@ -1,4 +1,4 @@
-"""Running the programs of PostgreSQL under the account of the server, from the wheel or from a copy of it."""
+"""Running PostgreSQL's programs under the server's account, from the wheel or a copy of it."""
 
 import ctypes
 import os
@@ -15,18 +15,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """In a new child of `parent`: end when it ends. To be called after a change of user, which forgets it."""
+    """Make a new child of `parent` end with it. Call after a change of user, which resets this."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it ended before we asked
+        os._exit(1)  # the parent has already ended
 
 
 def launch(plan: ClusterPlan, arguments: list[str], keep: int, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a program of the server under its account; it inherits the descriptor `keep` and ends with us.
+    """Start a server program under its account; it inherits the descriptor `keep` and ends with this process.
 
     Raises:
-        ClusterError: the program cannot be run under that account.
+        ClusterError: the program cannot run under that account.
     """
     if plan.switches_user:
         options |= {"user": plan.uid, "group": plan.gid, "extra_groups": []}
@@ -44,7 +44,7 @@ def launch(plan: ClusterPlan, arguments: list[str], keep: int, **options: Any) -
 
 
 def run(plan: ClusterPlan, arguments: list[str], keep: int, given: bytes = b"") -> tuple[int, str]:
-    """Run a program of the server to its end; return its status and what it printed."""
+    """Run a server program to its end; return its exit status and output."""
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with launch(plan, arguments, keep, **streams) as program:
         printed, _ = program.communicate(given)
@@ -52,13 +52,12 @@ def run(plan: ClusterPlan, arguments: list[str], keep: int, given: bytes = b"") 
 
 
 def usable_binaries(plan: ClusterPlan, keep: int) -> Path:
-    """Return the folder of binaries that the server's account can run: the wheel's, or a copy of it.
+    """Return a folder of binaries that the server's account can run: the wheel's, or a copy of it.
 
-    The copy is made once for each wheel, where an account other than ours cannot reach the wheel. Nobody else's
-    permissions are changed.
+    The copy is made once per wheel, if the account cannot reach the wheel. No permissions of existing files change.
 
     Raises:
-        ClusterError: the binaries do not run here.
+        ClusterError: the binaries do not run on this machine.
     """
     binaries = Path(plan.binaries)
     if not plan.switches_user or _runs(plan, binaries, keep):
@@ -75,7 +74,7 @@ def usable_binaries(plan: ClusterPlan, keep: int) -> Path:
 
 
 def _runs(plan: ClusterPlan, binaries: Path, keep: int) -> bool:
-    """Tell whether the account can run the server and read what it needs."""
+    """Tell whether the account can run the server and read its files."""
     check = 'test -r "$1/share/postgresql/postgres.bki" && exec "$1/bin/postgres" --version'
     try:
         return run(plan, ["/bin/sh", "-c", check, "sh", str(binaries)], keep)[0] == 0
@@ -84,7 +83,7 @@ def _runs(plan: ClusterPlan, binaries: Path, keep: int) -> bool:
 
 
 def _copy_binaries(binaries: Path, folder: Path) -> None:
-    """Copy what a server needs, keeping the places of the libraries relative to the programs."""
+    """Copy the files of a server, keeping the libraries' relative paths."""
     for old in folder.parent.glob("binaries-*"):
         shutil.rmtree(old)
     unfinished = folder.with_name("binaries-unfinished")

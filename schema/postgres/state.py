@@ -1,7 +1,7 @@
-"""What a supervisor tells of its server: a small file that the supervisor keeps locked, so that it is never stale.
+"""The state of a server, published by its supervisor in a small locked file that is never stale.
 
-Each state is a new file, locked before it gets its name. Whoever finds the file unlocked knows that its author has
-ended, whatever it says.
+Each state is a new file, locked before it gets its name. If the file is unlocked, its writer has ended, whatever the
+file says.
 """
 
 import fcntl
@@ -17,15 +17,15 @@ from schema.postgres.plan import NAME, PORT, STATE
 
 @dataclass(frozen=True)
 class ServerState:
-    """What is known of a server without using it.
+    """The state of a server.
 
     Attributes:
-        base: The folder of the cluster, its locks and its log.
+        base: folder of the cluster, its locks and its log.
         status: "ready", "starting" or "stopped".
-        supervisor: Process id of the supervisor, while there is one.
-        server: Process id of the server, when it is ready.
-        sockets: The folder of its socket, when it is ready.
-        kept: Whether it stays up without clients, until it is stopped.
+        supervisor: process id of the supervisor, while there is one.
+        server: process id of the server, when ready.
+        sockets: folder of its socket, when ready.
+        kept: whether it stays up without clients until it is stopped.
     """
 
     base: Path
@@ -37,15 +37,15 @@ class ServerState:
 
     @property
     def url(self) -> str | None:
-        """Return the URL of the server, when it is ready."""
+        """The server's URL, when ready."""
         if self.sockets is None:
             return None
-        # With the port, or libpq would take that of the environment.
+        # An explicit port, since libpq would use the environment's.
         return f"postgresql://{NAME}@/{NAME}?host={quote(self.sockets, safe='/')}&port={PORT}"
 
 
 def server_state(base: Path) -> ServerState:
-    """Return what the server of a place is doing, starting nothing."""
+    """Return the state of a place's server, without starting it."""
     try:
         descriptor = os.open(base / STATE, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -60,7 +60,7 @@ def server_state(base: Path) -> ServerState:
 
 
 def last_words(base: Path) -> dict[str, Any]:
-    """Return what the last supervisor said before it ended; nothing if there was none."""
+    """Return the final state of the last supervisor; empty if there was none."""
     try:
         state = json.loads((base / STATE).read_text())
     except (OSError, ValueError):
@@ -69,14 +69,14 @@ def last_words(base: Path) -> dict[str, Any]:
 
 
 class Announcer:
-    """The supervisor's side: each state under a lock that it holds while the state is true."""
+    """Publishes the supervisor's state: each one under a lock held while it is true."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
         self._held: int | None = None
 
     def tell(self, **state: Any) -> None:
-        """Replace the state, in one step."""
+        """Replace the state atomically."""
         temporary = self.base / f".{STATE}.tmp"
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -89,7 +89,7 @@ class Announcer:
 
 
 def try_lock(path: Path, kind: int) -> int | None:
-    """Return the descriptor of a file under a lock; None if others hold it in a way that forbids this one."""
+    """Return the descriptor of a locked file; None if another process holds a conflicting lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

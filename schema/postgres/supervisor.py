@@ -1,13 +1,12 @@
-"""The process that keeps one embedded PostgreSQL server up for as long as anybody uses it.
+"""The process that keeps an embedded PostgreSQL server up as long as it has clients.
 
-Every client holds a shared lock on a file, and the kernel lets go of it however the client ends. The supervisor is
-started by the first client, outlives it, and stops the server once it gets that lock exclusively: while it stops, new
-clients wait at the lock. Only one supervisor runs (`SUPERVISOR_LOCK`). The server ends with its supervisor, by the
-kernel's hand if that is killed; every process of the server has inherited `SERVER_LOCK`, so whoever gets that lock
-knows that none is left.
+Every client holds a shared lock on a file, which the kernel releases however the client ends. The first client starts
+the supervisor, which outlives it and stops the server once it gets that lock exclusively: during the stop, new clients
+wait for the lock. Only one supervisor runs (`SUPERVISOR_LOCK`). The server ends with its supervisor, killed by the
+kernel if necessary; every server process inherits `SERVER_LOCK`, so whoever gets that lock knows that none is left.
 
-It runs by itself, in a bare interpreter: `python -I -S -c ... PLAN`, see `schema.embedded`. Once the server takes
-connections it closes its standard output; what it writes there before is the reason why it cannot.
+It runs in a bare interpreter: `python -I -S -c ... PLAN`, see `schema.embedded`. Once the server accepts connections it
+closes its standard output; text written there before is the reason why it cannot.
 """
 
 import fcntl
@@ -50,7 +49,7 @@ WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 
 class ServerSupervisor:
-    """The loop around one server."""
+    """The loop that supervises one server."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
@@ -69,7 +68,7 @@ class ServerSupervisor:
         """Start the server, keep it up, stop it.
 
         Raises:
-            ClusterError: it cannot be started, or does not stay up.
+            ClusterError: it cannot be started or does not stay up.
         """
         try:
             self.start()
@@ -79,7 +78,7 @@ class ServerSupervisor:
             self.stop()
 
     def start(self) -> None:
-        """Start the server, and return when it takes connections."""
+        """Start the server and return when it accepts connections."""
         before = last_words(self.base)
         self.publish("starting")
         self.bound_log()
@@ -104,9 +103,9 @@ class ServerSupervisor:
         self.publish("ready")
 
     def wait_for_remains(self) -> int:
-        """Return the server's lock, once no process of an earlier server holds it any more."""
+        """Return the server's lock once no process of an earlier server holds it."""
         if self.server_lock is not None:
-            os.close(self.server_lock)  # ours; the processes of the server that ended have it still
+            os.close(self.server_lock)  # processes of the old server may still hold theirs
         deadline = time.monotonic() + ENDING_PATIENCE
         while (lock := try_lock(self.base / SERVER_LOCK, fcntl.LOCK_EX)) is None:
             if time.monotonic() > deadline:
@@ -118,18 +117,18 @@ class ServerSupervisor:
         return lock
 
     def watch(self) -> None:
-        """Return when nobody uses the server any more, or when somebody asked for its end."""
+        """Return when the server has no more clients or a stop was requested."""
         assert self.server is not None
         last_seen = last_look = time.monotonic()
         while not self.stopping:
             self.receive(TICK)
             now = time.monotonic()
             if os.fstat(self.clients).st_nlink == 0:
-                return  # somebody has removed the whole folder
+                return  # the folder was removed
             if self.kept or not self.alone():
                 last_seen = now
             elif now - last_seen >= self.plan.linger or self.server.poll() is not None:
-                return  # still holding the clients' lock
+                return  # holding the clients' lock
             else:
                 fcntl.flock(self.clients, fcntl.LOCK_UN)
             if self.server.poll() is not None:
@@ -147,7 +146,7 @@ class ServerSupervisor:
         return True
 
     def restart(self) -> None:
-        """Start a server again that ended by itself, but not for ever."""
+        """Restart a server that ended by itself, a limited number of times."""
         assert self.server is not None
         say(f"the server ended with status {self.server.returncode}: starting it again")
         self.starts = [start for start in self.starts if time.monotonic() - start < RESTART_WINDOW]
@@ -156,7 +155,7 @@ class ServerSupervisor:
         self.start()
 
     def receive(self, seconds: float) -> None:
-        """Wait for a signal for so long: SIGUSR1 keeps the server up without clients, SIGTERM stops it."""
+        """Wait that long for a signal: SIGUSR1 keeps the server up without clients, SIGTERM stops it."""
         received = signal.sigtimedwait(WATCHED, seconds)
         if received is None:
             return
@@ -167,7 +166,7 @@ class ServerSupervisor:
             self.publish(self.status)
 
     def stop(self) -> None:
-        """Stop the server, whatever state it is in."""
+        """Stop the server in any state."""
         if self.server and self.server.poll() is None:
             for how, patience in STOP_PATIENCE:
                 self.server.send_signal(how)
@@ -180,7 +179,7 @@ class ServerSupervisor:
             self.publish("stopped")
 
     def publish(self, status: str) -> None:
-        """Tell clients the state of the server."""
+        """Publish the state of the server."""
         self.status = status
         ready = status == "ready"
         self.announcer.tell(
@@ -192,39 +191,39 @@ class ServerSupervisor:
         )
 
     def bound_log(self) -> None:
-        """Begin the log anew when it is long, keeping one old one; the server goes on writing to the same file."""
+        """Rotate a long log, keeping one old copy; the server goes on writing to the same file."""
         log = self.base / LOG
         if log.stat().st_size > LOG_BYTES:
             shutil.copyfile(log, log.with_suffix(".log.old"))
             os.truncate(log, 0)
 
     def log_end(self) -> str:
-        """Return the last lines of the log that say why the server ended."""
+        """Return the last lines of the log, which say why the server ended."""
         lines = (self.base / LOG).read_text(errors="replace").splitlines()[-20:]
         reasons = [line for line in lines if "FATAL:" in line or "PANIC:" in line or "HINT:" in line]
         return " ".join(reasons or lines[-3:])
 
 
 def _close_output() -> None:
-    """Let the client that waits at our standard output go on."""
+    """Release the client that waits on standard output."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
 def _open_log(base: Path) -> None:
-    """Send what is written to standard error to the end of the log."""
+    """Redirect standard error to the end of the log."""
     log = os.open(base / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     os.close(log)
 
 
 def main() -> None:
-    """Become the supervisor of the plan in the last argument, unless there is one already."""
+    """Become the supervisor for the plan in the last argument, unless one is running."""
     plan = ClusterPlan(**json.loads(sys.argv[-1]))
     if os.fork():
-        os._exit(0)  # so that the client is left no child to reap
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a client may ignore it, and we inherit that
+        os._exit(0)  # leaves the client no child to reap
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a client may ignore it, which is inherited
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     base = Path(plan.base)
     lock = try_lock(base / SUPERVISOR_LOCK, fcntl.LOCK_EX)
@@ -242,6 +241,6 @@ def main() -> None:
 
 
 def _report(reason: str) -> None:
-    """Tell the client that waits at our standard output, if there is one still, why there is no server."""
+    """Tell the client on standard output, if still there, why there is no server."""
     with suppress(OSError):
         os.write(1, reason.encode(errors="backslashreplace"))

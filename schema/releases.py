@@ -138,10 +138,10 @@ def remove(session: Session, name: str) -> int:
 def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
     """Return a release.
 
-    session: open session.
-    name: its name.
-    lock: lock the row until the end of the transaction.
-        lock: others wait with moves until the end of the transaction.
+    Args:
+        session: open session.
+        name: its name.
+        lock: lock the row until the end of the transaction.
 
     Raises:
         CatalogueError: no such release.

@@ -1,1 +1,1 @@
-"""Stores that drafts are drawn from: one folder a kind, and the registry that opens any of them."""
+"""Stores that serve drafts: one package per kind, and a registry that opens any of them."""

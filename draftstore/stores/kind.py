@@ -1,7 +1,7 @@
-"""What a kind of store is: one object that says how stores of the kind are opened, checked, shown and warmed.
+"""The interface of a kind of store: how its stores are opened, verified, described and warmed.
 
-Each kind is described in its own folder, in a module `kind` that holds its object as `STORE_KIND`;
-`draftstore.stores.registry` names that module. Commands and services ask the object and know no kinds.
+Each kind has a module `kind` in its package with an object `STORE_KIND`, listed in `draftstore.stores.registry`.
+Commands and services use these objects and know no particular kinds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 class Samples(NamedTuple):
-    """What finds something in a store, to draft from it before the first request.
+    """Contexts and queries with matches in a store, for drafts before the first request.
 
     Attributes:
-        contexts: int32 [n, 16], filled up with -1 in front.
-        queries: float32 [n, dims] of a store that is asked with hidden states; None of others.
+        contexts: int32 [n, 16], padded with -1 on the left.
+        queries: float32 [n, dims] for stores queried with hidden states; None for others.
     """
 
     contexts: NDArray[np.int32]
@@ -43,23 +43,23 @@ class Store(Protocol):
     default_strategy: str
 
     def drafter(self, strategy: str = ..., **changes: Any) -> StoreDrafter:
-        """Return a drafter that follows a strategy."""
+        """Return a drafter with a strategy."""
 
     def samples(self, number: int) -> Samples:
         """Return contexts from all parts of the store, `number` or fewer."""
 
     def close(self) -> None:
-        """Let go of its files and connections."""
+        """Close its files and connections."""
 
 
 class Kind:
-    """A kind of store; what a kind does not say for itself is said here, and is all that kinds without drafts need.
+    """A kind of store. The defaults here suffice for kinds without drafts.
 
     Attributes:
-        name: as manifests have it.
-        title: for people.
-        strategies: that drafters of its stores can follow; none where `open_store` opens no such store.
-        asked_with_states: whether drafts take hidden states of a model, and a text alone is not enough.
+        name: name in manifests.
+        title: display name.
+        strategies: strategies of its drafters; none if `open_store` cannot open such stores.
+        asked_with_states: whether drafts need hidden states of a model besides the text.
     """
 
     title = ""
@@ -75,10 +75,10 @@ class Kind:
 
         Args:
             path: its directory.
-            backend: where its entries are read, in kinds that have a choice.
+            backend: backend of its entries, for kinds with a choice.
 
         Raises:
-            StoreError: it cannot be opened, or has no such backend.
+            StoreError: the store cannot be opened, or has no such backend.
         """
         if backend is not None:
             raise StoreError(
@@ -91,37 +91,37 @@ class Kind:
         raise StoreError(f"{path} is of kind {self.name!r}, from which nothing is drafted")
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str | None:  # noqa: ARG002
-        """Return where the entries of a store are read: as wanted, by default the first; None without a choice."""
+        """Return the backend of a store's entries: the wanted one, by default the first; None without a choice."""
         return None
 
     def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:  # noqa: ARG002
-        """Compare what a store keeps outside its directory with the recorded hashes.
+        """Compare data outside a store's directory with the recorded hashes.
 
         Returns:
             One sentence for each problem.
 
         Raises:
-            StoreError: it cannot be read.
+            StoreError: the data cannot be read.
         """
         return []
 
     def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """Yield the rows, label and text, that `draftstore info` shows of this kind alone."""
+        """Yield the rows, label and text, that `draftstore info` shows only for this kind."""
         yield from ()
 
     def figures(self, manifest: Manifest) -> dict[str, Any]:  # noqa: ARG002
-        """Return what decides the quality of a store, by name, for the page of the flow that built it."""
+        """Return quality figures of a store by name, for the report of its flow run."""
         return {}
 
     def load_kernels(self) -> None:
-        """Compile the kernels that drafts of this kind run, or load them from numba's cache."""
+        """Compile this kind's drafting kernels, or load them from numba's cache."""
 
 
 def strategy_named(name: str, strategies: Mapping[str, T]) -> T:
-    """Return the strategy of a name.
+    """Return the strategy with a name.
 
     Raises:
-        DraftstoreError: there is none; the message lists those that there are.
+        DraftstoreError: there is none; the message lists the existing ones.
     """
     if name not in strategies:
         raise DraftstoreError(f"no strategy {name!r}: choose one of {', '.join(sorted(strategies))}")
@@ -129,7 +129,7 @@ def strategy_named(name: str, strategies: Mapping[str, T]) -> T:
 
 
 def sample_contexts(rows: Sequence[NDArray[Any]], vocab_size: int) -> NDArray[np.int32]:
-    """Return tokens [at most 16] of some places of a store as contexts, int32 [n, 16]; -1 for ids that are none."""
+    """Return tokens [at most 16] from several places of a store as contexts, int32 [n, 16]; -1 for invalid ids."""
     contexts = np.full((len(rows), CONTEXT_TOKENS), -1, np.int32)
     for context, row in zip(contexts, rows, strict=True):
         context[CONTEXT_TOKENS - len(row) :] = np.where(row < vocab_size, row, -1)

@@ -1,4 +1,4 @@
-"""The kinds of stores that draft, and what is done with a store of any kind."""
+"""The registry of store kinds, and functions for stores of any kind."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def kind_of(name: str) -> Kind:
-    """Return a kind of store; of one that is not registered, such as counts, a kind without drafts."""
+    """Return a kind of store; for unregistered ones, such as counts, a kind without drafts."""
     if name not in KINDS:
         return Kind(name)
     kind: Kind = import_module(KINDS[name]).STORE_KIND
@@ -28,19 +28,19 @@ def kind_of(name: str) -> Kind:
 
 
 def strategies_of(kinds: Iterable[str]) -> set[str]:
-    """Return the strategies that any of these kinds knows."""
+    """Return the union of the strategies of some kinds."""
     return {strategy for name in kinds for strategy in kind_of(name).strategies}
 
 
 def open_store(path: Path | str, backend: str | None = None) -> Store:
-    """Open a store that drafts, whatever its kind.
+    """Open a store of any kind that can draft.
 
     Args:
         path: its directory.
-        backend: where the entries of a CREST store are read; by default the first that it was built for.
+        backend: backend of a CREST store's entries; default: the first that it was built for.
 
     Raises:
-        StoreError: no store that drafts, unknown version, missing or cut files, no such backend.
+        StoreError: not a store that can draft, unknown version, missing or truncated files, or no such backend.
     """
     path = Path(path)
     name = load_manifest(path).kind
@@ -53,15 +53,15 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
 def verify_store(
     path: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """Compare everything that a store holds, here and in its backends, with the recorded hashes.
+    """Compare all data of a store, in its directory and its backends, with the recorded hashes.
 
     Args:
         path: its directory.
         manifest: its manifest.
-        on_bytes: called with the size of each file once it has been read, for progress bars.
+        on_bytes: called with the size of each file after it was read, for progress bars.
 
     Returns:
-        One sentence for each problem; empty when all is well.
+        One sentence for each problem; empty if there is none.
 
     Raises:
         StoreError: a backend cannot be read.

@@ -1,1 +1,1 @@
-"""The commands of the services."""
+"""Commands of the services."""

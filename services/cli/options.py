@@ -1,4 +1,4 @@
-"""Options that all services have."""
+"""Options shared by all services."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ anonymous_option = click.option(
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of the log."""
+    """Add the logging options."""
     level = click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
     form = click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
     return form(level(command))

@@ -137,10 +137,10 @@ def serve(
 
 
 def _mode(text: str) -> int:
-    """Return the permissions of a socket.
+    """Parse the permissions of a socket.
 
     Raises:
-        LookupServiceError: no such permissions.
+        LookupServiceError: the permissions are invalid.
     """
     try:
         mode = int(text, 8)
@@ -154,7 +154,7 @@ def _mode(text: str) -> int:
 
 
 def _print_started(started: dict[str, Any]) -> None:
-    """Print what is served, and where."""
+    """Print the served stores and addresses."""
     for release in started["releases"]:
         bound = release["target_model"] or release["tokenizer"]["name"]
         click.echo(

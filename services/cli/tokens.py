@@ -1,4 +1,4 @@
-"""`draftstore tokens`: who may ask the lookup service for what."""
+"""`draftstore tokens`: bearer tokens of the lookup service."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`draftstore worker`: a model that decodes with drafts, behind OpenAI's API."""
+"""`draftstore worker`: a model with speculative decoding behind OpenAI's API."""
 
 import sys
 from functools import partial
@@ -135,7 +135,7 @@ def worker(
 
 
 def _print_started(started: dict[str, Any]) -> None:
-    """Print what is served, and where."""
+    """Print the served model and addresses."""
     click.echo(
         f"serving {printable(started['model'])} on {started['device']}, {started['positions']:,} positions"
     )

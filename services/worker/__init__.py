@@ -1,1 +1,1 @@
-"""The decoding worker: a model that answers OpenAI's API, faster by the drafts of stores, and with the same words."""
+"""The decoding worker: OpenAI's API for a model with lossless speculative decoding from stores."""

@@ -1,4 +1,4 @@
-"""The answer to one request on its way out: whole, or piece by piece, for as long as somebody waits for it."""
+"""The response to one request, whole or streamed, as long as the client stays connected."""
 
 import asyncio
 import logging
@@ -23,15 +23,15 @@ NOBODY = 499
 
 
 class Events:
-    """What the decoder says of one request, as the event loop reads it."""
+    """The decoder's events for one request, read by the event loop."""
 
     def __init__(self) -> None:
-        """Belong to the running event loop."""
+        """Bind to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
 
     def post(self, event: Event) -> None:
-        """Hand an event over; from any thread, and also when the loop has ended."""
+        """Post an event; thread-safe, even after the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
         except RuntimeError:
@@ -39,11 +39,11 @@ class Events:
                 raise
 
     async def next(self) -> Event:
-        """Wait for the next one."""
+        """Wait for the next event."""
         return await self._queue.get()
 
     async def soon(self, seconds: float) -> Event | None:
-        """Wait for the next one; None if it does not come in time."""
+        """Wait for the next event; None on timeout."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._queue.get()
@@ -52,36 +52,36 @@ class Events:
 
 
 class Exchange:
-    """A request that the decoder has, and the client that waits for its answer."""
+    """A submitted request and the client that waits for its answer."""
 
     def __init__(
         self, decoder: Decoder, job: DecodingJob, events: Events, words: Completion, request: Request
     ) -> None:
-        """Submit a job; when the client goes away it is cancelled.
+        """Submit a job; it is cancelled if the client disconnects.
 
         Args:
-            decoder: decodes it.
+            decoder: decoder to submit to.
             job: the request.
-            events: where the job posts.
-            words: of its answer.
-            request: whose body was read.
+            events: events of the job.
+            words: formats the answer.
+            request: HTTP request whose body was read.
 
         Raises:
-            ApiError: the decoder does not take it.
+            ApiError: the decoder refuses the job.
         """
         decoder.submit(job)
         self._decoder, self._job, self._events, self._words = decoder, job, events, words
         self._watching = asyncio.create_task(self._watch(request.receive))
 
     async def _watch(self, receive: Receive) -> None:
-        """Wait until the client goes away; there is nothing else that it could send."""
+        """Wait until the client disconnects; it can send nothing else."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._decoder.cancel(self._job)
         self._events.post(Gone())
 
     def close(self) -> None:
-        """Let go of the request; where it is not finished it is cancelled."""
+        """Release the request, cancelling it if unfinished."""
         self._watching.cancel()
         self._decoder.cancel(self._job)
 
@@ -90,10 +90,10 @@ class Exchange:
         return engine.facts.drafters if engine else ()
 
     async def whole(self) -> Response:
-        """Return the whole answer.
+        """Return the whole answer as one response.
 
         Raises:
-            ApiError: there is none.
+            ApiError: decoding failed.
         """
         try:
             while True:
@@ -109,10 +109,10 @@ class Exchange:
             self.close()
 
     async def stream(self, wants_usage: bool) -> Response:
-        """Return the answer as a stream, once its first event is there: an error before it is an error of HTTP.
+        """Return a streamed response after its first event, so that an earlier error becomes an HTTP error.
 
         Raises:
-            ApiError: there is no answer.
+            ApiError: decoding failed.
         """
         try:
             first = await self._events.soon(PATIENCE)
@@ -125,7 +125,7 @@ class Exchange:
         return EventStream(self, self._pieces(first, wants_usage))
 
     async def _pieces(self, event: Event | None, wants_usage: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the stream."""
+        """Yield the chunks of the stream."""
         for document in self._words.first():
             yield sse(_with_usage(document, wants_usage))
         while True:
@@ -150,22 +150,22 @@ class Exchange:
 
 
 def _with_usage(document: dict[str, object], wants_usage: bool) -> dict[str, object]:
-    """Return a piece as those see it who asked for figures: without them before the end."""
+    """Return a chunk with `usage: null` if the client asked for usage."""
     return document | {"usage": None} if wants_usage else document
 
 
 class EventStream(Response):
-    """A response in pieces, which lets go of its request however it ends."""
+    """A streamed response that releases its request however it ends."""
 
     def __init__(self, exchange: Exchange, pieces: AsyncGenerator[bytes, None]) -> None:
-        """Send pieces."""
+        """Send chunks."""
         super().__init__(headers={**_HEADERS, "X-Accel-Buffering": "no"}, media_type="text/event-stream")
         del self.headers["content-length"]
         self._exchange = exchange
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the response; the exchange listens for the end of the client."""
+        """Send the response; the exchange watches for a disconnect."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         try:
             async with aclosing(self._pieces) as pieces:
@@ -175,9 +175,7 @@ class EventStream(Response):
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            LOG.info(
-                "a client does not read its answer: cut off"
-            )  # the server closes what is left unfinished
+            LOG.info("a client does not read its answer: cut off")  # the server closes an unfinished response
         finally:
             self._exchange.close()
 

@@ -1,4 +1,4 @@
-"""The HTTP side of the decoding worker: OpenAI's completions and chats, the model, health, metrics."""
+"""The HTTP application of the decoding worker: OpenAI's completions and chats, the model, health, metrics."""
 
 import asyncio
 import time
@@ -34,19 +34,19 @@ THREADS = 2
 
 
 class WorkerSite:
-    """What the HTTP side is made of.
+    """The parts of the HTTP application.
 
     Attributes:
-        decoder: the model.
-        figures: what is counted.
-        permissions: who may ask; replaced when the file of tokens is read again.
-        settings: of this run.
+        decoder: decoder with the model.
+        figures: metrics.
+        permissions: permissions of clients; replaced when the token file is reread.
+        settings: settings of this run.
     """
 
     def __init__(
         self, decoder: Decoder, figures: WorkerMetrics, permissions: Permissions, settings: WorkerSettings
     ) -> None:
-        """Hold everything together."""
+        """Hold the parts."""
         self.decoder = decoder
         self.figures = figures
         self.permissions = permissions
@@ -57,8 +57,8 @@ def make_app(site: WorkerSite, hosts: Collection[str] | None = None) -> Starlett
     """Return the application.
 
     Args:
-        site: what it needs.
-        hosts: names that it goes by beside localhost and addresses; None takes any, see `guards.WorkerGuard`.
+        site: its parts.
+        hosts: its names beside localhost and IP addresses; None accepts any, see `guards.WorkerGuard`.
     """
     api = _Handlers(site)
     routes = [
@@ -88,7 +88,7 @@ class _Handlers:
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Let the threads end with the application."""
+        """Shut the threads down with the application."""
         yield
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -103,7 +103,7 @@ class _Handlers:
     async def _counted(
         self, request: Request, kind: type[CompletionAsk | ChatAsk], style: type[Completion]
     ) -> Response:
-        """Answer, and count what is refused before the decoder has it; the decoder counts the rest."""
+        """Answer, counting requests refused before decoding; the decoder counts the others."""
         try:
             exchange, ask = await self._begin(request, kind, style)
         except ApiError:
@@ -114,10 +114,10 @@ class _Handlers:
     async def _begin(
         self, request: Request, kind: type[CompletionAsk | ChatAsk], style: type[Completion]
     ) -> tuple[Exchange, CompletionAsk | ChatAsk]:
-        """Read a request and hand it to the decoder.
+        """Read a request and submit it to the decoder.
 
         Raises:
-            ApiError: it is refused.
+            ApiError: the request is refused.
         """
         engine = self._engine()
         facts, settings = engine.facts, self._site.settings
@@ -146,7 +146,7 @@ class _Handlers:
         """Return the model.
 
         Raises:
-            ApiError: it is not loaded, or stops.
+            ApiError: the model is not loaded, or the worker is stopping.
         """
         decoder = self._site.decoder
         if decoder.engine is None or not decoder.ready:
@@ -168,7 +168,7 @@ class _Handlers:
         return JSONResponse(model_entry(facts, self._since), headers=NO_STORE)
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics: for everybody, or with tokens for those who may use the model, also while it is loaded."""
+        """GET /metrics. Available during loading; if tokens are in use, only to holders of a token for the model."""
         permissions, engine = self._site.permissions, self._site.decoder.engine
         if engine is not None:
             identify(request, permissions, engine.facts.name)
@@ -192,10 +192,10 @@ class _Handlers:
 def _read(
     body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, most_tokens: int
 ) -> tuple[CompletionAsk | ChatAsk, GenerationRequest]:
-    """Return what a request says, and what is to be decoded for it.
+    """Parse a request; return it and the generation request.
 
     Raises:
-        ApiError: it is refused.
+        ApiError: the request is refused.
     """
     ask = parse(body, kind)
     check_model(ask.model, engine.facts)
@@ -208,7 +208,7 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer an unknown path or method, which Starlette finds."""
+    """Answer an unknown path or method, as reported by Starlette."""
     assert isinstance(error, HTTPException)
     message = {
         404: f"no such path: {request.url.path}: there are /v1/chat/completions, /v1/completions, /v1/models",

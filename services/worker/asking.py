@@ -1,4 +1,4 @@
-"""From what a request says to what the decoder does: token ids, limits, the line of the response log."""
+"""Conversion of API requests for the decoder: token ids, limits, and the record for the response log."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -22,10 +22,10 @@ Record = Callable[[str], Mapping[str, Any]]
 
 
 def check_model(name: str | None, facts: Facts) -> None:
-    """Refuse requests for another model; those that name none get this one.
+    """Refuse requests for another model; a request may leave the model out.
 
     Raises:
-        ApiError: the model is not served here.
+        ApiError: the model is not served.
     """
     if name is not None and name != facts.name:
         message = f"the model {name[:200]!r} is not served here: ask for {facts.name!r}"
@@ -33,15 +33,15 @@ def check_model(name: str | None, facts: Facts) -> None:
 
 
 def make_request(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int) -> GenerationRequest:
-    """Return what is to be decoded.
+    """Return the generation request.
 
     Args:
-        ask: what the client wants.
-        engine: with the model's facts and its tokenizer.
-        most_tokens: most tokens of any answer.
+        ask: the API request.
+        engine: engine with the model's facts and tokenizer.
+        most_tokens: maximum tokens of any answer.
 
     Raises:
-        ApiError: the prompt is no text for this model, or too long for it.
+        ApiError: the prompt is invalid for this model, or too long.
     """
     facts, is_chat = engine.facts, isinstance(ask, ChatAsk)
     param, usual = ("messages", most_tokens) if is_chat else ("prompt", USUAL_TOKENS)
@@ -56,10 +56,10 @@ def make_request(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int)
 
 
 def _prompt_ids(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, vocab_size: int) -> NDArray[np.int32]:
-    """Return a prompt as ids; ids are taken as they are.
+    """Return a prompt as ids; ids in the request are used as they are.
 
     Raises:
-        ApiError: an id that the model does not know.
+        ApiError: an id is outside the model's vocabulary.
         TokenizerError: the text is not valid Unicode, or the chat template refuses the conversation.
     """
     if isinstance(ask, ChatAsk):
@@ -74,10 +74,10 @@ def _prompt_ids(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, vocab_si
 
 
 def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, param: str) -> int:
-    """Return the most tokens of an answer.
+    """Return the maximum number of tokens of an answer.
 
     Raises:
-        ApiError: there is no room for as many as are wanted.
+        ApiError: the requested number does not fit.
     """
     rest = facts.positions - prompt
     if rest < 1 or (wanted or 1) > rest:
@@ -97,7 +97,7 @@ def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, 
 
 
 def _sampling(ask: Ask, facts: Facts) -> Sampling:
-    """Return how tokens are chosen."""
+    """Return the sampling settings."""
     return Sampling(
         temperature=ask.temperature,
         top_p=ask.top_p,
@@ -112,10 +112,10 @@ def _sampling(ask: Ask, facts: Facts) -> Sampling:
 
 
 def _bias(bias: Mapping[str, float], vocab_size: int) -> dict[int, float]:
-    """Return what is added to logits, by token id; JSON has texts for keys.
+    """Return the logit bias by token id; JSON keys are strings.
 
     Raises:
-        ApiError: a key is no id of the model.
+        ApiError: a key is not an id of the model.
     """
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size):
@@ -125,12 +125,12 @@ def _bias(bias: Mapping[str, float], vocab_size: int) -> dict[int, float]:
 
 
 def lead_of(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer) -> str:
-    """Return what an answer may begin with that is no part of it."""
+    """Return a prefix of answers that is not part of them."""
     return answer_lead(tokenizer, ask.conversation) if isinstance(ask, ChatAsk) else ""
 
 
 def make_record(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, name: str, id_: str) -> Record:
-    """Return what turns an answer into a line of the response log."""
+    """Return a function from an answer to its record in the response log."""
     head = {
         "id": id_,
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -144,6 +144,6 @@ def make_record(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, name: st
 
 
 def _without_bos(prompt: list[int], tokenizer: TextTokenizer) -> str:
-    """Return the text of ids, which a tokenizer will put BOS before again."""
+    """Return the text of ids without BOS, which the tokenizer will add again."""
     bos = tokenizer.bos_ids
     return tokenizer.decode(prompt[len(bos) :] if tuple(prompt[: len(bos)]) == bos else prompt)

@@ -1,6 +1,6 @@
-"""The thread that decodes: it loads the model, takes requests from a bounded queue, and answers one after the other.
+"""The decoding thread: loads the model, takes requests from a bounded queue, and answers one after the other.
 
-Everything of torch happens in this one thread. Requests are handed in, cancelled and answered from the event loop.
+All torch code runs in this thread. Requests are submitted, cancelled and answered from the event loop.
 """
 
 import enum
@@ -27,7 +27,7 @@ LONGEST_WAIT = 60.0
 
 
 class DecoderState(enum.Enum):
-    """What the decoder does."""
+    """State of the decoder."""
 
     LOADING = "loading"
     READY = "ready"
@@ -36,16 +36,16 @@ class DecoderState(enum.Enum):
 
 
 class UnwantedError(Exception):
-    """Ends the decoding of a text that nobody waits for."""
+    """Ends the decoding of a cancelled request."""
 
 
 class Decoder:
-    """A model that answers one request at a time, and those that wait for it.
+    """A model that answers one request at a time, and a queue of waiting requests.
 
     Attributes:
-        state: what it does.
+        state: state of the decoder.
         engine: the model; None until it is loaded.
-        failure: why the model could not be loaded.
+        failure: error from loading the model.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Decoder:
         changed: Callable[[], None] = lambda: None,
         keep: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """Make a decoder; `start` begins.
+        """Prepare a decoder; `start` starts it.
 
         Args:
             load: loads the model; called in the decoding thread.
-            figures: counts.
-            queue: most requests that wait beside the one that is decoded.
-            changed: called from the decoding thread when the model is loaded or could not be, when nothing is being
-                decoded any more while draining, and at the end.
+            figures: metrics.
+            queue: maximum waiting requests beside the one being decoded.
+            changed: called in the decoding thread when loading succeeds or fails, when it becomes idle while draining,
+                and at the end.
             keep: takes records of finished answers for the response log.
         """
         self._load = load
@@ -85,34 +85,34 @@ class Decoder:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self.state is DecoderState.READY
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread goes on, and does not fail at every request."""
+        """Whether the thread is running and does not fail on every request."""
         return self.state is not DecoderState.ENDED and self._failures < MOST_FAILURES
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is decoded and nothing waits."""
+        """Whether nothing is being decoded or waiting."""
         return self._running is None and not self._waiting
 
     def start(self) -> None:
-        """Load the model, then decode."""
+        """Load the model, then start decoding."""
         self._thread.start()
 
     def submit(self, job: DecodingJob) -> None:
         """Queue a request.
 
         Raises:
-            ApiError: the queue is full, or the worker takes no requests now.
+            ApiError: the queue is full, or no requests are accepted now.
         """
         with self._wakeup:
             if not self.ready:
                 raise self.unavailable()
             if len(self._waiting) >= self._most:
-                ahead = self._mean_seconds  # until one of them gets its turn
+                ahead = self._mean_seconds  # mean time until a waiting request gets its turn
                 raise ApiError(
                     429,
                     f"one request is being answered and {len(self._waiting)} wait: try again later",
@@ -123,7 +123,7 @@ class Decoder:
             self._wakeup.notify()
 
     def unavailable(self) -> ApiError:
-        """Return the error of requests that come while none are taken."""
+        """Return the error for requests while none are accepted."""
         loading = self.state is DecoderState.LOADING
         message = "the model is being loaded: try again in a moment" if loading else "the worker is stopping"
         code = "model_loading" if loading else "stopping"
@@ -131,7 +131,7 @@ class Decoder:
         return ApiError(503, message, code=code, retry_after=5 if loading else 1, headers=headers)
 
     def cancel(self, job: DecodingJob) -> None:
-        """Give a request up: it leaves the queue at once, and its decoding ends with the present forward pass."""
+        """Cancel a request: it leaves the queue at once, or its decoding ends after the current forward pass."""
         with self._wakeup:
             job.cancelled = True
             if job not in self._waiting:
@@ -141,7 +141,7 @@ class Decoder:
         LOG.info("request cancelled while it waited", extra={"id": job.id, "bearer": job.bearer})
 
     def drain(self) -> None:
-        """Take no more requests, send those that wait away, and end after the one that is being decoded."""
+        """Accept no more requests, refuse those that wait, and end after the one being decoded."""
         with self._wakeup:
             if self.state is DecoderState.ENDED:
                 return
@@ -154,13 +154,13 @@ class Decoder:
             job.post(Failed(self.unavailable()))
 
     def hurry(self) -> None:
-        """Break off what is being decoded; its client is told."""
+        """Abort the request being decoded; its client gets an error."""
         with self._wakeup:
             if self._running is not None:
                 self._running.cancelled = True
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the thread; tells whether it came."""
+        """Wait for the end of the thread; return whether it ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -185,7 +185,7 @@ class Decoder:
             engine.close()
 
     def _end(self) -> None:
-        """Answer nobody any more."""
+        """Refuse all remaining requests."""
         with self._wakeup:
             self.state = DecoderState.ENDED
             left = [*self._waiting, *filter(None, [self._running])]
@@ -196,7 +196,7 @@ class Decoder:
         self._changed()
 
     def _next(self) -> DecodingJob | None:
-        """Wait for a request; None where there will be no more."""
+        """Wait for a request; None if there will be no more."""
         with self._wakeup:
             while not self._waiting and self.state is not DecoderState.DRAINING:
                 self._wakeup.wait()
@@ -206,7 +206,7 @@ class Decoder:
             return self._running
 
     def _answer(self, engine: Engine, job: DecodingJob) -> None:
-        """Answer one request, and count it before its last event is posted: whoever has it finds it in the metrics."""
+        """Answer one request; it is counted before its last event is posted, so that clients see it in the metrics."""
         waited = monotonic() - job.created
         writing = Writing(
             job.request,
@@ -225,7 +225,7 @@ class Decoder:
             self._keep(job.record(last.text))
 
     def _decode(self, engine: Engine, job: DecodingJob, writing: Writing) -> tuple[str, Event]:
-        """Decode one request; returns its outcome, and the last that is to be said of it."""
+        """Decode one request; return its outcome and last event."""
 
         def on_step(step: Step) -> None:
             _check_wanted(job)
@@ -246,7 +246,7 @@ class Decoder:
         return writing.reason, Finished(writing.text, writing.reason, writing.usage)
 
     def _count(self, job: DecodingJob, outcome: str, waited: float, writing: Writing) -> None:
-        """Count and log a request that was decoded; no text of it."""
+        """Count and log a decoded request, without its text."""
         seconds, usage = monotonic() - job.created, writing.usage
         first = None if writing.first_token is None else writing.first_token - job.created
         self._mean_seconds += (seconds - waited - self._mean_seconds) / 8
@@ -262,10 +262,10 @@ class Decoder:
 
 
 def _check_wanted(job: DecodingJob) -> None:
-    """Go on.
+    """Check that the client still waits.
 
     Raises:
-        UnwantedError: nobody waits for the answer any more.
+        UnwantedError: the request was cancelled.
     """
     if job.cancelled:
         raise UnwantedError
@@ -277,7 +277,7 @@ def _lapse(job: DecodingJob) -> tuple[float, float]:
 
 
 def _explain(error: Exception) -> ApiError:
-    """Return what a client is told of an error inside: no more than it can do about it, as the rest may be private."""
+    """Return the client's view of an internal error: only what it can act on, since details may be private."""
     if type(error).__name__ == "OutOfMemoryError":
         message = "the device has no memory left for this request: send a shorter one"
         return ApiError(503, message, code="out_of_memory", retry_after=1)

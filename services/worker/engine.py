@@ -1,4 +1,4 @@
-"""The model of transformers that answers, and what drafts for it."""
+"""The engine of the worker: a transformers model with its drafters."""
 
 from collections.abc import Callable
 
@@ -21,8 +21,8 @@ class TransformersEngine:
     """A model with its drafters; see `services.worker.work.Engine`.
 
     Attributes:
-        facts: what it is.
-        tokenizer: of the model.
+        facts: facts about the model.
+        tokenizer: tokenizer of the model.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class TransformersEngine:
         min_prob: float = 0.0,
         forward: ForwardFactory | None = None,
     ) -> None:
-        """Decode with drafts.
+        """Prepare speculative decoding.
 
         Args:
             loaded: model and tokenizer.
-            drafters: closed with the engine.
+            drafters: drafters, closed with the engine.
             planner: chooses how much of a draft is verified.
-            name: under which the model is asked for; by default its own.
-            min_prob: least probability of a drafted node.
+            name: name of the model for clients; by default its own.
+            min_prob: minimum probability of a drafted node.
             forward: runs the passes, see `draftstore.hf.generate`.
         """
         self.tokenizer: TextTokenizer = loaded.text
@@ -61,7 +61,7 @@ class TransformersEngine:
         )
 
     def warm_up(self) -> None:
-        """Have everything compiled that a first answer would wait for."""
+        """Compile everything that the first answer would wait for."""
         request = GenerationRequest(np.zeros(2, np.int32), 4, Sampling(temperature=0.0))
         self.generate(request, lambda _step: None)
 
@@ -83,5 +83,5 @@ class TransformersEngine:
 
 
 def _label(kind: str, name: str) -> str:
-    """Return what to call a drafter: that there are several stores matters, how the request is called does not."""
+    """Return a label for a drafter: of a store its name, of others their kind."""
     return kind if kind in ("request", "recycling") else f"{kind}:{name}"

@@ -1,4 +1,4 @@
-"""What the worker counts, as Prometheus reads it."""
+"""The metrics of the worker, for Prometheus."""
 
 from collections.abc import Callable
 
@@ -21,10 +21,10 @@ PREFIX = "draftstore_decoding"
 
 
 class WorkerMetrics:
-    """The metrics of one worker. `draftstore_decoding_...` tells them from those of the lookup service."""
+    """The metrics of one worker, prefixed `draftstore_decoding_` to distinguish them from the lookup service's."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
+        """Start from zero."""
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -67,34 +67,34 @@ class WorkerMetrics:
         self.describe(None)
 
     def describe(self, facts: Facts | None) -> None:
-        """Tell of the model, once it is known."""
+        """Set the model's labels, once they are known."""
         words = {"version": draftstore.__version__}
         if facts:
             words |= {"model": facts.name, "device": facts.device, "drafters": ",".join(facts.drafters)}
         self._info.info(words)
 
     def watch(self, depth: Callable[[], int], running: Callable[[], bool], ready: Callable[[], bool]) -> None:
-        """Read the state of the decoder whenever metrics are asked for."""
+        """Read the decoder's state whenever metrics are collected."""
         self._depth.set_function(depth)
         self._running.set_function(running)
         self._ready.set_function(ready)
 
     def refused(self, endpoint: str) -> None:
-        """Count a request that was not begun."""
+        """Count a request that was refused."""
         self._requests.labels(endpoint, "refused").inc()
 
     def ended(
         self, endpoint: str, outcome: str, waited: float, seconds: float, first: float | None, usage: Usage
     ) -> None:
-        """Count a request that was decoded.
+        """Count a decoded request.
 
         Args:
             endpoint: one of `ENDPOINTS`.
             outcome: one of `OUTCOMES`.
-            waited: seconds until its decoding began.
-            seconds: until it ended.
-            first: until its first token; None where none came.
-            usage: its figures.
+            waited: seconds until decoding began.
+            seconds: seconds until it ended.
+            first: seconds until the first token; None if there was none.
+            usage: figures of the answer.
         """
         self._requests.labels(endpoint, outcome).inc()
         self._waits.observe(waited)

@@ -1,4 +1,4 @@
-"""What stands before every request, with errors as clients of OpenAI's API read them."""
+"""HTTP guard and authentication of the worker, with errors in OpenAI's format."""
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -12,26 +12,26 @@ BODY_SECONDS = 30.0
 
 
 class WorkerGuard(guards.Guard):
-    """The guard of a worker; who goes away before the request is whole gets no answer."""
+    """The guard of a worker; clients that disconnect before the request is complete get no answer."""
 
     what = "worker"
     quiet = (ClientDisconnect,)
 
     def refusal(self, status: int, message: str) -> Response:
-        """Return an error as clients of OpenAI's API read it."""
+        """Return an error in OpenAI's format."""
         return ApiError(status, message).response()
 
 
 def identify(request: Request, permissions: Permissions, model: str) -> Grant:
-    """Return what the sender may do.
+    """Return the sender's grant.
 
     Args:
-        request: with a bearer token, where one is needed.
-        permissions: the tokens that are known.
-        model: that is asked for; a token allows it as it allows a release of that name.
+        request: HTTP request with a bearer token, where one is needed.
+        permissions: known tokens.
+        model: requested model; a token covers it like a release of that name.
 
     Raises:
-        ApiError: a token is missing, unknown, or for something else.
+        ApiError: the token is missing, unknown, or does not cover the model.
     """
     given = guards.bearer_token(request)
     grant = permissions.identify(given)
@@ -46,10 +46,10 @@ def identify(request: Request, permissions: Permissions, model: str) -> Grant:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return the body of a request that holds JSON.
+    """Return the body of a JSON request.
 
     Raises:
-        ApiError: another type, longer than `most` bytes, or too slow.
+        ApiError: the body has another type, exceeds `most` bytes, or arrives too slowly.
     """
     try:
         return await guards.read_body(request, most, "send a shorter text", BODY_SECONDS)

@@ -1,4 +1,4 @@
-"""A request on its way through the decoder, and what comes back of it."""
+"""A decoding job and its events."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +12,14 @@ from services.worker.writing import Reason, Usage
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """A piece of the answer."""
+    """A chunk of the answer."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """The whole answer is there."""
+    """The answer is complete."""
 
     text: str
     reason: Reason
@@ -28,14 +28,14 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """There will be no more of the answer."""
+    """Decoding failed."""
 
     error: ApiError
 
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-    """The client went away: nobody waits for an answer."""
+    """The client has disconnected."""
 
 
 Event: TypeAlias = Delta | Finished | Failed | Gone
@@ -43,19 +43,19 @@ Event: TypeAlias = Delta | Finished | Failed | Gone
 
 @dataclasses.dataclass(eq=False)
 class DecodingJob:
-    """One request.
+    """One decoding job.
 
     Attributes:
-        id: in the answer and in the log.
+        id: id in the answer and the log.
         endpoint: `chat` or `completions`.
-        request: what is decoded.
-        post: takes events; it is called from any thread.
-        stops: texts that end the answer.
+        request: generation request.
+        post: takes events; called from any thread.
+        stops: stop strings.
         lead: see `Writing`.
-        bearer: name of the token that it came with.
-        record: turns the answer into a line of the response log.
-        created: when it came, in monotonic seconds.
-        cancelled: whether nobody waits for it any more.
+        bearer: name of the client's token.
+        record: turns the answer into a record of the response log.
+        created: time of arrival in monotonic seconds.
+        cancelled: whether the client has gone.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""From the options of `draftstore worker` to its engine; everything of torch is imported when the model is loaded."""
+"""Loading the engine from the options of `draftstore worker`; torch is imported only when the model is loaded."""
 
 import logging
 from time import monotonic, sleep
@@ -31,12 +31,12 @@ def load_engine(
 
     Args:
         model: a directory, a hub name, or a GGUF file.
-        sources: what to draft from.
+        sources: sources of drafts.
         effort: how much is verified.
-        name: what clients call the model.
-        device: see `draftstore.hf.loading.load_model`, like the next two.
-        dtype: of the weights.
-        attention: the implementation.
+        name: name of the model for clients.
+        device: see `draftstore.hf.loading.load_model`, as for the next two.
+        dtype: type of the weights.
+        attention: attention implementation.
     """
     begin = monotonic()
     from draftstore.hf.loading import load_model
@@ -54,7 +54,7 @@ def load_engine(
 
 
 def _assembled(loaded: "LoadedModel", sources: Sources) -> Assembly:
-    """Return what drafts; a lookup service that has just been started too gets a moment.
+    """Return the assembled drafters; retries briefly for a lookup service that is still starting.
 
     Raises:
         DraftstoreError: see `draftstore.assembly.assemble`.
@@ -77,7 +77,7 @@ def _assembled(loaded: "LoadedModel", sources: Sources) -> Assembly:
 
 
 def _tame_transformers() -> None:
-    """Have transformers log as everything else does, and errors alone: it warns of settings that are meant."""
+    """Route transformers' log through ours, errors only: it warns about intended settings."""
     from transformers.utils import logging as own
 
     own.disable_default_handler()

@@ -1,7 +1,7 @@
-"""What requests of OpenAI's API say, as far as this worker does it.
+"""The subset of OpenAI's API requests that this worker supports.
 
-Parameters that nobody here knows are passed over, as OpenAI's clients send more every year. Those that are known, and
-would change an answer in a way that is not done here, are refused: see `UNSUPPORTED`.
+Unknown parameters are ignored, since OpenAI's clients send more every year. Known parameters that would change an
+answer in an unsupported way are refused: see `UNSUPPORTED`.
 """
 
 import json
@@ -38,15 +38,15 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def _as_stops(value: Any) -> Any:
-    """Take one stop string for a list of one."""
+    """Convert a single stop string to a list of one."""
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
 def _as_prompt(value: Any) -> Any:
-    """Return one prompt: a text, or a list of ids.
+    """Return the prompt: a text, or a list of ids.
 
     Raises:
-        ValueError: there are several, or none.
+        ValueError: there are several prompts, or none.
     """
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
@@ -60,10 +60,10 @@ def _as_prompt(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """Return the content of a message as text; it may come in parts.
+    """Return the content of a message, possibly given in parts, as text.
 
     Raises:
-        ValueError: a part is no text.
+        ValueError: a part is not text.
     """
     if value is None:
         return ""
@@ -77,10 +77,10 @@ def _as_text(value: Any) -> Any:
 
 
 def _no_calls(value: Any) -> Any:
-    """Refuse calls of tools, which templates would write in ways that are not done here.
+    """Refuse tool calls, whose templates are not supported.
 
     Raises:
-        ValueError: there are some.
+        ValueError: there are tool calls.
     """
     if value:
         raise ValueError("tools are not called")
@@ -135,7 +135,7 @@ class Ask(_Strict):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with figures."""
+        """Whether a stream ends with usage figures."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -146,7 +146,7 @@ class CompletionAsk(Ask):
 
     @property
     def wanted_tokens(self) -> int | None:
-        """Most tokens of the answer."""
+        """Maximum tokens of the answer."""
         return self.max_tokens
 
 
@@ -158,12 +158,12 @@ class ChatAsk(Ask):
 
     @property
     def conversation(self) -> list[Message]:
-        """The messages as chat templates and corpora know them."""
+        """The messages in the form of chat templates and corpora."""
         return [{"role": ROLES.get(turn.role, turn.role), "content": turn.content} for turn in self.messages]
 
     @property
     def wanted_tokens(self) -> int | None:
-        """Most tokens of the answer."""
+        """Maximum tokens of the answer."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -171,10 +171,10 @@ Parsed = TypeVar("Parsed", bound=Ask)
 
 
 def parse(body: bytes, kind: type[Parsed]) -> Parsed:
-    """Return what a body asks for.
+    """Parse a request body.
 
     Raises:
-        ApiError: it is not JSON, or not such a request.
+        ApiError: the body is not JSON, or not a valid request.
     """
     try:
         document = json.loads(body.decode(), parse_constant=_refuse_constant)
@@ -190,7 +190,7 @@ def parse(body: bytes, kind: type[Parsed]) -> Parsed:
 
 
 def _check_supported(document: dict[str, Any]) -> None:
-    """Refuse what is known and not done.
+    """Refuse known but unsupported parameters.
 
     Raises:
         ApiError: there is such a parameter.
@@ -202,7 +202,7 @@ def _check_supported(document: dict[str, Any]) -> None:
 
 
 def _problem(error: ValidationError) -> ApiError:
-    """Return the first thing that is wrong."""
+    """Return the first validation error."""
     detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = detail["loc"]
     where = ".".join(str(step)[:100] for step in place)

@@ -1,4 +1,4 @@
-"""Errors in the form that clients of OpenAI's API read."""
+"""Errors in OpenAI's format."""
 
 import json
 import math
@@ -20,7 +20,7 @@ TYPES = {
 
 
 class ApiError(ProblemError):
-    """A request that is answered with an error."""
+    """A request that fails with an error."""
 
     def __init__(
         self,
@@ -32,15 +32,15 @@ class ApiError(ProblemError):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Answer with an error.
+        """Describe an error.
 
         Args:
-            status: of HTTP.
+            status: HTTP status.
             message: what was found, what was expected, what to do.
-            param: the parameter that is wrong.
-            code: one word for programs.
-            retry_after: seconds to wait before the same request is worth another try.
-            headers: more headers.
+            param: the invalid parameter.
+            code: error code for programs.
+            retry_after: seconds to wait before a retry.
+            headers: additional headers.
         """
         super().__init__(status, message, headers)
         self.param = param
@@ -54,6 +54,6 @@ class ApiError(ProblemError):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """Return the whole answer."""
+        """Return the HTTP response."""
         body = json.dumps(self.body(), ensure_ascii=False).encode(errors="backslashreplace")
         return Response(body, self.status, {"Cache-Control": "no-store", **self.headers}, "application/json")

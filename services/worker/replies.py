@@ -1,4 +1,4 @@
-"""Answers as OpenAI's API words them: whole ones, and those that come in pieces."""
+"""Answers in the format of OpenAI's API, whole and streamed."""
 
 import json
 import secrets
@@ -17,17 +17,17 @@ ALIVE = b": the request waits for its turn\n\n"
 
 
 def sse(document: dict[str, Any]) -> bytes:
-    """Return an event of a stream."""
+    """Return a server-sent event."""
     return b"data: " + dumped(document) + b"\n\n"
 
 
 def dumped(document: dict[str, Any]) -> bytes:
-    """Return a document as bytes; what is no Unicode is escaped."""
+    """Return a document as JSON bytes; lone surrogates are escaped."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
 
 class Completion:
-    """The words of `/v1/completions`."""
+    """The format of `/v1/completions`."""
 
     endpoint = "completions"
     prefix = "cmpl"
@@ -35,7 +35,7 @@ class Completion:
     piece = "text_completion"
 
     def __init__(self, model: str) -> None:
-        """Word the answer to one request."""
+        """Format the answer to one request."""
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self._model = model
@@ -46,19 +46,19 @@ class Completion:
         return head | {"choices": [self._whole(text, reason)], "usage": usage.public(drafters)}
 
     def first(self) -> list[dict[str, Any]]:
-        """Return what a stream begins with."""
+        """Return the first chunks of a stream."""
         return []
 
     def delta(self, text: str) -> dict[str, Any]:
-        """Return a piece of the answer."""
+        """Return a chunk of the answer."""
         return self._head(self.piece) | {"choices": [self._part(text, None)]}
 
     def last(self, reason: Reason) -> dict[str, Any]:
-        """Return the end of the answer."""
+        """Return the last chunk of the answer."""
         return self._head(self.piece) | {"choices": [self._part("", reason)]}
 
     def figures(self, usage: Usage, drafters: Sequence[str]) -> dict[str, Any]:
-        """Return the figures, which come behind the end for those who ask for them."""
+        """Return the usage chunk, which follows the last one on request."""
         return self._head(self.piece) | {"choices": [], "usage": usage.public(drafters)}
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Completion:
 
 
 class Chat(Completion):
-    """The words of `/v1/chat/completions`."""
+    """The format of `/v1/chat/completions`."""
 
     endpoint = "chat"
     prefix = "chatcmpl"
@@ -86,7 +86,7 @@ class Chat(Completion):
     piece = "chat.completion.chunk"
 
     def first(self) -> list[dict[str, Any]]:
-        """Return who speaks."""
+        """Return the chunk with the role."""
         return [self._head(self.piece) | {"choices": [_turn({"role": "assistant", "content": ""}, None)]}]
 
     def _whole(self, text: str, reason: Reason) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""The response log: finished answers as a corpus, so that the next build has stores of what the model itself writes.
+"""The response log: finished answers as a corpus, so that the next stores are built from the model's own output.
 
     {"id": "chatcmpl-5f...", "created": "2026-01-01T12:00:00Z", "model": "m", "messages": [...the answer last...]}
     {"id": "cmpl-5f...", "created": "2026-01-01T12:00:00Z", "model": "m", "text": "the prompt and the answer"}
 
-`draftstore build rest --corpus FILE` reads these lines. They hold what people asked and were told: the log is off
-unless somebody asks for it, its files are for its owner's eyes alone, and the oldest half goes when it is full.
+`draftstore build rest --corpus FILE` reads these lines. They contain prompts and answers of users: the log is off by
+default, its files are readable by their owner only, and the oldest half is deleted when it is full.
 """
 
 import fcntl
@@ -27,16 +27,15 @@ MODE = 0o600
 
 
 class ResponseLog:
-    """Appends lines in a thread of its own, so that no answer waits for a disk, or fails with it."""
+    """Appends lines in its own thread, so that no answer waits for the disk or fails with it."""
 
     def __init__(self, path: Path, most_bytes: int, count: Callable[[str], None] = lambda _: None) -> None:
-        """Append to a file, which is made where it is missing.
+        """Append to a file, creating it if missing.
 
         Args:
-            path: of the file; its predecessor lies beside it, see `older`.
-            most_bytes: of both files together. When a line would make the first one larger than half of that, it
-                takes the place of its predecessor.
-            count: is told `written`, `dropped` or `failed` for each line.
+            path: path of the file; the older file lies beside it, see `older`.
+            most_bytes: maximum size of both files together. A file that would exceed half of it replaces the older one.
+            count: called with `written`, `dropped` or `failed` for each line.
 
         Raises:
             DraftstoreError: the file cannot be written.
@@ -55,8 +54,8 @@ class ResponseLog:
         self._thread.start()
 
     def put(self, record: Mapping[str, Any]) -> None:
-        """Append a record soon; it is dropped where it is longer than the file may be, or the disk too slow."""
-        # Every line feed inside a text is escaped, and half a surrogate pair comes from no tokenizer.
+        """Queue a record; it is dropped if it is longer than the file may be, or the disk is too slow."""
+        # Every line feed inside a text is escaped, and no tokenizer emits lone surrogates.
         line = json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
         if len(line) > self._most:
             self._count("dropped")
@@ -67,7 +66,7 @@ class ResponseLog:
             self._count("dropped")
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what waits; what a disk does not take in this time is lost."""
+        """Write queued records; those not written in time are lost."""
         try:
             self._lines.put(None, timeout=seconds)
         except queue.Full:
@@ -80,7 +79,7 @@ class ResponseLog:
                 append(self.path, line, self._most)
             except OSError as error:
                 self._count("failed")
-                if not self._failing:  # once, not for every answer
+                if not self._failing:  # report once, not for every answer
                     LOG.warning(
                         "the response log cannot be written", extra={"error": error.strerror or str(error)}
                     )
@@ -91,17 +90,17 @@ class ResponseLog:
 
 
 def older(path: Path) -> Path:
-    """Return where the older half of a log lies: `answers.1.jsonl` beside `answers.jsonl`, a corpus like it."""
+    """Return the path of a log's older half: `answers.1.jsonl` beside `answers.jsonl`, in the same format."""
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
 def append(path: Path, line: bytes, most: int) -> None:
-    """Append a whole line to a file or nothing; several processes may do so at once.
+    """Append a line to a file atomically, even with several processes.
 
     Args:
-        path: of the file.
-        line: with its line feed.
-        most: bytes of the file; one that would grow beyond is renamed, see `older`, and a new one begun.
+        path: path of the file.
+        line: line with its line feed.
+        most: maximum size; a file that would exceed it is renamed, see `older`, and a new one started.
 
     Raises:
         OSError: the disk is full, or the file cannot be written.
@@ -111,16 +110,16 @@ def append(path: Path, line: bytes, most: int) -> None:
             _write(file, line)
             return
         path.replace(older(path))
-        # While the old file is locked nobody else renames, and the new one is empty for those that wait.
+        # The lock on the old file keeps others from renaming, and those that wait reopen the new one.
         with _locked(path) as new:
             _write(new, line)
 
 
 def _write(file: int, line: bytes) -> None:
-    """Write a line at the end of a file; what a full disk took of it is taken back.
+    """Write a line at the end of a file; a partial write is rolled back.
 
     Raises:
-        OSError: it does not fit.
+        OSError: the disk is full.
     """
     size = os.fstat(file).st_size
     rest = memoryview(line)
@@ -134,7 +133,7 @@ def _write(file: int, line: bytes) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Open a file for appending, alone with it; a file that was renamed while we waited is opened anew."""
+    """Open a file for appending under an exclusive lock; reopen it if it was renamed during the wait."""
     while True:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
         try:
@@ -147,7 +146,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Tell whether an open file still lies at a path."""
+    """Tell whether an open file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

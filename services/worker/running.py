@@ -1,4 +1,4 @@
-"""The process of the worker: loads the model, serves, and ends in order."""
+"""The worker process: loads the model, serves, and shuts down in order."""
 
 import asyncio
 import logging
@@ -38,16 +38,16 @@ def run(settings: WorkerSettings, load: Load, started: Started = lambda _: None)
     """Serve a model until SIGTERM or SIGINT.
 
     Args:
-        settings: of this run.
-        load: loads the model; called in the thread that decodes.
-        started: called with what is served, and where, once the model is there.
+        settings: settings of this run.
+        load: loads the model; called in the decoding thread.
+        started: called with the served model and addresses, once the model is loaded.
 
     Returns:
-        exit status: 0 after an orderly end.
+        Exit status: 0 after an orderly end.
 
     Raises:
         DraftstoreError: the worker cannot start.
-        Exception: what loading the model raised.
+        Exception: whatever loading the model raised.
     """
     logs.configure(settings.log_format, settings.log_level)
     for name in LIBRARIES:
@@ -68,7 +68,7 @@ def run(settings: WorkerSettings, load: Load, started: Started = lambda _: None)
     if worker.failure:
         raise worker.failure
     if not worker.ended:
-        # A thread inside a forward pass, or inside the loading of a model, cannot be ended in another way.
+        # A thread inside a forward pass, or loading a model, cannot be stopped otherwise.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -76,7 +76,7 @@ def run(settings: WorkerSettings, load: Load, started: Started = lambda _: None)
 
 
 def _open_log(settings: WorkerSettings, figures: WorkerMetrics) -> ResponseLog | None:
-    """Open the response log, and say what that means."""
+    """Open the response log and warn about its privacy."""
     if settings.response_log is None:
         return None
     path = settings.response_log
@@ -89,11 +89,11 @@ def _open_log(settings: WorkerSettings, figures: WorkerMetrics) -> ResponseLog |
 
 
 class Worker:
-    """The event loop's side of a run.
+    """The event loop's part of a run.
 
     Attributes:
-        failure: what loading the model raised, or why the decoding ended by itself.
-        ended: whether the decoding thread is gone.
+        failure: what loading the model raised, or why decoding ended by itself.
+        ended: whether the decoding thread has ended.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Worker:
         self.ended = False
 
     async def serve(self, sockets: list[Any]) -> int:
-        """Serve until told to stop; returns the exit status."""
+        """Serve until told to stop; return the exit status."""
         self._loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -145,7 +145,7 @@ class Worker:
         return 0
 
     async def _follow(self, port: int) -> None:
-        """Tell of the start, wait until it is time to end, and let what is being decoded come to its end."""
+        """Report the start, wait for the signal to stop, and let the current request complete."""
         decoder = self._decoder
         await self._until(lambda: decoder.state is not DecoderState.LOADING)
         if decoder.ready:
@@ -165,7 +165,7 @@ class Worker:
             )
 
     async def _until(self, test: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something is the case, or time is over."""
+        """Wait until a condition holds or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not test():
@@ -190,20 +190,20 @@ class Worker:
         self._started(told)
 
     def _notify(self) -> None:
-        """Wake the event loop up; called from the decoding thread."""
+        """Wake the event loop; called from the decoding thread."""
         with suppress(RuntimeError):  # the loop has ended
             if self._loop:
                 self._loop.call_soon_threadsafe(self._changed.set)
 
     def _on_signal(self) -> None:
-        """Stop after the request that is being decoded; at the second signal at once."""
+        """Stop after the current request; on a second signal at once."""
         self._signals += 1
         LOG.info("stopping" if self._signals == 1 else "stopping at once")
         self._decoder.drain()
         self._notify()
 
     def _reload(self) -> None:
-        """Read the file of tokens again, and follow it if it can be used."""
+        """Reread the token file and apply it if it is valid."""
         if not self._settings.tokens:
             return
         try:

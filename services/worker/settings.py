@@ -1,4 +1,4 @@
-"""What one run of the worker is told, beside its model and its drafters."""
+"""Settings of one run of the worker, except for its model and drafters."""
 
 import dataclasses
 from pathlib import Path
@@ -12,20 +12,20 @@ BODY = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-    """What one run of the worker is told.
+    """Settings of one run.
 
     Attributes:
-        endpoint: where HTTP is.
-        queue: most requests that wait beside the one that is decoded.
-        max_tokens: most tokens of an answer.
-        body: bytes of the longest request.
-        tokens: the file of bearer tokens.
-        anonymous: whoever reaches the worker may use it, also from other machines.
-        grace_seconds: for the request that is being decoded when the worker is told to stop.
-        response_log: where finished answers are kept; None keeps none.
-        response_log_bytes: most that they take.
+        endpoint: HTTP address.
+        queue: maximum waiting requests beside the one being decoded.
+        max_tokens: maximum tokens of an answer.
+        body: maximum bytes of a request.
+        tokens: token file.
+        anonymous: whether clients, also on other machines, need no token.
+        grace_seconds: time for the current request when the worker is told to stop.
+        response_log: file for finished answers; None disables it.
+        response_log_bytes: maximum size of the response log.
         log_format: `text` or `json`.
-        log_level: the least level that is logged.
+        log_level: minimum level that is logged.
     """
 
     endpoint: ListenAddress
@@ -41,10 +41,10 @@ class WorkerSettings:
     log_level: str = "info"
 
     def check(self) -> None:
-        """Refuse what would let strangers in.
+        """Refuse to serve other machines without tokens, unless the user asked for it.
 
         Raises:
-            LookupServiceError: other machines could ask without a token, and nobody said that this is meant.
+            LookupServiceError: other machines could connect without a token.
         """
         place = (f"--host {self.endpoint.host}", self.endpoint)
         check_access(self.tokens, anonymous=self.anonymous, places=[place])

@@ -1,7 +1,7 @@
-"""Stop strings: what of a text that grows can be shown.
+"""Stop strings: how much of a growing text can be shown.
 
 pieces, stops = Pieces(tokenizer, prompt_ids), StopStrings(["END"])
-shown = stops.push(pieces.push(token))      # for every token; `stops.found()` tells that the text has ended
+shown = stops.push(pieces.push(token))      # for every token; `stops.found()` tells whether the text has ended
 shown = stops.push(pieces.finish()) + stops.finish()
 """
 
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Holds back what may become a stop string, and ends the text before one."""
+    """Holds back text that may become a stop string, and ends the text before one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Look for texts, none of them empty."""
+        """Look for stop strings, none of them empty."""
         self._stops = tuple(stops)
         self._held = ""
         self._found = False
 
     def found(self) -> bool:
-        """Tell whether a stop string came."""
+        """Tell whether a stop string was found."""
         return self._found
 
     def push(self, text: str) -> str:
-        """Return what can be shown now that `text` has come."""
+        """Append `text`; return what can be shown now."""
         if self._found:
             return ""
         held = self._held + text
@@ -35,12 +35,12 @@ class StopStrings:
         return held[: len(held) - keep]
 
     def finish(self) -> str:
-        """Return what was held back: no stop string came of it."""
+        """Return the text held back at the end, which did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that `stop` begins with."""
+    """Return the length of the longest suffix of a text that is a prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

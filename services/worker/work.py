@@ -1,4 +1,4 @@
-"""What a model has to do for the worker: `services.worker.engine` does it with transformers."""
+"""The worker's interface to a model; `services.worker.engine` implements it with transformers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from draftstore.text.tokenizer import TextTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a model is.
+    """Facts about a model.
 
     Attributes:
-        name: under which it is asked for.
-        positions: most tokens of prompt and answer together.
-        vocab_size: ids that it knows.
+        name: name of the model for clients.
+        positions: maximum tokens of prompt and answer together.
+        vocab_size: size of the vocabulary.
         ends: ids that end an answer.
-        drafters: names of what drafts for it.
-        device: where it runs, for people.
+        drafters: names of its drafters.
+        device: device, for messages.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Facts:
     device: str = "cpu"
 
     def public(self) -> dict[str, Any]:
-        """Return what a client may know beside the name."""
+        """Return the public facts besides the name."""
         return {
             "max_model_len": self.positions,
             "vocab_size": self.vocab_size,
@@ -39,24 +39,24 @@ class Facts:
 
 
 class Engine(Protocol):
-    """A loaded model with its drafters. It is used by one thread, for one text at a time."""
+    """A loaded model with its drafters, used by one thread for one text at a time."""
 
     @property
     def facts(self) -> Facts:
-        """What the model is."""
+        """Facts about the model."""
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """Text to ids and back; it may be used by any thread."""
+        """Tokenizer of the model; thread-safe."""
 
     def generate(self, request: GenerationRequest, on_step: Callable[[Step], None]) -> None:
         """Decode.
 
         Args:
-            request: what is asked.
-            on_step: is told of every forward pass, the first of which is the prefill with an empty draft. What it
-                raises ends the decoding and comes out here.
+            request: what to generate.
+            on_step: called after every forward pass; the first one is the prefill with an empty draft. An exception
+                that it raises ends decoding and propagates.
         """
 
     def close(self) -> None:
-        """Let go of stores and connections."""
+        """Close stores and connections."""

@@ -1,4 +1,4 @@
-"""One answer while it is decoded: forward passes in, text out."""
+"""Conversion of one answer's forward passes to text."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Reason = Literal["stop", "length"]
 
 
 class EndedError(Exception):
-    """Ends the decoding of a text that needs no more tokens."""
+    """Ends the decoding of a complete answer."""
 
 
 @dataclasses.dataclass
@@ -24,11 +24,11 @@ class Usage:
     """Figures of one answer.
 
     Attributes:
-        prompt_tokens: of the prompt.
-        completion_tokens: of the answer, the token that ended it included.
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: tokens of the answer, including the one that ended it.
         passes: forward passes after the prefill.
         drafted: tokens that were drafted and verified.
-        accepted: those of them that are part of the answer.
+        accepted: drafted tokens that became part of the answer.
     """
 
     prompt_tokens: int
@@ -39,11 +39,11 @@ class Usage:
 
     @property
     def accepted_length(self) -> float:
-        """Tokens that a forward pass yielded; the first token of an answer comes from the prefill."""
+        """Mean tokens per forward pass; the first token comes from the prefill and is not counted."""
         return (self.completion_tokens - 1) / self.passes if self.passes else 0.0
 
     def public(self, drafters: Sequence[str]) -> dict[str, Any]:
-        """Return OpenAI's object, with ours in it."""
+        """Return OpenAI's `usage` object, with our figures added."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -63,13 +63,13 @@ class Usage:
 
 
 class Writing:
-    """Turns forward passes into text, and ends the decoding where the text ends.
+    """Turns forward passes into text, and ends decoding where the text ends.
 
     Attributes:
         usage: figures so far.
-        reason: why the answer ended; `length` until something else is known.
-        first_token: when it came (monotonic seconds); None before.
-        text: the answer so far.
+        reason: reason why the answer ended; `length` until another is known.
+        first_token: time of the first token (monotonic seconds); None before.
+        text: answer so far.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class Writing:
         stops: Sequence[str] = (),
         lead: str = "",
     ) -> None:
-        """Write an answer.
+        """Prepare an answer.
 
         Args:
-            request: what is decoded.
-            facts: of the model.
-            tokenizer: of the model.
-            show: takes text as it comes, never empty.
-            stops: texts that end the answer, and are no part of it.
-            lead: one character that is left out where the answer begins with it.
+            request: generation request.
+            facts: facts about the model.
+            tokenizer: tokenizer of the model.
+            show: takes new text, never empty.
+            stops: stop strings, which are not part of the answer.
+            lead: a character to drop if the answer begins with it.
         """
         self.usage = Usage(len(request.prompt))
         self.reason: Reason = "length"
@@ -109,7 +109,7 @@ class Writing:
         return "".join(self._shown)
 
     def take(self, step: Step) -> None:
-        """Take in a forward pass.
+        """Process a forward pass.
 
         Raises:
             EndedError: the answer ends here.
@@ -128,7 +128,7 @@ class Writing:
             raise EndedError
 
     def finish(self) -> None:
-        """Hand out what was held back: no stop string comes of it any more."""
+        """Emit the text held back at the end."""
         if not self._stops.found():
             rest = self._stops.push(self._without_lead(self._pieces.finish()))
             self._hand_out(rest + self._stops.finish())
@@ -136,9 +136,9 @@ class Writing:
                 self.reason = "stop"
 
     def _read(self, tokens: list[int]) -> tuple[int, str]:
-        """Return how many tokens belong to the answer, and their text, as far as it can be shown.
+        """Return the number of tokens that belong to the answer, and their text as far as it can be shown.
 
-        One token after the other, so that where an answer ends does not depend on how many came at once.
+        Tokens are read one by one, so that the end of an answer does not depend on how many came at once.
         """
         text = ""
         for taken, token in enumerate(tokens, 1):
@@ -152,7 +152,7 @@ class Writing:
         return len(tokens), text
 
     def _without_lead(self, text: str) -> str:
-        """Return a piece without what the answer should not begin with."""
+        """Return a chunk without the leading character to drop."""
         if text and self._lead:
             text, self._lead = text.removeprefix(self._lead), ""
         return text

@@ -1,1 +1,1 @@
-"""CREST: n-grams with their draft trees, ready made."""
+"""CREST: n-grams with precomputed draft trees."""

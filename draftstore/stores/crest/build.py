@@ -1,9 +1,9 @@
 """Building a CREST store from a REST store: rank n-grams, cut and compress their trees, write, load, publish.
 
-In the working directory (draftstore.storage.staging) lie
+The working directory (draftstore.storage.staging) contains
 
     trees.lmdb           all entries
-    store/               the store; with its manifest it is whole, and a build goes on with loading and publishing it
+    store/               the store; once it has a manifest, a resumed build only loads and publishes it
 """
 
 import dataclasses
@@ -53,12 +53,12 @@ USUAL_ENTRY_BYTES = 100
 
 @dataclasses.dataclass
 class CrestProgress:
-    """Where a build reports to; each is called many times with what is done and what there is in all.
+    """Progress callbacks of a build; each is called repeatedly with the amount done and the total.
 
     Attributes:
         counted: rows of the suffix arrays.
-        packed: n-grams whose trees are cut and compressed; bytes instead, where the limit is in bytes.
-        loaded: entries taken in by PostgreSQL.
+        packed: n-grams whose trees are cut and compressed; bytes if the limit is in bytes.
+        loaded: entries loaded into PostgreSQL.
     """
 
     counted: Callable[[int, int], None] = lambda _rows, _all: None
@@ -68,17 +68,17 @@ class CrestProgress:
 
 @dataclasses.dataclass(frozen=True)
 class CrestOptions:
-    """What is built.
+    """Options of a CREST build.
 
     Attributes:
-        name: name of the store, for people.
-        max_n: most tokens of an n-gram; the one length for the selection `single`.
+        name: display name of the store.
+        max_n: maximum tokens of an n-gram; the only length for the selection `single`.
         selection: one of `draftstore.stores.crest.selection.SELECTIONS`.
-        ngrams: how many are kept at most; 100,000 if neither this nor `max_bytes` is given.
-        max_bytes: most bytes of trees.lmdb.
-        backends: where the entries go.
-        nodes: most nodes of a tree.
-        depth: most tokens of a path.
+        ngrams: maximum number of n-grams; 100,000 if neither this nor `max_bytes` is given.
+        max_bytes: maximum size of trees.lmdb.
+        backends: backends for the entries.
+        nodes: maximum nodes of a tree.
+        depth: maximum tokens of a path.
     """
 
     name: str
@@ -91,10 +91,10 @@ class CrestOptions:
     depth: int = CONTINUATION
 
     def check(self) -> None:
-        """Refuse what cannot be built.
+        """Refuse invalid options.
 
         Raises:
-            BuildError: the first of it, with what is expected.
+            BuildError: the first problem, with what is expected.
         """
         if self.ngrams is not None and self.max_bytes is not None:
             raise BuildError("both a number of n-grams and a number of bytes: choose one")
@@ -121,18 +121,18 @@ def build_crest(
     workers: int | None = None,
     progress: CrestProgress | None = None,
 ) -> BuildResult:
-    """Build a CREST store, or go on with an interrupted build of the same.
+    """Build a CREST store, or resume an interrupted build of it.
 
     Args:
         options: what to build.
-        rest: the REST store that trees are cut from; it is not needed afterwards.
-        out: directory of the store; its parent is made if absent.
-        overwrite: replace a store that is there.
-        workers: threads that cut trees; all cores by default.
-        progress: told how far the build is.
+        rest: REST store to cut the trees from; not needed afterwards.
+        out: directory of the store; its parent is created if missing.
+        overwrite: whether to replace an existing store.
+        workers: threads that cut trees; default: all cores.
+        progress: progress callbacks.
 
     Raises:
-        BuildError: options that cannot be built, or see `draftstore.storage.staging.build_store`.
+        BuildError: invalid options, or see `draftstore.storage.staging.build_store`.
         StoreError: the REST store cannot be opened.
     """
     options.check()
@@ -153,7 +153,7 @@ def build_crest(
         return ReadReport(manifest.counts["documents"])
 
     result = build_store(out, plan, options.name, overwrite, fill)
-    # The build may have been dropped in the catalogue, and its entries with it, while the store is still there.
+    # The build, and with it its entries, may have been dropped from the catalogue while the store is still there.
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
             return build_store(out, plan, options.name, True, fill)
@@ -162,7 +162,7 @@ def build_crest(
 
 
 def _load(backend: str, store: Path, published: Path, file: Path, progress: CrestProgress) -> None:
-    """Have a backend take in the entries of a finished store, from an LMDB file."""
+    """Load the entries of a finished store from an LMDB file into a backend."""
     entries = LmdbEntries(file)
     try:
         load_entries(backend, store, published, load_manifest(store, KIND), entries, progress.loaded)
@@ -171,7 +171,7 @@ def _load(backend: str, store: Path, published: Path, file: Path, progress: Cres
 
 
 def _not_loaded(result: BuildResult) -> list[str]:
-    """Return the backends that should hold the entries of a store, and do not."""
+    """Return the backends that lack the entries of a store."""
     absent = []
     for backend in result.manifest.parameters["backends"]:
         try:
@@ -189,7 +189,7 @@ def _make_store(
     workers: int | None,
     progress: CrestProgress,
 ) -> None:
-    """Make `partial/store` a whole store, its manifest last."""
+    """Complete `partial/store`, writing the manifest last."""
     dictionary, kept = _choose(options, source, workers, progress)
     if not kept:
         raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
@@ -218,7 +218,7 @@ def _make_store(
 def _choose(
     options: CrestOptions, source: RestStore, workers: int | None, progress: CrestProgress
 ) -> tuple[bytes, list[KeptNgram]]:
-    """Return the dictionary and the n-grams of the store, best first; where bytes are the limit, enough of them."""
+    """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
     most = options.ngrams or DEFAULT_NGRAMS
     if options.max_bytes is not None:
         most = options.max_bytes // USUAL_ENTRY_BYTES
@@ -230,11 +230,11 @@ def _choose(
         size = sum(item.stored_bytes for item in kept)
         if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
             return dictionary, kept
-        most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are smaller than usual
+        most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are small
 
 
 def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestProgress) -> Ranking:
-    """Rank as many n-grams as the store may keep."""
+    """Rank as many n-grams as the store may hold."""
     return rank_ngrams(
         source.index,
         options.selection,

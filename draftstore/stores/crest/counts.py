@@ -2,7 +2,7 @@
 
     manifest.json      kind `ngrams`; counts.entries are the distinct n-grams of all lengths
     n1.parquet ...     columns t1 .. tn (uint16 or uint32, as the store's tokens), ascending, and count (int64)
-    tokenizer/         the store's tokenizer, so that tokens can be read
+    tokenizer/         the store's tokenizer, for decoding the tokens
 
 The counts are exact: every occurrence inside a document counts, over all segments.
 """
@@ -26,7 +26,7 @@ DEFAULT_MAX_N = 5
 
 
 def parquet_name(n: int) -> str:
-    """Return the name of the file with the n-grams of one length."""
+    """Return the file name for n-grams of one length."""
     return f"n{n}.parquet"
 
 
@@ -44,10 +44,10 @@ def build_counts(
     Args:
         rest: directory of the store.
         out: directory of the counts.
-        name: of the counts; by default the store's.
-        max_n: most tokens of an n-gram.
-        overwrite: replace what is there.
-        progress: told the rows counted and those in all.
+        name: display name of the counts; default: the store's.
+        max_n: maximum tokens of an n-gram.
+        overwrite: whether to replace existing counts.
+        progress: called with the rows counted and the total.
 
     Raises:
         BuildError: max_n is not within 1 .. 8, or see `draftstore.storage.staging.build_store`.
@@ -75,7 +75,7 @@ def build_counts(
 
 
 def new_store(partial: Path, source: Path) -> Path:
-    """Return an empty directory for a store that is made from another one, with that one's tokenizer."""
+    """Return an empty directory for a store derived from another one, with a copy of its tokenizer."""
     directory = partial / STORE
     remove(directory)
     directory.mkdir()
@@ -86,7 +86,7 @@ def new_store(partial: Path, source: Path) -> Path:
 def derive_manifest(
     source: RestStore, kind: str, name: str, plan: dict[str, Any], parameters: dict[str, Any]
 ) -> Manifest:
-    """Return the manifest of something made from a REST store: same corpus and tokenizer; entries and files to fill."""
+    """Return the manifest of a store derived from a REST store: same corpus and tokenizer; no entries or files yet."""
     origin = source.manifest
     return Manifest(
         kind=kind,
@@ -103,7 +103,7 @@ def derive_manifest(
 
 
 def _write(store: RestStore, directory: Path, max_n: int, progress: Callable[[int, int], None]) -> list[int]:
-    """Write the files; return the distinct n-grams of each length."""
+    """Write the files; return the number of distinct n-grams of each length."""
     sizes = [0] * max_n
     on_rows = running_total(progress, len(store.index.suffixes))
     with _parquet_files(directory, store.manifest.token_dtype, max_n) as writers:
@@ -118,7 +118,7 @@ def _write(store: RestStore, directory: Path, max_n: int, progress: Callable[[in
 def _parquet_files(
     directory: Path, dtype: str, max_n: int
 ) -> Iterator[Sequence[Callable[[NgramTable], None]]]:
-    """Open one file for each length; yield functions that append a table."""
+    """Open one file per length; yield functions that append a table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

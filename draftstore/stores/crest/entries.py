@@ -1,10 +1,10 @@
-"""Where the entries of a CREST store lie: one interface, LMDB here, other backends through entry points.
+"""The entries of a CREST store: one interface, LMDB here, other backends through entry points.
 
-A key is an n-gram: its tokens as big-endian numbers, u16 where all ids are below 65,535, else u32, so that the bytes
-sort as the tokens do. A value is what `draftstore.stores.crest.envelope` packs; backends keep it as it is.
+A key is an n-gram: its tokens as big-endian integers, u16 if all ids are below 65,535, else u32, so that keys sort like
+tokens. A value is packed by `draftstore.stores.crest.envelope`; backends store it unchanged.
 
-A package adds a backend by an entry point in the group `draftstore.backends` (it opens the entries of a store) and one
-in `draftstore.loaders` (it takes the entries of a new store in).
+A package adds a backend with an entry point in the group `draftstore.backends` (opens the entries of a store) and one
+in `draftstore.loaders` (loads the entries of a new store).
 """
 
 import errno
@@ -37,13 +37,13 @@ class Entries(Protocol):
     """The entries of one CREST store."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of every key, None where there is none; one read transaction for all."""
+        """Return the value of every key, None if absent; one read transaction for all keys."""
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries in the order of their keys."""
+        """Yield all entries in key order."""
 
     def close(self) -> None:
-        """Let go of the file or connection."""
+        """Close the file or connection."""
 
 
 Opener = Callable[[Path, Manifest], Entries]
@@ -51,17 +51,17 @@ Loader = Callable[..., None]
 
 
 def key_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the type of a token in a key; its largest value is no token."""
+    """Return the type of a token in a key; its largest value is not a token."""
     return np.dtype(">u2" if vocab_size <= np.iinfo(np.uint16).max else ">u4")
 
 
 def context_bytes(contexts: NDArray[np.int32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return contexts in the type of keys; ids that cannot be in one become its largest value, which never is."""
+    """Convert contexts to the type of keys; ids that do not fit become its largest value, which no key contains."""
     return np.minimum(contexts.view(np.uint32), np.iinfo(dtype).max).astype(dtype)
 
 
 def entries_digest(items: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the SHA-256 of entries in key order, each part after its length as u32: the same for all backends."""
+    """Return the SHA-256 of entries in key order, each part prefixed by its length as u32: equal for all backends."""
     digest = hashlib.sha256()
     for key, value in items:
         digest.update(struct.pack("<I", len(key)) + key + struct.pack("<I", len(value)) + value)
@@ -69,7 +69,7 @@ def entries_digest(items: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def first_backend(manifest: Manifest) -> str:
-    """Return where the entries of a store are read, unless another backend is named."""
+    """Return the default backend for the entries of a store."""
     return next(iter(manifest.parameters.get("backends", [])), LMDB)
 
 
@@ -79,10 +79,10 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
     Args:
         path: its directory.
         manifest: its manifest.
-        backend: one of `BACKENDS`; by default the first that the store has.
+        backend: one of `BACKENDS`; default: the store's first.
 
     Raises:
-        StoreError: the store has no such backend, or it cannot be opened.
+        StoreError: the store has no such backend, or its entries cannot be opened.
         MissingPluginError: the backend is not installed.
     """
     held = manifest.parameters.get("backends", [])
@@ -98,7 +98,7 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
 
 
 def load_entries(backend: str, *arguments: Any) -> None:
-    """Have another backend take the entries of a new store in; the arguments are those of its loader.
+    """Load the entries of a new store into another backend; the arguments are those of its loader.
 
     Raises:
         MissingPluginError: no such backend is installed.
@@ -107,9 +107,9 @@ def load_entries(backend: str, *arguments: Any) -> None:
 
 
 class _Shared:
-    """An open LMDB file. A process may open a file once only, so all readers of one file share this.
+    """An open LMDB file. A process may open a file only once, so all its readers share this object.
 
-    A child reads on in what its parent had open: nothing is locked, so nothing of it is the parent's alone.
+    A forked child can go on reading: there are no locks, and so no state that belongs to the parent alone.
     """
 
     def __init__(self, path: Path, identity: tuple[int, int]) -> None:
@@ -121,11 +121,11 @@ class _Shared:
 
 
 _SHARED: dict[tuple[int, int], _Shared] = {}
-_SHARING = threading.RLock()  # a reader that is dropped while another one opens leaves in the same thread
+_SHARING = threading.RLock()  # reentrant: garbage collection may close a reader meanwhile
 
 
 def _join(path: Path) -> _Shared:
-    """Return the open environment of a file, opened if it is not yet, with one reader more."""
+    """Return the open environment of a file with one more reader, opening it if necessary."""
     with _SHARING:
         status = path.stat()
         identity = (status.st_dev, status.st_ino)
@@ -135,7 +135,7 @@ def _join(path: Path) -> _Shared:
 
 
 def _leave(shared: _Shared) -> None:
-    """Let one reader go, and with the last one the file."""
+    """Remove a reader; the last one closes the file."""
     with _SHARING:
         shared.readers -= 1
         if shared.readers == 0:
@@ -144,13 +144,13 @@ def _leave(shared: _Shared) -> None:
 
 
 class LmdbEntries:
-    """Entries in one immutable LMDB file, mapped and shared by all readers; without a lock file."""
+    """Entries in one immutable LMDB file, mapped and shared by all readers, without a lock file."""
 
     def __init__(self, path: Path) -> None:
         """Map the file.
 
         Raises:
-            StoreError: it is missing or no LMDB file.
+            StoreError: the file is missing or not an LMDB file.
         """
         try:
             self._environment: _Shared | None = _join(path)
@@ -178,7 +178,7 @@ class LmdbEntries:
             ) from None
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries in the order of their keys.
+        """Yield all entries in key order.
 
         Raises:
             StoreError: the file is damaged.
@@ -193,21 +193,21 @@ class LmdbEntries:
             ) from None
 
     def close(self) -> None:
-        """Let go of the file; its last reader unmaps it."""
+        """Close this reader; the last one unmaps the file."""
         self._environment = None
         self._leave()
 
 
 def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
-    """Write entries to a compact LMDB file, atomically; return its bytes.
+    """Write entries atomically to a compact LMDB file; return its size in bytes.
 
     Args:
         path: the new file.
-        items: keys with values, keys strictly ascending.
+        items: pairs of key and value, keys strictly ascending.
 
     Raises:
         BuildError: the keys do not ascend.
-        OSError: the disk is full, and nothing of the file is left.
+        OSError: the disk is full; no file is left.
     """
     draft = path.with_name(f".{path.name}.draft")
     draft.unlink(missing_ok=True)
@@ -216,7 +216,7 @@ def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
         _fill_lmdb(draft, items, size)
         with lmdb.open(str(draft), subdir=False, readonly=True, lock=False) as environment:
             _copy_compact(environment, path)
-    except lmdb.Error as error:  # a full disk comes as one of several
+    except lmdb.Error as error:  # a full disk raises one of several kinds
         kind = errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO
         raise OSError(kind, f"{path} cannot be written, perhaps for want of space ({error})") from None
     finally:
@@ -225,7 +225,7 @@ def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
 
 
 def _fill_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]], size: int) -> None:
-    """Append all entries in one transaction; a map that turns out too small grows and the work is done again."""
+    """Append all entries in one transaction; if the map is too small, enlarge it and start again."""
     while True:
         with lmdb.open(str(path), subdir=False, map_size=size, lock=False, sync=False) as environment:
             try:
@@ -238,7 +238,7 @@ def _fill_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]], size: int) -> N
 
 
 def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]]) -> None:
-    """Append entries; LMDB refuses a key out of order without raising.
+    """Append entries, checking that keys ascend: LMDB drops one out of order without raising.
 
     Raises:
         BuildError: a key does not ascend.
@@ -251,7 +251,7 @@ def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]])
 
 
 def _copy_compact(environment: lmdb.Environment, path: Path) -> None:
-    """Copy an environment without free pages, flush it to disk and give it its name."""
+    """Copy an environment without free pages, flush it to disk and rename it."""
     unfinished = path.with_name(f".{path.name}.copy")
     try:
         with unfinished.open("wb") as file:

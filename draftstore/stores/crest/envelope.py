@@ -1,12 +1,12 @@
-"""How the entry of an n-gram is stored: two counts, the draft tree, compressed with a dictionary of the store.
+"""The format of an n-gram's entry: two counts and the draft tree, compressed with the store's dictionary.
 
 Before compression, little-endian:
 
     0    u32    occurrences of the n-gram, at most 2^32 - 1
-    4    u32    distinct tokens that followed it, the end of a document being one
+    4    u32    distinct tokens that followed it, counting the end of a document as one
     8           the draft tree, see draftstore.trees.tree
 
-The compressed form is a zstandard frame without its magic number, checksum and dictionary id: a tree is some 270 bytes,
+The compressed form is a zstandard frame without magic number, checksum and dictionary id: a tree takes some 270 bytes,
 so every byte counts. The dictionary is trained on the trees of the build.
 """
 
@@ -29,7 +29,7 @@ _MOST = (1 << 32) - 1
 
 
 class Entry(NamedTuple):
-    """What is known of an n-gram: its draft tree, its occurrences, the distinct tokens that follow."""
+    """The data of an n-gram: draft tree, occurrences, distinct tokens that follow."""
 
     tree: DraftTree
     occurrences: int
@@ -42,7 +42,7 @@ def entry_bytes(entry: Entry) -> bytes:
 
 
 def train_dictionary(samples: Sequence[bytes]) -> bytes:
-    """Return a dictionary for entries like these; empty if they are too few to train on."""
+    """Return a dictionary trained on sample entries; empty if there are too few."""
     try:
         return zstandard.train_dictionary(DICTIONARY_BYTES, list(samples), k=40, d=6, level=LEVEL).as_bytes()
     except zstandard.ZstdError:
@@ -50,20 +50,20 @@ def train_dictionary(samples: Sequence[bytes]) -> bytes:
 
 
 def damaged(error: object) -> StoreError:
-    """Return the error of an entry that cannot be read."""
+    """Return the error for an unreadable entry."""
     return StoreError(f"an entry cannot be read ({error}): the store is damaged, build it again")
 
 
 class Envelope:
-    """Compresses and opens the entries of one store; threads may share it."""
+    """Compresses and decompresses the entries of one store; threads may share it."""
 
     def __init__(self, dictionary: bytes) -> None:
         """Use a dictionary, which may be empty.
 
         Raises:
-            StoreError: it is no zstandard dictionary.
+            StoreError: it is not a zstandard dictionary.
         """
-        self._local = threading.local()  # (de)compressors serve one thread at a time
+        self._local = threading.local()  # (de)compressors are not thread-safe
         try:
             whole = zstandard.DICT_TYPE_FULLDICT
             self._dictionary = (
@@ -89,7 +89,7 @@ class Envelope:
         return [frames[place].tobytes() for place in range(len(frames))]
 
     def open(self, value: bytes) -> Entry:
-        """Return the entry in a value.
+        """Decompress and parse an entry.
 
         Raises:
             StoreError: it is damaged.
@@ -102,16 +102,16 @@ class Envelope:
             raise damaged(error) from None
 
     def unpack(self, values: Sequence[bytes]) -> list[bytes]:
-        """Return values as they were before compression.
+        """Return decompressed values.
 
         Raises:
-            StoreError: one is damaged.
+            StoreError: a value is damaged.
         """
         decompress = self._decompressor().decompress
         try:
             return [decompress(value, MAX_ENTRY_BYTES) for value in values]
         except (zstandard.ZstdError, MemoryError) as error:
-            # A damaged frame may claim any size, more than there is memory for.
+            # A damaged frame may claim a size beyond the memory.
             raise damaged(error) from None
 
     def _decompressor(self) -> zstandard.ZstdDecompressor:

@@ -13,7 +13,7 @@ from draftstore.stores.kind import CONTEXT_TOKENS, Kind
 
 
 class CrestKind(Kind):
-    """Ready-made draft trees of n-grams, in a file or in PostgreSQL."""
+    """Precomputed draft trees of n-grams, in a file or in PostgreSQL."""
 
     title = "CREST"
     strategies = tuple(STRATEGIES)
@@ -23,15 +23,15 @@ class CrestKind(Kind):
         return CrestStore.open(path, backend=backend)
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str:
-        """Return where the entries of a store are read: as wanted, by default where it was built for first."""
+        """Return the backend of a store's entries: the wanted one, by default the first that it was built for."""
         return wanted or first_backend(manifest)
 
     def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:
-        """Compare the entries outside the store's directory with their recorded hash; see `Kind.verify_entries`."""
+        """Compare entries outside the store's directory with their recorded hash; see `Kind.verify_entries`."""
         problems = []
         for backend in manifest.parameters.get("backends", []):
             if backend == LMDB:
-                continue  # a file like others
+                continue  # verified with the other files
             entries = open_entries(path, manifest, backend)
             try:
                 found, expected = entries_digest(entries.items()), manifest.parameters["entries_sha256"]
@@ -54,7 +54,7 @@ class CrestKind(Kind):
 
 
 class _NoEntries:
-    """Entries of a store that holds none."""
+    """Entries of an empty store."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [None] * len(keys)

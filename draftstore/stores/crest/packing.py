@@ -1,4 +1,4 @@
-"""The entries of a CREST store: trees cut and compressed in the order of a ranking, written as far as they fit."""
+"""Packing a CREST store: trees are cut and compressed in ranking order, and written up to the size limit."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +21,13 @@ DICTIONARY_SAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Cutter:
-    """How trees are cut.
+    """Parameters for cutting trees.
 
     Attributes:
-        index: the arrays of the REST store.
-        nodes: most nodes of a tree.
-        depth: most tokens of a path.
-        workers: threads; all cores, if None.
+        index: arrays of the REST store.
+        nodes: maximum nodes of a tree.
+        depth: maximum tokens of a path.
+        workers: threads; None: all cores.
     """
 
     index: SuffixIndex
@@ -37,7 +37,7 @@ class Cutter:
 
 
 class KeptNgram(NamedTuple):
-    """One n-gram of a store, in the order of selection."""
+    """An n-gram of a store, in selection order."""
 
     tokens: list[int]
     occurrences: int
@@ -49,12 +49,12 @@ class KeptNgram(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """What the entry takes in a page of LMDB: header and pointer, and an even number of bytes."""
+        """Size of the entry in an LMDB page: header and pointer included, rounded up to an even number of bytes."""
         return 10 + (len(self.key) + len(self.value) + 1) // 2 * 2
 
 
 def train_on_ranking(cutter: Cutter, ranking: Ranking) -> bytes:
-    """Return a dictionary trained on n-grams at even distances in a ranking."""
+    """Return a dictionary trained on evenly spaced n-grams of a ranking."""
     size = len(ranking.places)
     chosen = np.unique(np.linspace(0, size - 1, min(size, DICTIONARY_SAMPLES)).astype(np.int64))
     return train_dictionary([raw for _, _, raw in _cut(cutter, ranking, chosen)])
@@ -67,14 +67,14 @@ def pack_ngrams(
     max_bytes: int | None,
     on_packed: Callable[[int, int], None],
 ) -> list[KeptNgram]:
-    """Cut and compress the trees of ranked n-grams, best first; those without a tree are left out.
+    """Cut and compress the trees of ranked n-grams, best first; n-grams without a tree are skipped.
 
     Args:
-        cutter: how they are cut.
+        cutter: parameters for cutting.
         ranking: the n-grams.
-        envelope: compresses them.
-        max_bytes: stop once the entries take more than this; None takes all.
-        on_packed: told the n-grams done and those in all, or the bytes, where they are the limit.
+        envelope: compresses the entries.
+        max_bytes: size limit at which to stop; None packs all.
+        on_packed: called with the n-grams done and the total, or the bytes if they are the limit.
     """
     kept: list[KeptNgram] = []
     dtype = key_dtype(cutter.index.vocab_size)
@@ -99,7 +99,7 @@ def pack_ngrams(
 def _cut(
     cutter: Cutter, ranking: Ranking, chosen: NDArray[np.int64]
 ) -> Iterator[tuple[list[int], Entry, bytes]]:
-    """Cut the trees of chosen n-grams; yield those that have one, in order, with their bytes."""
+    """Cut the trees of n-grams; yield those with a tree, in order, with their bytes."""
     found: dict[int, tuple[list[int], Entry, bytes]] = {}
     for n, table in enumerate(ranking.tables, 1):
         ranks = chosen[ranking.lengths[chosen] == n]
@@ -115,7 +115,7 @@ def _cut(
 
 
 def write_best(path: Path, kept: Sequence[KeptNgram], max_bytes: int | None) -> list[KeptNgram]:
-    """Write the best n-grams to an LMDB file of at most `max_bytes`, and return them."""
+    """Write the best n-grams to an LMDB file of at most `max_bytes` and return them."""
     if max_bytes is not None:
         sizes = np.cumsum([item.stored_bytes for item in kept])
         kept = kept[: int(np.searchsorted(sizes, max_bytes, "right"))]
@@ -123,12 +123,12 @@ def write_best(path: Path, kept: Sequence[KeptNgram], max_bytes: int | None) -> 
         size = write_lmdb(path, sorted((item.key, item.value) for item in kept))
         if max_bytes is None or size <= max_bytes:
             return list(kept)
-        # Pages are not filled to the last byte: leave out what is over, and at least one.
+        # Pages have free space: drop the excess, and at least one n-gram.
         kept = kept[: min(int(len(kept) * max_bytes / size), len(kept) - 1)]
 
 
 def write_kept(path: Path, kept: Sequence[KeptNgram]) -> None:
-    """Write what is kept as Parquet, in the order of selection."""
+    """Write the n-grams of a store as Parquet, in selection order."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,23 +1,22 @@
-"""Which n-grams a CREST store keeps: a ranking of the most common ones, of which a store keeps a beginning.
+"""Selection of the n-grams of a CREST store: a ranking, of which a store holds the first part.
 
-    single     those of one length, the most common first ("CREST", 2024, figure 8)
-    combined   the most common of each length by turns: an equal number of each ("CREST", 2024, figure 9)
+    single     n-grams of one length, most common first ("CREST", 2024, figure 8)
+    combined   the most common of each length in turn: equal numbers of each ("CREST", 2024, figure 9)
     global     the most common over all lengths
-    gain       those first that save the most passes over the text that they were counted in
+    gain       those that save the most passes over the counted text first
 
-The gain of an n-gram g is what a drafter loses without g, where the longest suffix s that ranks before g answers in
-its place:
+The gain of an n-gram g is what a drafter loses without g, when the longest suffix s that ranks before g answers
+instead:
 
     c * trust(g) * (sum of P(v | g) over the nodes v of g's tree - the same over the nodes of s's tree) / 10^(n - 1)
 
-The sum of the nodes' chances is the expected number of accepted tokens. c counts the documents that g occurs in: text
-that one document repeats says little about others. The difference is seen on the very text that the trees were cut
-from, so it is trusted as far as the drafting rule trusts g: c / (c + beta * d + alpha), with d distinct continuations
-(see `draftstore.search.expand`). An n-gram without such a suffix answers where nothing else would, and is trusted
-fully.
+The sum of the nodes' probabilities is the expected number of accepted tokens. c is the number of documents with g: text
+repeated inside one document says little about others. The difference is measured on the very text that the trees were
+cut from, so it is weighted as the drafting rule weights g: c / (c + beta * d + alpha), with d distinct continuations
+(see `draftstore.search.expand`). An n-gram without such a suffix answers where nothing else would, and has full trust.
 
-The power of ten is for texts that differ from the corpus: there, long n-grams are met less often than here and single
-tokens as often. It puts nearly all tokens before the first bigrams, and bigrams before trigrams that save as much.
+The power of ten is for texts that differ from the corpus: there, long n-grams are rarer than here, but single tokens as
+common. It ranks nearly all tokens before the first bigrams, and bigrams before trigrams that save as much.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,9 +47,9 @@ class Ranking(NamedTuple):
     """N-grams, best first.
 
     Attributes:
-        tables: the n-grams of each length from 1, in ascending order.
-        lengths: uint8 [k], n of each.
-        places: int64 [k], where each stands in the table of its length.
+        tables: n-grams of each length from 1, ascending.
+        lengths: uint8 [k], n of each n-gram.
+        places: int64 [k], row of each in the table of its length.
     """
 
     tables: Sequence[NgramTable]
@@ -58,7 +57,7 @@ class Ranking(NamedTuple):
     places: NDArray[np.int64]
 
     def counts(self) -> NDArray[np.int64]:
-        """int64 [k], occurrences of each."""
+        """int64 [k], occurrences of each n-gram."""
         counts = np.zeros(len(self.places), np.int64)
         for n, table in enumerate(self.tables, 1):
             chosen = self.lengths == n
@@ -69,9 +68,9 @@ class Ranking(NamedTuple):
 def frequent_ngrams(
     index: SuffixIndex, max_n: int, most: int, on_rows: Callable[[int], None] = lambda _: None
 ) -> list[NgramTable]:
-    """Return the most common n-grams of each length up to `max_n`, at most `most` of each; ascending by token.
+    """Return the most common n-grams of each length up to `max_n`, at most `most` of each, in token order.
 
-    Of equally common ones, the first in token order are taken.
+    Ties go to the first in token order.
     """
     pools: list[list[NgramTable]] = [[] for _ in range(max_n)]
     sizes = np.zeros(max_n, np.int64)
@@ -90,7 +89,7 @@ def _join(tables: Sequence[NgramTable]) -> NgramTable:
 
 
 def _most_common(table: NgramTable, most: int) -> NgramTable:
-    """Keep the most common n-grams of a table, in its order; a copy, so that the table's memory can go."""
+    """Keep the most common n-grams of a table in its order; returns a copy, so that the table's memory can be freed."""
     kept = np.sort(np.argsort(-table.counts, kind="stable")[:most])
     return NgramTable(table.tokens[kept], table.counts[kept])
 
@@ -108,13 +107,13 @@ def rank_ngrams(
     """Rank n-grams of up to `max_n` tokens.
 
     Args:
-        index: the arrays of the store that they are counted in.
-        selection: one of `SELECTIONS`; `single` takes those of `max_n` tokens alone.
-        max_n: most tokens of an n-gram.
-        most: how many will be kept at most.
-        depth: most tokens of a path of their trees.
+        index: arrays of the store to count in.
+        selection: one of `SELECTIONS`; `single` takes only those of `max_n` tokens.
+        max_n: maximum tokens of an n-gram.
+        most: maximum number of n-grams.
+        depth: maximum tokens of a path in their trees.
         trust: alpha and beta of the drafting rule.
-        on_rows: called with the rows of each part that has been counted.
+        on_rows: called with the rows of each counted part.
 
     Raises:
         DraftstoreError: no such selection.
@@ -139,10 +138,10 @@ def rank_ngrams(
 
 
 def _candidates(tables: Sequence[NgramTable], most: int) -> list[NgramTable]:
-    """Keep the n-grams whose gain is worth computing: the most common ones, and all tokens seen more than once.
+    """Keep n-grams whose gain is worth computing: the most common ones, and all tokens that occur more than once.
 
-    The suffixes of a common n-gram are at least as common, so they are kept too; single tokens are few, and answer
-    where nothing else does.
+    Suffixes of a common n-gram are at least as common and thus kept; single tokens are few, and answer where nothing
+    else does.
     """
     counts = np.sort(np.concatenate([table.counts for table in tables]))
     least = counts[-most] if most < len(counts) else 0
@@ -158,7 +157,7 @@ def _take(table: NgramTable, places: NDArray[np.int64]) -> NgramTable:
 
 
 def _turns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the turn at which each n-gram of one length is taken: 0 for the most common one."""
+    """Return the turn in which each n-gram of one length is selected: 0 for the most common one."""
     turns = np.empty(len(counts), np.int64)
     turns[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
     return turns
@@ -167,7 +166,7 @@ def _turns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _gains(
     index: SuffixIndex, tables: Sequence[NgramTable], depth: int, trust: tuple[float, float]
 ) -> list[NDArray[np.float64]]:
-    """Return the gain of every n-gram, a length after the other."""
+    """Return the gain of every n-gram, length by length."""
     alpha, beta = trust
     gains: list[NDArray[np.float64]] = []
     trees: list[Trees] = []
@@ -187,7 +186,7 @@ def _gains(
             )
             shared = shared_sums(*own[:4], *_paths(trees[shorter - 1]), suffixes)
             less = trusted * (sums - shared)
-            # The suffix answers in the n-gram's place only if it ranks before it.
+            # The suffix replaces the n-gram only if it ranks before it.
             settled = waiting & (suffixes >= 0)
             settled[settled] = less[settled] <= gains[shorter - 1][suffixes[settled]]
             gain[settled] = less[settled]
@@ -202,7 +201,7 @@ def _paths(trees: Trees) -> tuple[NDArray[np.int32], NDArray[np.int16], NDArray[
 
 @kernel
 def node_sums(levels: Any, sizes: Any) -> Any:
-    """Return float64 [k], the summed chances of the nodes of each tree; levels uint8 [k, nodes], sizes int64 [k]."""
+    """Return float64 [k], the summed probabilities of each tree's nodes; levels uint8 [k, nodes], sizes int64 [k]."""
     sums = np.zeros(len(sizes), np.float64)
     for i in range(len(sizes)):
         for node in range(sizes[i]):
@@ -212,7 +211,7 @@ def node_sums(levels: Any, sizes: Any) -> Any:
 
 @kernel
 def find_ngrams(table: Any, ngrams: Any) -> Any:
-    """Return int64 [k], the row of each n-gram [k, n] in an ascending table [rows, n]; -1 if it is not there."""
+    """Return int64 [k], the row of each n-gram [k, n] in an ascending table [rows, n]; -1 if absent."""
     found = np.empty(len(ngrams), np.int64)
     n = table.shape[1]
     for i in range(len(ngrams)):
@@ -238,17 +237,17 @@ def shared_sums(
     tokens: Any, parents: Any, levels: Any, sizes: Any, other_tokens: Any, other_parents: Any, other_sizes: Any,
     others: Any,
 ) -> Any:  # fmt: skip
-    """Return float64 [k]: the summed chances of those nodes of each tree that another tree has too.
+    """Return float64 [k], the summed probabilities of those nodes of each tree that are also in another tree.
 
     Args:
-        tokens: int32 [k, nodes] of the trees, as the next three.
+        tokens: int32 [k, nodes], the trees' tokens.
         parents: int16 [k, nodes].
         levels: uint8 [k, nodes].
         sizes: int64 [k].
-        other_tokens: likewise, of the trees to compare with.
-        other_parents: likewise.
-        other_sizes: likewise.
-        others: int64 [k], the tree to compare each with; -1 is none.
+        other_tokens: int32 [m, nodes], tokens of the trees to compare with.
+        other_parents: int16 [m, nodes].
+        other_sizes: int64 [m].
+        others: int64 [k], index of the tree to compare each with; -1: none.
     """
     sums = np.zeros(len(sizes), np.float64)
     twins = np.empty(other_tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2

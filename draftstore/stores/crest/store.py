@@ -1,9 +1,9 @@
-"""CREST stores: for each of the most useful n-grams its draft tree, ready made; a draft is a few exact lookups.
+"""CREST stores: precomputed draft trees of the most useful n-grams; a draft takes a few exact lookups.
 
     manifest.json      see draftstore.storage.manifest
     trees.lmdb         entries by n-gram (draftstore.stores.crest.entries); absent where PostgreSQL alone holds them
     dictionary.zst     the dictionary of the entries (draftstore.stores.crest.envelope); may be empty
-    kept.parquet       what is kept, one row an n-gram, for people and for SQL
+    kept.parquet       the n-grams of the store, one row each, for people and for SQL
     tokenizer/         the tokenizer
 
 "CREST: Effectively Compacting a Datastore for Retrieval-Based Speculative Decoding", 2024.
@@ -37,7 +37,7 @@ BUDGET = 64
 class Blending(NamedTuple):
     """How the trees of a context's n-grams share the probability, longest first; see `draftstore.search.expand.Rule`.
 
-    With alpha = beta = 0 the longest n-gram takes all.
+    With alpha = beta = 0 the longest n-gram gets everything.
     """
 
     alpha: float
@@ -50,16 +50,16 @@ class Blending(NamedTuple):
 
 
 STRATEGIES: dict[str, Blending] = {
-    # CREST, section 3.3: the longest n-gram that is stored.
+    # CREST, section 3.3: the longest stored n-gram.
     "longest": Blending(0.0, 0.0),
-    # The constants of REST's strategy: values from (5, 2) to (100, 20) accept as much.
+    # The constants of REST's strategy: values from (5, 2) to (100, 20) have equal acceptance.
     "backoff": Blending(12.0, 6.0),
 }
 DEFAULT_STRATEGY = "backoff"
 
 
 class CrestDrafter:
-    """Drafts from the entries of one store; holds no state of a text, so threads may share it."""
+    """Drafts from the entries of one store; has no per-text state, so threads may share it."""
 
     def __init__(
         self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
@@ -110,10 +110,10 @@ class CrestDrafter:
         return DraftBatch(tokens, parents, levels, sizes, np.array(matches, np.int32), occurrences)
 
     def _choose(self, values: Sequence[bytes | None]) -> tuple[list[bytes], list[int], list[int]]:
-        """Choose the entries that count among those of every n-gram of every context, longest first.
+        """Choose the relevant entries among those of every n-gram of every context, longest first.
 
         Returns:
-            values, the place behind the last one of each context, and the length of its longest n-gram.
+            Values, the end of each context's values, and the length of its longest n-gram.
         """
         chosen: list[bytes] = []
         lasts, matches = [], []
@@ -150,7 +150,7 @@ class CrestDrafter:
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
-        """Compile the kernel, or load it from numba's cache, before the first draft is waited for."""
+        """Compile the kernel, or load it from numba's cache, before the first draft."""
         entry = np.frombuffer(entry_bytes(Entry(DraftTree.empty(), 1, 1)), np.uint8)
         places = np.ones(1, np.int64)
         blend_entries(entry, places * len(entry), places, *self._shares, 1, MAX_DEPTH, LOWEST_LEVEL)
@@ -163,7 +163,7 @@ class CrestStore:
     default_strategy = DEFAULT_STRATEGY
 
     def __init__(self, path: Path, manifest: Manifest, entries: Entries, envelope: Envelope) -> None:
-        """Hold what `open` has checked."""
+        """Hold the parts checked by `open`."""
         self.path = path
         self.manifest = manifest
         self.entries = entries
@@ -177,11 +177,11 @@ class CrestStore:
 
         Args:
             path: its directory.
-            tokenizer: refuse the store unless this one built it; None takes any.
-            backend: where its entries are read, `lmdb` or `postgres`; by default the first that it was built for.
+            tokenizer: required tokenizer; None accepts any.
+            backend: `lmdb` or `postgres`; default: the first that it was built for.
 
         Raises:
-            StoreError: not a CREST store, unknown version, missing or cut files, no such backend.
+            StoreError: not a CREST store, unknown version, missing or truncated files, or no such backend.
             TokenizerError: built with another tokenizer.
         """
         path = Path(path)
@@ -206,7 +206,7 @@ class CrestStore:
 
         Args:
             strategy: one of `STRATEGIES`.
-            changes: fields of its `Blending` that should differ, for experiments.
+            changes: fields of its `Blending` to override, for experiments.
 
         Raises:
             DraftstoreError: no such strategy.
@@ -216,11 +216,11 @@ class CrestStore:
         return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size, blending)
 
     def samples(self, number: int) -> Samples:
-        """Return n-grams that the store holds; see `Store.samples`."""
+        """Return n-grams of the store; see `Store.samples`."""
         dtype = key_dtype(self.manifest.vocab_size)
         rows = [np.frombuffer(key, dtype).astype(np.int64) for key, _ in islice(self.entries.items(), number)]
         return Samples(sample_contexts(rows, self.manifest.vocab_size))
 
     def close(self) -> None:
-        """Let go of the entries."""
+        """Close the entries."""
         self.entries.close()

@@ -1,1 +1,1 @@
-"""DReSD: hidden states with what came next."""
+"""DReSD: hidden states with the tokens that followed."""

@@ -1,10 +1,10 @@
 """Building a DReSD store from text: tokenize, run the model, project, group; resumable after every block.
 
-In the working directory (draftstore.storage.staging) lie the token shards (draftstore.text.tokenizing), what
-`draftstore.stores.dresd.embedding` keeps, and `tokens.bin`, as it will be in the store.
+The working directory (draftstore.storage.staging) contains the token shards (draftstore.text.tokenizing), the files of
+`draftstore.stores.dresd.embedding`, and the final `tokens.bin`.
 
-Tokens, model and options decide the bytes of a store, but for rounding: which positions become entries, and in what
-blocks the model reads them, is settled on tokens alone (draftstore.stores.dresd.kernels.passages).
+Tokens, model and options determine the bytes of a store, except for rounding: the choice of entries, and of the blocks
+in which the model reads them, depends on tokens alone (draftstore.stores.dresd.kernels.passages).
 """
 
 import dataclasses
@@ -58,15 +58,15 @@ REVISION = 1
 
 @dataclasses.dataclass(frozen=True)
 class DresdOptions(CorpusOptions):
-    """What is built, and from what.
+    """Options and corpus of a DReSD build.
 
     Attributes:
-        dims: numbers of a vector.
-        dtype: of the vectors, `float16` or `int8`.
-        max_length: most tokens that the model reads at once; longer documents are read in windows that overlap by a
-            quarter, while continuations cross from one into the next.
-        sample: most entries whose states the projection is fitted to, in whole blocks
-        (draftstore.stores.dresd.kernels.passages).
+        dims: dimensions of a vector.
+        dtype: type of the vectors, `float16` or `int8`.
+        max_length: maximum tokens that the model reads at once; longer documents are read in windows that overlap by a
+            quarter, while continuations may cross windows.
+        sample: maximum number of entries to fit the projection to, in whole blocks
+            (draftstore.stores.dresd.kernels.passages).
     """
 
     dims: int = DIMS
@@ -75,10 +75,10 @@ class DresdOptions(CorpusOptions):
     sample: int = SAMPLE
 
     def check(self) -> None:
-        """Refuse what cannot be built, as far as options alone tell.
+        """Refuse invalid options.
 
         Raises:
-            BuildError: the first of it, with what is expected.
+            BuildError: the first problem, with what is expected.
         """
         least = {
             "dims": (self.dims, 1, None),
@@ -92,14 +92,14 @@ class DresdOptions(CorpusOptions):
 
 @dataclasses.dataclass
 class DresdProgress:
-    """Where a build reports to; each is called many times with totals so far.
+    """Progress callbacks of a build; each is called repeatedly with totals so far.
 
     Attributes:
         tokenized: documents, tokens, characters.
-        sampled: tokens that the model has read for the projection, and those in all.
-        fitted: states that the projection was fitted to so far, and those in all.
-        embedded: tokens whose states are projected, and those in all.
-        grouped: entries in their place, entries in all.
+        sampled: tokens read by the model for the projection, and the total.
+        fitted: states that the projection was fitted to so far, and the total.
+        embedded: tokens whose states are projected, and the total.
+        grouped: entries written in group order, and the total.
         hashed: bytes hashed, bytes in all.
     """
 
@@ -121,20 +121,20 @@ def build_dresd(
     overwrite: bool = False,
     progress: DresdProgress | None = None,
 ) -> BuildResult:
-    """Build a DReSD store, or go on with an interrupted build of the same.
+    """Build a DReSD store, or resume an interrupted build of it.
 
     Args:
         options: what to build.
-        tokenizer: the model's; a copy goes into the store.
+        tokenizer: the model's tokenizer; a copy goes into the store.
         source: the model.
-        out: directory of the store; its parent is made if absent.
-        tokens: a store of the corpus's token shards (`tokenizing.build_tokens`), so that it is not tokenized again.
-        overwrite: replace a store that is there, even one of this very build.
-        progress: told how far the build is.
+        out: directory of the store; its parent is created if missing.
+        tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
+        overwrite: whether to replace an existing store, even one of the same build.
+        progress: progress callbacks.
 
     Raises:
-        BuildError: `out` holds something else, another build is at work there, no space, nothing to build from.
-        CorpusError: the corpus cannot be read, or holds no text.
+        BuildError: `out` is something else, another build is running there, no space, or nothing to build from.
+        CorpusError: the corpus cannot be read or has no text.
     """
     options.check()
     if options.dims > source.hidden_size:
@@ -154,7 +154,7 @@ def build_dresd(
 
 
 def make_plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
-    """Return what decides the bytes of a store, as JSON values."""
+    """Return the inputs that determine the bytes of a store, as JSON values."""
     return {
         "kind": KIND,
         "revision": REVISION,
@@ -169,7 +169,7 @@ def make_plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSour
 
 
 class _Build:
-    """One build at work."""
+    """A running build."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Build:
         self._progress = progress
 
     def run(self) -> None:
-        """Make `partial/store` a whole store."""
+        """Complete `partial/store`."""
         shards, store = self._texts.shards, self._partial / STORE
         tokens, passages = self._prepare(shards)
         reader = Reader(self._source, passages, tokens, self._bos)
@@ -226,10 +226,10 @@ class _Build:
         save_manifest(store, manifest)
 
     def _prepare(self, shards: TokenShards) -> tuple[NDArray[Any], Passages]:
-        """Write tokens.bin, and decide what the model reads.
+        """Write tokens.bin and choose the passages that the model reads.
 
         Raises:
-            BuildError: there is nothing that it could read.
+            BuildError: there are no passages to read.
         """
         window = self._plan["max_length"] - len(self._bos)
         if window < 1:
@@ -251,7 +251,7 @@ class _Build:
         return tokens, passages
 
     def _require_ids(self, shards: TokenShards) -> None:
-        """Refuse ids that the model does not know.
+        """Refuse ids outside the model's vocabulary.
 
         Raises:
             BuildError: the first shard with one.
@@ -269,7 +269,7 @@ class _Build:
     def _assemble(
         self, tokens: NDArray[Any], passages: Passages, projection: Projection, vocab_size: int
     ) -> Grouped:
-        """Write the arrays of the store, whatever an earlier attempt has left there."""
+        """Write the arrays of the store, overwriting those of an earlier attempt."""
         store = self._partial / STORE
         remove(store)
         store.mkdir()
@@ -281,10 +281,10 @@ class _Build:
         )
 
     def _measure(self, passages: Passages, sampled: list[int], projection: Projection) -> dict[str, Any]:
-        """Return how well the store finds some of the kept states again, as they were before rounding."""
+        """Measure the store's retrieval quality with some unquantised states."""
         store = DresdStore.open(self._partial / STORE)
         places = np.concatenate([passages.places(block) for block in sampled])
         rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
-        with np.errstate(invalid="ignore"):  # states that are not finite are no entries, and passed over
+        with np.errstate(invalid="ignore"):  # states that are not finite are not entries, and skipped
             queries = projection.apply(map_states(self._partial, projection.hidden_size)[rows])
         return figures(store.index, store.tokens, places[rows], queries, PROBING)

@@ -1,19 +1,18 @@
-"""The vectors of a dense store: a model reads the corpus block by block, its states are projected to unit length.
+"""The vectors of a dense store: a model reads the corpus block by block; its states are projected and normalised.
 
-In the working directory of a build (draftstore.storage.staging) lie
+The working directory of a build (draftstore.storage.staging) contains
 
     states.bin           f16 [entries of the sampled blocks, hidden size]
-    projection.bin       what was fitted to them
+    projection.bin       the projection fitted to them
     vectors.f16          f16 [entries, dims] in the order of the corpus, NaN where a state is not finite
     layout.json          marker: states.bin and vectors.f16 have their full size
     sampled-00000, ...   marker of each sampled block: its states are in states.bin
     projected.json       marker: projection.bin is written; holds the explained variance
     embedded-00000, ...  marker of each block: its vectors are in vectors.f16
 
-The model reads no block twice: the vectors of the sampled blocks are computed from their states in states.bin. A state
-with a number beyond the range of float16 counts as not finite. The vectors of a block depend on that block alone, so a
-killed build ends with the same bytes when it is run again on the same device with batches of the same size, which
-decide how sums are rounded.
+The model reads no block twice: the vectors of sampled blocks are computed from their states in states.bin. A state with
+a value beyond the range of float16 counts as not finite. The vectors of a block depend on that block alone, so a
+resumed build ends with the same bytes on the same device and with the same batch size, which determines rounding.
 """
 
 import functools
@@ -45,13 +44,13 @@ Told = Callable[[int, int], None]
 
 
 class StateSource(Protocol):
-    """A model whose states key a store; `draftstore.hf.states.ModelStates` is one.
+    """A model whose states are the keys of a store, such as `draftstore.hf.states.ModelStates`.
 
     Attributes:
-        name: of the model.
-        vocab_size: ids that it takes.
-        hidden_size: numbers of a state.
-        positions: most tokens that it can read at once; None for any number.
+        name: name of the model.
+        vocab_size: size of its vocabulary.
+        hidden_size: dimensions of a state.
+        positions: maximum tokens that it can read at once; None: unlimited.
     """
 
     name: str
@@ -60,30 +59,30 @@ class StateSource(Protocol):
     positions: int | None
 
     def identity(self) -> dict[str, str]:
-        """Return what decides the states beside the texts: `dtype`, `weights`."""
+        """Return what determines the states besides the texts: `dtype`, `weights`."""
 
     def states(
         self, texts: Sequence[NDArray[Any]], projection: Projection | None = None
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield index and states of each text, float32 [n, hidden_size], or [n, dims] with a projection.
 
-        The same texts give the same bits.
+        Equal texts give bit-identical states.
         """
 
 
 class Reader:
-    """A model that reads the blocks of a corpus."""
+    """Reads the blocks of a corpus with a model."""
 
     def __init__(
         self, source: StateSource, passages: Passages, tokens: NDArray[Any], bos: tuple[int, ...]
     ) -> None:
-        """Read with a model.
+        """Prepare the reader.
 
         Args:
             source: the model.
-            passages: what there is to read.
+            passages: passages to read.
             tokens: tokens.bin.
-            bos: what the model expects before a text.
+            bos: ids that the model expects before a text.
         """
         self.source = source
         self.passages = passages
@@ -93,7 +92,7 @@ class Reader:
     def read(
         self, block: int, projection: Projection | None = None
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield the states of a block's entries in parts, each with its first entry, counted in the block."""
+        """Yield the states of a block's entries in parts, each with the index of its first entry in the block."""
         texts, rows = self.passages.texts(block, self._tokens, self._bos)
         sizes = np.array([len(text) for text in texts]) - rows
         begins = np.cumsum(sizes) - sizes
@@ -102,11 +101,11 @@ class Reader:
 
 
 def sampled_blocks(passages: Passages, sample: int) -> list[int]:
-    """Return the blocks whose states the projection is fitted to: evenly spaced, whole ones, at least one.
+    """Return the blocks to fit the projection to: whole, evenly spaced, at least one.
 
     Args:
-        passages: what there is to read.
-        sample: most entries of several blocks.
+        passages: passages to read.
+        sample: maximum number of entries if there are several blocks.
     """
     blocks = len(passages.blocks) - 1
     wanted = min(max(sample * blocks // passages.total, 1), blocks)
@@ -114,10 +113,10 @@ def sampled_blocks(passages: Passages, sample: int) -> list[int]:
 
 
 def make_room(partial: Path, passages: Passages, sampled: Sequence[int], hidden_size: int, dims: int) -> None:
-    """Allocate the files of states and vectors, unless that is done: a disk that is too small is full now, or never.
+    """Allocate the files of states and vectors once, so that a full disk fails now and not later.
 
     Raises:
-        BuildError: not enough space on the disk, the store included.
+        BuildError: not enough disk space, including the store's.
     """
     layout = {"blocks": passages.entries.tolist(), "sampled": list(sampled)}
     sizes = {
@@ -145,14 +144,14 @@ def make_room(partial: Path, passages: Passages, sampled: Sequence[int], hidden_
 
 
 def sample_states(partial: Path, reader: Reader, sampled: Sequence[int], told: Told) -> None:
-    """Have the model read the sampled blocks that it has not read yet, and keep their states."""
+    """Compute and store the states of sampled blocks that are not done yet."""
     passages, size = reader.passages, reader.source.hidden_size
     meter = _Meter(passages, sampled, told)
     place = 0
 
     def keep_states(block: int, entries: int, place: int) -> None:
         states = np.empty((entries, size), HALF)
-        with np.errstate(over="ignore"):  # what float16 cannot hold is not finite, and counted later
+        with np.errstate(over="ignore"):  # values beyond float16 are not finite, and counted later
             for first, part in meter.follow(block, reader.read(block)):
                 states[first : first + len(part)] = part
         write_at(partial / STATES, states, place * size)
@@ -170,7 +169,7 @@ def map_states(partial: Path, hidden_size: int) -> NDArray[np.float16]:
 
 
 def fit_projection(partial: Path, hidden_size: int, dims: int, told: Told) -> tuple[Projection, float]:
-    """Return the projection that fits the kept states, and the share of their variance that it keeps.
+    """Return the projection fitted to the stored states, and the share of explained variance.
 
     Raises:
         BuildError: fewer finite states than dimensions.
@@ -192,7 +191,7 @@ def fit_projection(partial: Path, hidden_size: int, dims: int, told: Told) -> tu
 
 
 def embed(partial: Path, reader: Reader, sampled: Sequence[int], projection: Projection, told: Told) -> None:
-    """Make the vectors of all blocks that have none yet; the model reads those whose states are not kept."""
+    """Compute the missing vectors of all blocks; the model reads only those without stored states."""
     passages, dims = reader.passages, projection.dims
     kept = {block: passages.entries_of(sampled[:rank]) for rank, block in enumerate(sampled)}
     states = map_states(partial, projection.hidden_size)
@@ -216,7 +215,7 @@ def embed(partial: Path, reader: Reader, sampled: Sequence[int], projection: Pro
 
 
 class _Meter:
-    """Tells how many tokens of some blocks are done; also inside a block, which may take minutes."""
+    """Reports the tokens done in some blocks, also inside a block, which may take minutes."""
 
     def __init__(self, passages: Passages, blocks: Iterable[int], told: Told) -> None:
         self._passages = passages
@@ -227,7 +226,7 @@ class _Meter:
     def follow(
         self, block: int, parts: Iterable[tuple[int, NDArray[np.float32]]]
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Hand on the parts of a block, and tell after each what share of it is done."""
+        """Pass on the parts of a block, reporting its progress after each."""
         size, entries, seen = self._passages.tokens_of([block]), self._passages.entries_of([block]), 0
         for first, part in parts:
             yield first, part
@@ -243,13 +242,13 @@ class _Meter:
 def _projected(
     states: NDArray[np.float16], projection: Projection
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield kept states as `Reader.read` does."""
+    """Yield stored states as `Reader.read` does."""
     for start in range(0, len(states), PART):
         with np.errstate(invalid="ignore"):
             yield start, projection.apply(states[start : start + PART])
 
 
 def _finite_units(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return vectors [n, dims] at length one; NaN for those without a length or with a number that is not finite."""
+    """Normalise vectors [n, dims]; NaN for zero vectors and those with a value that is not finite."""
     vectors = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, np.float32(np.nan))
     return unit(vectors)

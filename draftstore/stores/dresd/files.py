@@ -1,7 +1,7 @@
-"""The files of DReSD stores: what is in each, and the checks before kernels follow them.
+"""The files of DReSD stores and their validation before kernels use them.
 
-Opening reads the manifest, the projection and the small tables. What the kernels follow blindly is checked here;
-positions and tokens, which are many, they check themselves.
+Opening reads the manifest, the projection and the small tables. What the kernels trust is checked here; positions and
+tokens, which are many, are checked in the kernels.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,23 +35,23 @@ FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 
 
 def _position_dtype(manifest: Manifest) -> np.dtype[Any]:
-    """Return the type of positions: the one that as many entries fill the file with."""
+    """Return the type of positions, derived from the file size and the number of entries."""
     wide = manifest.files["positions.bin"].size == 8 * manifest.counts["entries"] > 0
     return np.dtype("<u8" if wide else "<u4")
 
 
 def check_parameters(path: Path, manifest: Manifest) -> None:
-    """Check that a manifest says what readers of the files need to know.
+    """Check that a manifest has the parameters that readers of the files need.
 
     Raises:
-        StoreError: it does not.
+        StoreError: a parameter is missing or wrong.
     """
     for problem in _parameter_problems(manifest):
         raise _damaged(path, problem)
 
 
 def _parameter_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield what is wrong with the parameters of a store, and with the list of its files."""
+    """Yield the problems of a store's parameters and list of files."""
     kinds: dict[str, type] = {
         "dims": int, "hidden_size": int, "layer": str, "dtype": str, "projection": str,
     }  # fmt: skip
@@ -76,7 +76,7 @@ def read_projection(path: Path, manifest: Manifest) -> Projection:
     """Read the projection of a store.
 
     Raises:
-        StoreError: it is damaged, or not the one that the manifest names.
+        StoreError: the projection is damaged, or not the one in the manifest.
     """
     dims, hidden_size = manifest.parameters["dims"], manifest.parameters["hidden_size"]
     try:
@@ -98,13 +98,13 @@ def read_projection(path: Path, manifest: Manifest) -> Projection:
 
 
 def map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]:
-    """Map a store's files and check that they fit each other.
+    """Map a store's files and check that they are consistent.
 
     Returns:
-        The index, and the tokens.
+        The index and the tokens.
 
     Raises:
-        StoreError: they do not.
+        StoreError: the files are inconsistent.
     """
     dims = manifest.parameters["dims"]
     arrays = {name: map_or_empty(path / name, dtype(manifest)) for name, dtype in FILES.items()}
@@ -124,7 +124,7 @@ def map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]
 
 
 def _index_problems(index: DenseIndex, manifest: Manifest) -> Iterator[str]:
-    """Yield where tables do not fit each other; all that kernels follow but positions, which they check themselves."""
+    """Yield inconsistencies of the tables; positions are checked in the kernels."""
     entries, lists, vocab_size = len(index.vectors), len(index.centroids), manifest.vocab_size
     sizes = {
         "vectors.bin": (entries, manifest.counts["entries"]),

@@ -1,7 +1,7 @@
 """The arrays of a dense store: the vectors of a corpus grouped by first token, large groups cut into lists.
 
-`draftstore.stores.dresd.store` describes the files. This takes about 30 bytes of memory an entry, and the vectors of
-the largest group as float32.
+`draftstore.stores.dresd.store` describes the files. Memory: about 30 bytes per entry, and the vectors of the largest
+group as float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ PART = 1 << 14
 
 
 class Grouped(NamedTuple):
-    """How much was written.
+    """The size of the written arrays.
 
     Attributes:
         entries: number of entries; those without a finite vector are left out.
@@ -32,11 +32,11 @@ class Grouped(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Entries that are written together: those of a large group, or a part of the others.
+    """Entries that are written together: a large group, or a part of the small ones.
 
     Attributes:
         start: first entry.
-        stop: the entry behind the last one.
+        stop: end of the entries.
         token: first token of a large group; -1 for a part of small groups.
     """
 
@@ -54,16 +54,16 @@ def group_entries(
     dtype: str,
     told: Callable[[int, int], None],
 ) -> Grouped:
-    """Write the arrays of the entries into a store.
+    """Write the arrays of the entries to a store.
 
     Args:
         store: its directory.
         tokens: tokens.bin.
-        passages: which entries there are.
-        vectors: float16 [entries, dims], in the order of the corpus; unit length, or NaN.
-        vocab_size: token ids lie below it.
-        dtype: of the vectors in the store, see `draftstore.stores.dresd.kernels.quantised`.
-        told: called with entries written and entries in all.
+        passages: passages with the entries.
+        vectors: float16 [entries, dims], in corpus order; unit length, or NaN.
+        vocab_size: size of the vocabulary.
+        dtype: type of the stored vectors, see `draftstore.stores.dresd.kernels.quantised`.
+        told: called with the entries written and the total.
     """
     kept = _finite(vectors)
     places = _places(passages, np.dtype("<u4" if len(tokens) < 1 << 32 else "<u8"))
@@ -107,8 +107,8 @@ def _cut(
     """Cut a large group into lists.
 
     Returns:
-        The entries in the order of their lists, int64 [n]; the place in that order where each list begins, int64
-        [lists]; the centroids, float32 [lists, dims].
+        The entries in list order, int64 [n]; the start of each list in that order, int64 [lists]; the centroids,
+        float32 [lists, dims].
     """
     lists = lists_for(len(vectors))
     centroids, assignment = cluster(vectors, lists, seed=token)
@@ -124,7 +124,7 @@ def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:
 
 
 def _places(passages: Passages, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return where the continuations of all entries begin, in the order of the corpus."""
+    """Return the positions of all entries' continuations, in corpus order."""
     places = np.empty(passages.total, dtype)
     for block, start in enumerate(passages.entries[:-1].tolist()):
         part = passages.places(block)
@@ -133,7 +133,7 @@ def _places(passages: Passages, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator[_Run]:
-    """Yield all entries in order: each large group whole, what lies between them in parts."""
+    """Yield all entries in order: each large group whole, the small ones between them in parts."""
     place = 0
     for token in np.flatnonzero(np.diff(group_lists)).tolist():
         start, stop = int(groups[token]), int(groups[token + 1])
@@ -144,6 +144,6 @@ def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator
 
 
 def _parts(start: int, stop: int) -> Iterator[_Run]:
-    """Yield a stretch of small groups in parts, which may cut a group."""
+    """Yield a range of small groups in parts, which may cut a group."""
     for begin in range(start, stop, PART):
         yield _Run(begin, min(begin + PART, stop), -1)

@@ -17,7 +17,7 @@ from draftstore.text.tokens import sentinel, token_dtype
 
 
 class DresdKind(Kind):
-    """Hidden states of one model, and what came next."""
+    """Hidden states of one model, and the tokens that followed."""
 
     title = "DReSD"
     strategies = tuple(STRATEGIES)
@@ -28,7 +28,7 @@ class DresdKind(Kind):
         return DresdStore.open(path)
 
     def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        """Yield what a store says of its vectors, as far as it does; see `Kind.info`."""
+        """Yield rows about a store's vectors, as far as the manifest has them; see `Kind.info`."""
         values = manifest.parameters
         size, dtype = f"{values.get('dims')} of {values.get('hidden_size')} dimensions", values.get("dtype")
         yield "vectors", f"{size}, {dtype}"
@@ -40,7 +40,7 @@ class DresdKind(Kind):
             yield "", f"{found}, of {quality['queries']:,} entries asked for by their own states"
 
     def figures(self, manifest: Manifest) -> dict[str, Any]:
-        """Return the model, the size of the vectors, and how well entries are found; see `Kind.figures`."""
+        """Return model, vector size and retrieval quality; see `Kind.figures`."""
         values = manifest.parameters
         shown = [key for key in ("dims", "dtype", "explained_variance") if key in values]
         return {
@@ -51,7 +51,7 @@ class DresdKind(Kind):
         }
 
     def load_kernels(self) -> None:
-        """Compile the kernels for ids and vectors of both types, for one context and for several."""
+        """Compile the kernels for all types of ids and vectors, for single contexts and batches."""
         contexts = np.full((2, CONTEXT_TOKENS), -1, np.int32)
         for vocab_size in (1, 1 << 16):
             for dtype in (np.uint16, np.int8):
@@ -63,7 +63,7 @@ class DresdKind(Kind):
 
 
 def _smallest(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:
-    """Return index, tokens and projection of a store without entries, of one dimension."""
+    """Return index, tokens and projection of an empty store with one dimension."""
     tokens = token_dtype(vocab_size)
     index = DenseIndex(
         read_only(np.empty((0, 1), dtype)),

@@ -1,4 +1,4 @@
-"""How well a dense store finds what it should: the figures of its manifest and of benchmarks."""
+"""Retrieval quality of a dense store, for its manifest and for benchmarks."""
 
 from typing import Any, Literal
 
@@ -21,22 +21,22 @@ Ties = Literal["best", "any"]
 def reciprocal_ranks(
     index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64], ties: Ties = "best"
 ) -> NDArray[np.float64]:
-    """Return one by the rank of each entry when it is asked for with its own state.
+    """Return the reciprocal rank of each entry when queried with its own state.
 
-    The rank is among all entries, whatever their first tokens: one more than the entries that are nearer than it.
-    Entries of equal vectors cannot be told apart; the beginnings that texts share, as chat templates, have many.
+    The rank is among all entries, whatever their first tokens: one plus the number of nearer entries. Entries with
+    equal vectors are ties; common prefixes of texts, such as chat templates, cause many.
 
     Args:
-        index: of the store.
-        queries: float32 [n, dims], states of entries, projected but not quantised; of any length.
+        index: arrays of the store.
+        queries: float32 [n, dims], projected, unquantised states of entries; of any length.
         entries: int64 [n], numbers of these entries.
-        ties: `best`, equally near ones are not counted; `any`, they come in any order, and the mean is over all.
+        ties: `best`: ties do not count; `any`: the mean over all orders of the ties.
 
     Returns:
-        float64 [n]; 0 for a query with NaN, or of zeros.
+        float64 [n]; 0 for zero vectors and those with NaN.
 
     Raises:
-        DraftstoreError: arrays that do not fit, or entries that the store does not have.
+        DraftstoreError: shapes do not match, or unknown entries.
     """
     total, dims = index.vectors.shape
     if queries.shape != (len(entries), dims):
@@ -66,20 +66,19 @@ def recall(
     k: int = 10,
     probing: float = PROBING,
 ) -> float:
-    """Return the share of the k nearest entries of a group that `search` finds, in the mean over queries.
+    """Return the recall of `search` for the k nearest entries of a group, averaged over queries.
 
-    A found entry counts if it is as near as the k-th that `search_exactly` finds. Queries without neighbours are left
-    out.
+    A found entry counts if it is as near as the k-th of `search_exactly`. Queries without neighbours are skipped.
 
     Args:
-        index: of the store.
+        index: arrays of the store.
         queries: float32 [n, dims], of any length.
         tokens: int32 [n], first tokens.
-        k: neighbours asked for; a group of fewer has fewer.
+        k: number of neighbours; fewer in smaller groups.
         probing: see `search`.
 
     Returns:
-        A share; NaN without queries that have neighbours.
+        Recall in [0, 1]; NaN if no query has neighbours.
 
     Raises:
         DraftstoreError: see `search`.
@@ -104,18 +103,18 @@ def figures(
     queries: NDArray[np.float32],
     probing: float = PROBING,
 ) -> dict[str, int | float]:
-    """Return what the manifest of a store says of its quality.
+    """Return the quality figures of a store's manifest.
 
     Args:
-        index: of the store.
+        index: arrays of the store.
         tokens: unsigned [tokens], its corpus.
-        places: int64 [n], where in the corpus the continuations of some entries begin; those that the store left out
-            are passed over.
-        queries: float32 [n, dims], the states of these entries, projected but not quantised.
+        places: int64 [n], starts of some entries' continuations in the corpus; entries that are not in the store are
+            skipped.
+        queries: float32 [n, dims], projected, unquantised states of these entries.
         probing: see `draftstore.stores.dresd.kernels.nearest.search`.
 
     Returns:
-        `queries`, how many were asked, `mean_reciprocal_rank`, `mean_reciprocal_rank_ties` with ties in any order, and
+        `queries`, their number, `mean_reciprocal_rank`, `mean_reciprocal_rank_ties` with ties in any order, and
         `recall_at_10`, to six digits.
     """
     firsts = tokens[places - 1].astype(np.int32)
@@ -138,9 +137,9 @@ def figures(
 def _count(
     index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count the entries that are nearer to each query than its own one, and those that are as near.
+    """Count the entries nearer to each query than its own, and those equally near.
 
-    The latter hold the entry itself; there is none where the query is NaN.
+    The latter include the entry itself; there are none if the query has NaN.
     """
     own = np.einsum("ij,ij->i", queries, restore(index.vectors[entries]))[:, None]
     nearer, equal = np.zeros((2, len(entries)), np.int64)

@@ -1,18 +1,18 @@
-"""DReSD stores: hidden states of one model, and what came next; drafts from the entries nearest to where a text is.
+"""DReSD stores: hidden states of one model and the tokens that followed; drafts come from the nearest entries.
 
     manifest.json      see draftstore.storage.manifest; target_model is the model whose states they are
     projection.bin     f32, from hidden states to vectors: weights [dims, hidden_size], then bias [dims]
-    tokens.bin         u16 or u32, all documents one after the other, each closed by the sentinel
+    tokens.bin         u16 or u32, all documents concatenated, each ended by the sentinel
     vectors.bin        f16 or i8 [entries, dims], of unit length, sorted by first token, then list
-    positions.bin      u32 or u64 [entries], where in tokens.bin the continuation begins, right behind the first token
+    positions.bin      u32 or u64 [entries], start of the continuation in tokens.bin, right after the first token
     groups.bin         i64 [vocab_size + 1], first entry of each group: the entries of one first token
     group_lists.bin    i32 [vocab_size + 1], first list of each group; small groups have none
     lists.bin          i64 [lists + 1], first entry of each list
     centroids.bin      f32 [lists, dims], of unit length
     tokenizer/         the tokenizer
 
-All numbers are little-endian. An entry is a place in a document: its vector is the state there, its first token the one
-that came next, its continuation what came after that. A text that was just extended by a token asks with the state that
+All numbers are little-endian. An entry is a position in a document: its vector is the state there, its first token the
+next token, its continuation what came after that. A text that was just extended by a token queries with the state that
 predicted it, and gets continuations of entries with that first token.
 
 "DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025.
@@ -44,13 +44,14 @@ MAX_DRAFTS = 1024
 
 
 class Shape(NamedTuple):
-    """How a draft is drawn.
+    """Parameters of drafts.
 
     Attributes:
-        drafts: most neighbours.
-        length: most tokens of each continuation.
-        probing: how much of a large group is visited, see `draftstore.stores.dresd.kernels.nearest`; None is what
-        the store names. calibration: from neighbours to probabilities.
+        drafts: maximum neighbours.
+        length: maximum tokens of a continuation.
+        probing: share of a large group that is visited, see `draftstore.stores.dresd.kernels.nearest`; None: the
+            store's.
+        calibration: parameters of the probabilities.
     """
 
     drafts: int
@@ -62,7 +63,7 @@ class Shape(NamedTuple):
         """Refuse values that the kernels cannot follow.
 
         Raises:
-            DraftstoreError: the first of them, with what is expected.
+            DraftstoreError: the first invalid value, with what is expected.
         """
         limits = {"drafts": (self.drafts, 1, MAX_DRAFTS), "length": (self.length, 1, MAX_DEPTH)}
         require_limits("a draft", limits)
@@ -72,10 +73,10 @@ class Shape(NamedTuple):
 
 
 STRATEGIES: dict[str, Shape] = {
-    # Of 64 nodes, a fifth more is accepted than with the next one: what many neighbours agree on is likelier. Even more
-    # of them tell the nodes apart no better.
+    # With 64 nodes, acceptance is a fifth higher than with the next one: agreement of many neighbours is a better
+    # estimate. Even more neighbours do not improve it.
     "many": Shape(drafts=64, length=10),
-    # The shapes that the paper finds best, with nucleus sampling and with greedy decoding.
+    # The best parameters in the paper, with nucleus sampling and with greedy decoding.
     "wide": Shape(drafts=10, length=10),
     "deep": Shape(drafts=3, length=20),
 }
@@ -83,7 +84,7 @@ DEFAULT_STRATEGY = "many"
 
 
 class DresdDrafter:
-    """Drafts from one store in one shape; holds no state of a text, so threads may share it."""
+    """Drafts from one store with fixed parameters; has no per-text state, so threads may share it."""
 
     context_size = 1
 
@@ -91,13 +92,13 @@ class DresdDrafter:
         """Draft from `index` and `tokens`.
 
         Args:
-            index: of the entries.
+            index: index of the entries.
             tokens: unsigned [tokens], the corpus, see `draftstore.stores.dresd.kernels.dense_tree`.
-            projection: from hidden states to queries.
-            shape: of the drafts; one without a probing gets the default.
+            projection: maps hidden states to queries.
+            shape: parameters of the drafts; without a probing it gets the default.
 
         Raises:
-            DraftstoreError: the shape has a value that the kernels cannot follow.
+            DraftstoreError: an invalid parameter.
         """
         shape.check()
         self.index = index
@@ -126,11 +127,11 @@ class DresdDrafter:
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        A last token outside the vocabulary, a query with NaN and one of zeros get an empty tree. A match is one token
-        long, the one just sampled; its occurrences are the entries that were searched.
+        A last token outside the vocabulary, a zero query and one with NaN give an empty tree. The match length is one,
+        the token just sampled; its occurrences are the entries in the searched group.
 
         Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096, or contexts or queries are no matrix that fits.
+            DraftstoreError: the budget is outside 0 .. 4,096, or contexts or queries have the wrong shape.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if queries is None or budget == 0 or level < 0 or contexts.size == 0:
@@ -150,12 +151,12 @@ class DresdDrafter:
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-            DraftstoreError: a hidden state of another size.
+            DraftstoreError: the hidden state has the wrong size.
         """
         return ContextSession(self, prompt_ids, hidden)
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""
+        """Compile the kernels, or load them from numba's cache, before the first draft."""
         self.draft(
             np.full((1, 1), -1, np.int32), queries=np.full((1, self.projection.dims), np.nan, np.float32)
         )
@@ -170,7 +171,7 @@ class DresdStore:
     def __init__(
         self, path: Path, manifest: Manifest, index: DenseIndex, tokens: NDArray[Any], projection: Projection
     ) -> None:
-        """Hold what `open` has checked."""
+        """Hold the parts checked by `open`."""
         self.path = path
         self.manifest = manifest
         self.index = index
@@ -190,13 +191,13 @@ class DresdStore:
 
         Args:
             path: its directory.
-            target_model: refuse the store unless its states are this model's; None takes any.
-            tokenizer: refuse the store unless this one made its ids; None takes any.
-            hidden_size: refuse the store unless its states are of this size; None takes any.
+            target_model: required model of the states; None accepts any.
+            tokenizer: required tokenizer; None accepts any.
+            hidden_size: required size of the states; None accepts any.
 
         Raises:
-            StoreError: not a DReSD store, unknown version, missing, cut or inconsistent files, another projection than
-                its manifest names, or another model's states.
+            StoreError: not a DReSD store, unknown version, missing, truncated or inconsistent files, a projection other
+                than the manifest's, or another model's states.
             TokenizerError: made with another tokenizer.
         """
         path = Path(path)
@@ -220,10 +221,10 @@ class DresdStore:
 
         Args:
             strategy: one of `STRATEGIES`.
-            changes: fields of its `Shape` that should differ, for experiments.
+            changes: fields of its `Shape` to override, for experiments.
 
         Raises:
-            DraftstoreError: no such strategy, or a value that no shape can have.
+            DraftstoreError: no such strategy, or an invalid value.
         """
         shape = strategy_named(strategy, STRATEGIES)._replace(**changes)
         if shape.probing is None:
@@ -231,7 +232,7 @@ class DresdStore:
         return DresdDrafter(self.index, self.tokens, self.projection, shape)
 
     def samples(self, number: int) -> Samples:
-        """Return first tokens of entries, and what finds these entries: their own vectors; see `Store.samples`."""
+        """Return first tokens of entries with the entries' own vectors as queries; see `Store.samples`."""
         total = len(self.index.vectors)
         entries = np.linspace(0, max(total - 1, 0), min(number, total), dtype=np.int64)
         firsts = np.searchsorted(self.index.groups, entries, side="right") - 1
@@ -241,4 +242,4 @@ class DresdStore:
         )
 
     def close(self) -> None:
-        """Let go of the store; its files are unmapped with the last array that shows them."""
+        """Close the store; its files are unmapped with the last array that refers to them."""

@@ -1,1 +1,1 @@
-"""Token Recycling: a model's own candidates, kept between processes."""
+"""Token Recycling: a model's own candidates, persisted between processes."""

@@ -1,10 +1,10 @@
-"""Making recycling stores: a model's candidates saved, and the bigrams of a corpus to start from.
+"""Writing recycling stores: a model's saved candidates, or the bigrams of a corpus as a start.
 
     drafter = RecyclingDrafter(vocab_size, matrix=seed_from(RestStore.open("stores/chat")))
     ...decoding...
     save_recycling(drafter, Path("stores/chat-hot"), target_model="org/model", tokenizer=identity, overwrite=True)
 
-A store is written beside its place and gets its name by a rename, as all stores (`draftstore.storage.staging`).
+A store is written to a temporary directory and renamed, as all stores (`draftstore.storage.staging`).
 """
 
 import hashlib
@@ -31,13 +31,13 @@ from draftstore.text.tokens import token_dtype
 
 
 def seed_from(store: RestStore | CrestStore) -> NDArray[np.int32]:
-    """Return the most common successors of each token of a corpus.
+    """Return the most common successors of each token in a corpus.
 
-    From a REST store they are exact, equally common ones by token id; no successor stands in the next document. A CREST
-    store knows those of the single tokens that it kept, in the order of the grid of draft trees.
+    From a REST store they are exact, ties by token id, and never cross documents. A CREST store has only successors of
+    its single-token n-grams, ordered by their quantised probabilities.
 
     Returns:
-        int32 [vocab_size, 8], -1 is none.
+        int32 [vocab_size, 8], filled up with -1.
 
     Raises:
         StoreError: the store is damaged.
@@ -70,19 +70,19 @@ def save_recycling(
     seed: Manifest | None = None,
     overwrite: bool = False,
 ) -> BuildResult:
-    """Save what a drafter knows as a store; other threads may go on drafting.
+    """Save a drafter's state as a store; other threads may go on drafting.
 
     Args:
-        drafter: whose candidates are saved, as they are now.
-        out: directory of the store; its parent is made if absent.
-        target_model: id of the model whose candidates they are.
-        tokenizer: of the model.
-        name: of the store, for people; by default the directory's.
-        seed: manifest of the store that the drafter started from, whose corpus the new manifest tells.
-        overwrite: replace a store that is there.
+        drafter: drafter to save, in its present state.
+        out: directory of the store; its parent is created if missing.
+        target_model: id of the model.
+        tokenizer: tokenizer of the model.
+        name: display name of the store; default: the directory's.
+        seed: manifest of the store that the drafter started from, whose corpus the new manifest names.
+        overwrite: whether to replace an existing store.
 
     Raises:
-        BuildError: no name of a model, `out` holds something else, or another build is at work there.
+        BuildError: empty model id, `out` is something else, or another build is running there.
     """
     if not target_model:
         raise BuildError("candidates belong to a model: name it")
@@ -120,7 +120,7 @@ def _describe(
     tokenizer: TokenizerIdentity,
     seed: Manifest | None,
 ) -> Manifest:
-    """Return the manifest, files to fill."""
+    """Return the manifest, with files to fill."""
     filled = matrix >= 0
     nothing = {"sources": [], "bad_records": 0, "empty_documents": 0}
     return Manifest(

@@ -9,15 +9,15 @@ from draftstore.stores.recycling.store import KIND
 
 
 class RecyclingKind(Kind):
-    """A model's candidates, which only a decoder of that model can use."""
+    """A model's candidates, usable only in decoding with that model."""
 
     title = "Token Recycling"
 
     def open(self, path: Path, backend: str | None = None) -> NoReturn:  # noqa: ARG002
-        """Refuse to draft from a store alone.
+        """Refuse to draft without a model.
 
         Raises:
-            StoreError: it says where to name the store.
+            StoreError: always; the message says where to name the store.
         """
         raise StoreError(
             f"{path} is of kind {self.name!r}, which drafts only while its model decodes: name it to "

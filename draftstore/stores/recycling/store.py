@@ -1,11 +1,11 @@
-"""Recycling stores: the candidates that one model gave, kept so that its next process starts hot.
+"""Recycling stores: the candidates of one model, persisted so that its next process starts warm.
 
     manifest.json      see storage.manifest; target_model is the model, counts.entries the tokens with candidates
-    matrix.bin         u16 or u32 [vocab_size, 8], little-endian, the candidates of each token, best first; the type's
+    matrix.bin         u16 or u32 [vocab_size, 8], little-endian, candidates of each token, best first; the type's
                        largest value is an empty cell
-    tree.json          the static tree: its rank paths, and the tries and hits of each
+    tree.json          the static tree: its rank paths, with tries and hits of each
 
-Less than 2 MB below 65,536 ids. The candidates belong to the model and to its tokenizer: any other is refused.
+Below 2 MB for less than 65,536 ids. The candidates belong to a model and its tokenizer: others are refused.
 """
 
 import json
@@ -27,15 +27,15 @@ TREE_FILE = "tree.json"
 
 
 class RecyclingStore:
-    """An open store: candidates in memory, where drafters take copies of them."""
+    """An open store: candidates in memory, which drafters copy."""
 
     def __init__(self, path: Path, manifest: Manifest, matrix: NDArray[np.int32], tree: RankTree) -> None:
-        """Hold what `open` has checked.
+        """Hold the parts checked by `open`.
 
         Args:
             path: its directory.
             manifest: its manifest.
-            matrix: int32 [vocab_size, 8], -1 is none.
+            matrix: int32 [vocab_size, 8], -1 for empty cells.
             tree: the static tree.
         """
         self.path = path
@@ -56,15 +56,15 @@ class RecyclingStore:
 
         Args:
             path: its directory.
-            target_model: refuse the store unless its candidates are this model's; None takes any.
-            tokenizer: refuse the store unless this one made its ids; None takes any.
-            vocab_size: refuse the store if it knows more ids; None takes any. A model may know more than its
-                tokenizer, where its matrices are padded.
+            target_model: required model; None accepts any.
+            tokenizer: required tokenizer; None accepts any.
+            vocab_size: upper limit of the store's vocabulary size; None accepts any. A model's vocabulary may be larger
+                than its tokenizer's because of padding.
 
         Raises:
-            StoreError: not a recycling store, unknown version, missing or cut files, ids out of range, another model's
-                candidates, or a larger vocabulary.
-            TokenizerError: made with another tokenizer.
+            StoreError: not a recycling store, unknown version, missing or truncated files, ids out of range, another
+                model, or a larger vocabulary.
+            TokenizerError: built with another tokenizer.
         """
         path = Path(path)
         manifest = load_manifest(path, KIND)
@@ -81,14 +81,14 @@ class RecyclingStore:
         return cls(path, manifest, _read_matrix(path, manifest), _read_tree(path))
 
     def drafter(self, *, vocab_size: int | None = None, nodes: int | None = None) -> RecyclingDrafter:
-        """Return a drafter that starts from what the store holds; the store itself never changes.
+        """Return a drafter that starts from a copy of the store's state; the store itself never changes.
 
         Args:
-            vocab_size: ids that the model may emit, at least the store's; None takes the store's.
-            nodes: size of the static tree, see `RankTree.resized`; None takes the store's.
+            vocab_size: vocabulary size of the model, at least the store's; None: the store's.
+            nodes: size of the static tree, see `RankTree.resized`; None: the store's.
 
         Raises:
-            DraftstoreError: fewer ids than the store's, or no such size.
+            DraftstoreError: a vocabulary smaller than the store's, or an invalid size.
         """
         tree = RankTree(self.tree.paths, self.tree.tries.tolist(), self.tree.hits.tolist())
         return RecyclingDrafter(
@@ -98,7 +98,7 @@ class RecyclingStore:
         )
 
     def close(self) -> None:
-        """Let go of the store: nothing is held open."""
+        """Close the store; nothing is held open."""
 
 
 def matrix_bytes(matrix: NDArray[np.int32]) -> bytes:
@@ -110,15 +110,15 @@ def matrix_bytes(matrix: NDArray[np.int32]) -> bytes:
 
 
 def tree_fields(tree: RankTree) -> dict[str, Any]:
-    """Return what `tree.json` holds."""
+    """Return the content of `tree.json`."""
     return {"paths": list(tree.paths), "tries": tree.tries.tolist(), "hits": tree.hits.tolist()}
 
 
 def _read_matrix(path: Path, manifest: Manifest) -> NDArray[np.int32]:
-    """Read the candidates of a store, and check them.
+    """Read and check the candidates of a store.
 
     Raises:
-        StoreError: of another size than the vocabulary wants, an id out of range, or twice in a row.
+        StoreError: the size does not match the vocabulary, or an id is out of range or twice in a row.
     """
     vocab_size = manifest.vocab_size
     try:
@@ -151,7 +151,7 @@ def _read_tree(path: Path) -> RankTree:
     """Read the static tree of a store.
 
     Raises:
-        StoreError: it is none.
+        StoreError: it is invalid.
     """
     try:
         fields = json.loads((path / TREE_FILE).read_text(encoding="utf-8"))
@@ -165,15 +165,15 @@ def _read_tree(path: Path) -> RankTree:
 
 
 def _require(values: Any, kind: type) -> None:
-    """Refuse what is not a list of values of one type.
+    """Refuse values that are not a list of one type.
 
     Raises:
-        TypeError: the first that is not.
+        TypeError: the first wrong value.
     """
     if not isinstance(values, list):
         raise TypeError(f"{type_name(values)}, expected a list")
     for value in values:
-        if type(value) is not kind:  # a bool is no count
+        if type(value) is not kind:  # bool is not a count
             raise TypeError(f"{type_name(value)}, expected {kind.__name__}")
 
 

@@ -1,11 +1,11 @@
 """Building a REST store from text: tokenize, lay out segments, sort each; resumable at every step.
 
-In the working directory (draftstore.storage.staging) lie the token shards (draftstore.text.tokenizing) and
+The working directory (draftstore.storage.staging) contains the token shards (draftstore.text.tokenizing) and
 
     layout.json, sorted-00000, ...   markers of draftstore.stores.rest.segments
 
-A build that is run again goes on after the last marker; one that fails before the first token shard is finished leaves
-nothing. The arrays are the same bytes for the same input, whatever the number of processes and interruptions.
+A build resumes after its last marker; one that fails before the first token shard is finished leaves nothing. The
+arrays are byte-identical for the same input, whatever the number of processes and interruptions.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ SEGMENT_TOKENS = 1 << 28
 
 @dataclasses.dataclass
 class Progress:
-    """Where a build reports to; each is called many times with totals so far.
+    """Progress callbacks of a build; each is called repeatedly with totals so far.
 
     Attributes:
         tokenized: documents, tokens, characters.
-        sorted: tokens sorted, tokens in all.
-        hashed: bytes hashed, bytes in all.
+        sorted: tokens sorted, and the total.
+        hashed: bytes hashed, and the total.
     """
 
     tokenized: Callable[[int, int, int], None] = lambda _documents, _tokens, _characters: None
@@ -43,10 +43,10 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class RestOptions(CorpusOptions):
-    """What is built, and from what.
+    """Options and corpus of a REST build.
 
     Attributes:
-        segment_tokens: most tokens of a segment.
+        segment_tokens: maximum tokens of a segment.
     """
 
     segment_tokens: int = SEGMENT_TOKENS
@@ -62,20 +62,20 @@ def build_rest(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> BuildResult:
-    """Build a REST store, or go on with an interrupted build of the same.
+    """Build a REST store, or resume an interrupted build of it.
 
     Args:
         options: what to build.
-        tokenizer: makes the token ids; a copy goes into the store.
-        out: directory of the store; its parent is made if absent.
-        tokens: a store of the corpus's token shards (`tokenizing.build_tokens`), so that it is not tokenized again.
-        overwrite: replace a store that is there, even one of this very build.
-        workers: processes that sort segments; all cores by default.
-        progress: told how far the build is.
+        tokenizer: its tokenizer; a copy goes into the store.
+        out: directory of the store; its parent is created if missing.
+        tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
+        overwrite: whether to replace an existing store, even one of the same build.
+        workers: processes that sort segments; default: all cores.
+        progress: progress callbacks.
 
     Raises:
-        BuildError: `out` holds something else, another build is at work there, no space, a worker died.
-        CorpusError: the corpus cannot be read, or holds no text.
+        BuildError: `out` is something else, another build is running there, no space, or a worker died.
+        CorpusError: the corpus cannot be read or has no text.
     """
     if not 2 <= options.segment_tokens <= MAX_SEGMENT_TOKENS:
         raise BuildError(

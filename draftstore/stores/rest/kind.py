@@ -22,7 +22,7 @@ class RestKind(Kind):
         return RestStore.open(path)
 
     def load_kernels(self) -> None:
-        """Compile the kernels for ids of both widths, for one context and for several."""
+        """Compile the kernels for both widths of ids, for single contexts and batches."""
         contexts = np.full((2, CONTEXT_TOKENS), -1, np.int32)
         for vocab_size in (1, 1 << 16):
             for rule in STRATEGIES.values():

@@ -1,4 +1,4 @@
-"""The arrays of a REST store: token shards laid out in segments, and each segment sorted, resumable.
+"""The arrays of a REST store: token shards laid out in segments, each sorted separately; resumable.
 
     layout.json          marker: tokens.bin and segments.bin are complete, the other arrays have their sizes
     sorted-00000         marker: this segment's suffix array and tables are in place
@@ -35,10 +35,10 @@ _SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
 def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int) -> None:
-    """Write tokens.bin and segments.bin, and make room for the other arrays, unless that is done.
+    """Write tokens.bin and segments.bin and allocate the other arrays, unless done already.
 
     Raises:
-        BuildError: not enough space on the disk.
+        BuildError: not enough disk space.
     """
 
     def write() -> dict[str, int]:
@@ -52,12 +52,12 @@ def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int
 
 
 def _has_sizes(store: Path, sizes: dict[str, int]) -> bool:
-    """Tell whether the arrays are as laid out: a published store takes them along."""
+    """Tell whether the arrays have their sizes; publishing a store moves them away."""
     return all((store / name).is_file() and (store / name).stat().st_size == sizes[name] for name in sizes)
 
 
 def _write_layout(shards: TokenShards, store: Path, segment_tokens: int) -> dict[str, int]:
-    """Write tokens.bin and segments.bin into an empty directory, make room for the others; return all sizes."""
+    """Write tokens.bin and segments.bin into an empty directory, allocate the others; return all sizes."""
     width = shards.dtype.itemsize
     needed = (shards.token_count + shards.document_count) * (width + 4 + 1)
     free = shutil.disk_usage(store).free
@@ -98,7 +98,7 @@ def _write_tokens(shards: TokenShards, store: Path, segment_tokens: int) -> NDAr
 
 
 def _segments(shards: TokenShards, segment_tokens: int) -> Iterator[Iterator[NDArray[Any]]]:
-    """Yield the segments, each as pieces of closed documents; a document longer than a segment is cut.
+    """Yield the segments, each as pieces of closed documents; documents longer than a segment are split.
 
     A new segment starts where the next document does not fit, so the cuts depend on the documents alone.
     """
@@ -125,9 +125,9 @@ def _segments(shards: TokenShards, segment_tokens: int) -> Iterator[Iterator[NDA
 def _closed_documents(
     shards: TokenShards, segment_tokens: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yield each shard's tokens with a sentinel after every document, and where the documents end in them.
+    """Yield each shard's tokens with a sentinel after every document, and the ends of the documents in them.
 
-    A sentinel is also put where a document would be longer than a segment.
+    Documents longer than a segment also get sentinels where they are split.
     """
     for tokens, offsets in shards.arrays():
         if len(tokens) == 0:
@@ -150,17 +150,17 @@ def read_segments(store: Path) -> NDArray[np.int64]:
 def sort_segments(
     store: Path, partial: Path, vocab_size: int, workers: int, on_sorted: Callable[[int, int], None]
 ) -> None:
-    """Sort the segments that no marker stands for, in processes of their own if it is much work.
+    """Sort the segments without a marker; in separate processes if there is enough work.
 
     Args:
-        store: where the arrays lie.
-        partial: where the markers lie.
-        vocab_size: of the tokens.
-        workers: most processes.
-        on_sorted: called with the tokens sorted so far and all tokens.
+        store: directory of the arrays.
+        partial: directory of the markers.
+        vocab_size: size of the vocabulary.
+        workers: maximum number of processes.
+        on_sorted: called with the tokens sorted and the total.
 
     Raises:
-        BuildError: a process died, or there is too little memory.
+        BuildError: a process died, or memory ran out.
     """
     lengths = read_segments(store)[:, 1]
     markers = [partial / f"sorted-{i:05d}" for i in range(len(lengths))]
@@ -186,16 +186,16 @@ def sort_segments(
 
 
 def _sort_here(store: Path, segments: list[int], vocab_size: int) -> Iterator[int]:
-    """Sort segments one after the other; yield each when it is done."""
+    """Sort segments one after the other; yield each when done."""
     for segment in segments:
         sort_segment(store, segment, vocab_size)
         yield segment
 
 
 def _sort_apart(store: Path, segments: list[int], vocab_size: int, workers: int) -> Iterator[int]:
-    """Sort segments in processes; yield each when it is done.
+    """Sort segments in separate processes; yield each when done.
 
-    The processes are fresh ones: forking a process with threads (tokenizers, numba) may deadlock.
+    The processes are spawned: forking a process with threads (tokenizers, numba) may deadlock.
     """
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
     with pool:
@@ -207,7 +207,7 @@ def _sort_apart(store: Path, segments: list[int], vocab_size: int, workers: int)
                 future.result()
                 yield futures[future]
         except BaseException:
-            # Else the executor waits for what it has begun: minutes after Ctrl-C.
+            # Otherwise the executor completes running tasks: minutes after Ctrl-C.
             for future in futures:
                 future.cancel()
             for process in list(pool._processes.values()):
@@ -216,11 +216,11 @@ def _sort_apart(store: Path, segments: list[int], vocab_size: int, workers: int)
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have this worker process killed when the build is, and end without a traceback on Ctrl-C."""
+    """Let this worker process be killed with the build, and end without a traceback on Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above
+    if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)
 
 

@@ -1,15 +1,14 @@
-"""REST stores: the token corpus with its suffix arrays, memory-mapped, and drafts from it.
+"""REST stores: the token corpus with memory-mapped suffix arrays.
 
     manifest.json      see draftstore.storage.manifest
-    tokens.bin         u16 or u32, all segments one after the other, every document closed by the sentinel
-    suffixes.bin       i32, the suffix array of every segment, positions counted inside the segment
-    keys.bin           i64, the packed leading tokens of every 16th suffix
+    tokens.bin         u16 or u32, all segments concatenated, every document ended by the sentinel
+    suffixes.bin       i32, the suffix array of every segment, positions relative to the segment
+    keys.bin           i64, packed leading tokens of every 16th suffix
     first_rows.bin     i32 [segments, vocab_size + 1], rows of every first token
     segments.bin       i64 [segments, 3]: first token, tokens, first key
-    tokenizer/         the tokenizer, so that text can be asked and drafts be read
+    tokenizer/         the tokenizer, for text queries and readable drafts
 
-All numbers are little-endian. Six and a half bytes a token on disk (eight and a half above 65,535 ids), plus four
-for every segment and id.
+All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids), plus 4 bytes per segment and id.
 """
 
 from collections.abc import Callable
@@ -35,10 +34,10 @@ CONTINUATION = 10
 BUDGET = 64
 
 STRATEGIES: dict[str, Rule] = {
-    # REST, section 3.2: the longest match of at least two tokens takes all. The paper reads the first 5,000
-    # occurrences; 1,024 evenly spaced ones accept as much.
+    # REST, section 3.2: the longest match of at least two tokens gets everything. The paper reads the first 5,000
+    # occurrences; 1,024 evenly spaced ones have equal acceptance.
     "longest": Rule(MAX_MATCH, 2, CONTINUATION, rows=1024, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0),
-    # docs/findings.md says how the constants were chosen, on recorded outputs other than those that are reported.
+    # docs/findings.md describes how the constants were tuned, on recorded outputs other than the reported ones.
     "backoff": Rule(MAX_MATCH, 1, CONTINUATION, rows=512, floor=0.01, alpha=12.0, beta=6.0, gamma=0.75),
 }
 DEFAULT_STRATEGY = "backoff"
@@ -53,13 +52,13 @@ DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 
 
 class RestDrafter:
-    """Drafts from one store by one rule; holds no state of a text, so threads may share it."""
+    """Drafts from one store by one rule; has no per-text state, so threads may share it."""
 
     def __init__(self, index: SuffixIndex, rule: Rule) -> None:
         """Draft from `index` by `rule`.
 
         Raises:
-            DraftstoreError: the rule has a value that the kernels cannot follow.
+            DraftstoreError: the rule has an invalid value.
         """
         self.index = index
         rule.check()
@@ -77,7 +76,7 @@ class RestDrafter:
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
         asked, level = check_request(contexts, budget, min_prob)
-        if len(asked) == 1 and budget > 0 and level >= 0:  # what a decoder asks; a batch would cost it 10 µs
+        if len(asked) == 1 and budget > 0 and level >= 0:  # the usual call; a batch costs 10 µs more
             *tree, match, count = draft_one(*self._arrays, asked[0], budget, level)
             return [Draft(DraftTree(*tree), match, count)]
         return self.draft_batch(contexts, budget, min_prob).drafts()
@@ -87,10 +86,10 @@ class RestDrafter:
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        An id outside the vocabulary hides all before it; a context without a match gets an empty tree.
+        An id outside the vocabulary hides all ids before it; a context without a match gets an empty tree.
 
         Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
+            DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix of integers.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -118,18 +117,18 @@ class RestDrafter:
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""
+        """Compile the kernels, or load them from numba's cache, before the first draft."""
         self.draft(np.full((1, self.context_size), -1, np.int32))
 
 
 class RestStore:
-    """An open REST store: read-only maps of its files; opening reads the manifest and little else."""
+    """An open REST store: read-only maps of its files; opening reads little more than the manifest."""
 
     strategies = tuple(STRATEGIES)
     default_strategy = DEFAULT_STRATEGY
 
     def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
-        """Hold what `open` has checked."""
+        """Hold the parts checked by `open`."""
         self.path = path
         self.manifest = manifest
         self.index = index
@@ -140,10 +139,10 @@ class RestStore:
 
         Args:
             path: its directory.
-            tokenizer: refuse the store unless this one built it; None takes any.
+            tokenizer: required tokenizer; None accepts any.
 
         Raises:
-            StoreError: not a REST store, unknown version, or missing, cut or inconsistent files.
+            StoreError: not a REST store, unknown version, or missing, truncated or inconsistent files.
             TokenizerError: built with another tokenizer.
         """
         path = Path(path)
@@ -157,10 +156,10 @@ class RestStore:
 
         Args:
             strategy: one of `STRATEGIES`.
-            changes: fields of its `Rule` that should differ, for experiments.
+            changes: fields of its `Rule` to override, for experiments.
 
         Raises:
-            DraftstoreError: no such strategy, or a value that no rule can have.
+            DraftstoreError: no such strategy, or an invalid value.
         """
         return RestDrafter(self.index, strategy_named(strategy, STRATEGIES)._replace(**changes))
 
@@ -172,14 +171,14 @@ class RestStore:
         return Samples(sample_contexts(rows, self.manifest.vocab_size))
 
     def close(self) -> None:
-        """Let go of the store; its files are unmapped with the last array that shows them."""
+        """Close the store; its files are unmapped with the last array that refers to them."""
 
 
 def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
-    """Map a store's files and check that they fit each other.
+    """Map a store's files and check that they are consistent.
 
     Raises:
-        StoreError: they do not.
+        StoreError: the files are inconsistent.
     """
     arrays = {name: map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
     vocab_size = manifest.vocab_size
@@ -199,10 +198,9 @@ def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
 
 
 def _check_index(index: SuffixIndex, path: Path) -> None:
-    """Check the tables against each other, and one row a segment for ids outside the vocabulary.
+    """Check the tables against each other, and one row per segment for ids outside the vocabulary.
 
-    The suffixes that start with the sentinel come last; an id between vocabulary and sentinel would be the first
-    of them.
+    The suffixes that start with the sentinel come last; an id between vocabulary and sentinel would sort before them.
     """
     lengths = index.segments[:, 1]
     table = segment_table(lengths)

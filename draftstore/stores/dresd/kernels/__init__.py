@@ -1,1 +1,1 @@
-"""What a dense store computes: kernels over plain arrays, no files."""
+"""Kernels of dense stores, over plain arrays, without files."""

@@ -1,9 +1,9 @@
-"""Lists of entries that lie close together: spherical k-means, for the large groups of a dense store.
+"""Inverted lists of near entries by spherical k-means, for the large groups of a dense store.
 
     if count := lists_for(len(vectors)):
         centroids, assignment = cluster(vectors, count, seed=0)
 
-See `draftstore.stores.dresd.kernels.nearest` for what lists are for.
+See `draftstore.stores.dresd.kernels.nearest` for their use.
 """
 
 import numpy as np
@@ -19,25 +19,25 @@ BLOCK = 4096
 
 
 def lists_for(entries: int) -> int:
-    """Return how many lists a group is cut into: none, or as many as a list has entries."""
+    """Return the number of lists of a group: none, or about as many as a list has entries."""
     return round(entries**0.5) if entries >= LARGE else 0
 
 
 def cluster(
     vectors: NDArray[np.float32], lists: int, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Cut vectors into lists.
+    """Cluster vectors into lists.
 
-    Memory beyond the vectors and what is returned: a sample of them, 64 for each list, twice, and the similarities of
-    4,096 vectors to all lists.
+    Memory besides input and output: a sample of 64 vectors per list, twice, and the similarities of 4,096 vectors to
+    all lists.
 
     Args:
         vectors: float32 [n, dims], of unit length, n at least `lists`.
-        lists: how many, at least one; some may stay empty.
-        seed: of the choice of first centroids.
+        lists: number of lists, at least one; some may stay empty.
+        seed: seed for the choice of initial centroids.
 
     Returns:
-        centroids float32 [lists, dims], of unit length, and for each vector its list int32 [n].
+        Centroids float32 [lists, dims], of unit length, and the list of each vector, int32 [n].
     """
     rng = np.random.default_rng(seed)
     chosen = rng.choice(len(vectors), min(len(vectors), SAMPLE * lists), replace=False)
@@ -51,7 +51,7 @@ def cluster(
 def _nearest(
     vectors: NDArray[np.float32], centroids: NDArray[np.float32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return for each vector the list of its nearest centroid int32 [n], and its similarity to that float32 [n]."""
+    """Return the nearest centroid of each vector, int32 [n], and the similarity to it, float32 [n]."""
     assignment = np.empty(len(vectors), np.int32)
     similarities = np.empty(len(vectors), np.float32)
     for start in range(0, len(vectors), BLOCK):
@@ -68,7 +68,7 @@ def _means(
     similarities: NDArray[np.float32],
     centroids: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """Return the directions of the lists' sums; the vectors that fit their lists worst start the empty lists anew."""
+    """Return the normalised sums of the lists; the vectors that fit worst become centroids of empty lists."""
     order = np.argsort(assignment, kind="stable")
     starts = np.searchsorted(assignment[order], np.arange(len(centroids)))
     sizes = np.diff(starts, append=len(vectors))

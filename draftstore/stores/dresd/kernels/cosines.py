@@ -1,7 +1,7 @@
-"""Cosines of stored vectors, the same bits on every processor: one numba kernel, written in machine code.
+"""Cosines of stored vectors, bit-identical on every processor: one numba kernel, emitted as LLVM IR.
 
-A compiler that may add floating-point numbers in any order adds as many at once as the processor can, and so in an
-order that differs between processors; one that may not adds one after the other. Here the order is that of 16 lanes.
+A compiler that may reorder floating-point additions uses the processor's vector width, so that the order differs
+between processors; one that may not adds one number after the other. Here the order is fixed at 16 lanes.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ LANES = 16
 
 
 def _as_numbers(builder: Any, codes: Any, code: Any) -> Any:
-    """Emit the float32 numbers that codes stand for: float32, the bits of float16, or int8; one, or a vector of them.
+    """Emit the conversion of codes to float32: from float32, float16 bits, or int8; scalar or vector.
 
-    The bits of a float16 are moved to where a float32 has them, and its exponent is put right. Processors have an
-    instruction for that, but not all, and where it is missing numba finds no function in its place.
+    The bits of a float16 are shifted to their float32 positions and the exponent is rescaled. Not all processors have
+    an instruction for this, and numba has no fallback function.
     """
     if isinstance(code, types.Float):
         return codes
@@ -42,11 +42,11 @@ def _as_numbers(builder: Any, codes: Any, code: Any) -> Any:
 
 @intrinsic
 def _sums(_context: Any, vectors: Any, row: Any, query: Any) -> Any:
-    """Return two float32: a row of vectors times a query, and the row's sum of squares, which for int8 alone is known.
+    """Return two float32: dot product of a row of vectors and a query; the row's sum of squares, for int8 only.
 
-    They are the same bits on every processor. Lane j of 16 adds up the numbers j, j + 16, j + 32, ...; then the upper
-    half of the lanes is added to the lower one, four times; then the numbers that are left behind the last 16 follow,
-    one by one. No two operations are fused.
+    Results are bit-identical on every processor. Lane j of 16 sums the elements j, j + 16, j + 32, ...; then the upper
+    half of the lanes is added to the lower half, four times; then the remaining elements after the last 16 are added
+    one by one. No operations are fused.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -84,7 +84,7 @@ def _sums(_context: Any, vectors: Any, row: Any, query: Any) -> Any:
 
 
 def _fold(builder: Any, lanes: Any) -> Any:
-    """Emit the sum of all lanes: the upper half is added to the lower one until one is left."""
+    """Emit the sum of all lanes: the upper half is added to the lower until one is left."""
     size = LANES
     while size > 1:
         size //= 2
@@ -98,6 +98,6 @@ def _fold(builder: Any, lanes: Any) -> Any:
 
 @leaf_kernel
 def cosine(vectors: Any, row: Any, query: Any) -> Any:
-    """Return the cosine between a row of vectors and a query of unit length."""
+    """Return the cosine of a row of vectors and a query of unit length."""
     product, squares = _sums(vectors, row, query)
     return product / np.sqrt(squares) if squares > 0.0 else product

@@ -1,17 +1,18 @@
-"""Draft trees from the nearest entries of a dense store: what followed them, as one trie.
+"""Draft trees from the nearest entries of a dense store: their continuations, merged into a trie.
 
-Each of the neighbours of a query brings the tokens that followed it in the corpus, never those of another document.
-Continuations that begin alike share nodes. A neighbour at a distance of d = 1 - cosine weighs w = 1 / (1 + d / reach).
-With W the sum over the neighbours that go through a node, and U = unseen * settled ** depth, its child has the chance
+Each neighbour of a query contributes the tokens that followed it in the corpus, up to the end of its document.
+Continuations share nodes along common prefixes. A neighbour at distance d = 1 - cosine has the weight
+w = 1 / (1 + d / reach). With W the summed weight of the neighbours through a node, and U = unseen * settled ** depth,
+the probability of a child is
 
                            W(child)              W(child)
     P(child | node) =  ----------------- x ----------------------
                        W(child) + doubt     W(all children) + U
 
-The right half shares the node's chance out among the neighbours and what the store does not know, which matters less
-the longer a path has held. The left half doubts what few or far neighbours say alone: many that agree are right more
-often than their share. So a miss gets most where all differ, as in the Witten-Bell estimate of
-`draftstore.search.expand`, whose counts are the weights here.
+The right factor splits the node's probability between the neighbours and unseen continuations, whose share shrinks
+along a path. The left factor discounts children with few or distant neighbours: where many agree, they are right more
+often than their share. So a miss gets most where all neighbours differ, as in the Witten-Bell estimate of
+`draftstore.search.expand`, with weights instead of counts.
 """
 
 import math
@@ -28,13 +29,13 @@ from draftstore.trees.frontier import new_frontier, unpack_nodes
 
 
 class Calibration(NamedTuple):
-    """How the chance of a node follows from its neighbours.
+    """Parameters of the probability of a node given its neighbours.
 
     Attributes:
-        reach: distance at which a neighbour weighs half of what it does at none.
-        doubt: weight of the neighbours of a child at which they are taken for half of what they say.
-        unseen: weight of what the store does not know, behind the context.
-        settled: what is left of that behind each token of a path.
+        reach: distance at which a neighbour has half the weight of one at distance zero.
+        doubt: weight of a child's neighbours at which its probability is halved.
+        unseen: weight of unseen continuations right after the context.
+        settled: factor on that weight for each token of a path.
     """
 
     reach: float
@@ -43,35 +44,35 @@ class Calibration(NamedTuple):
     settled: float
 
     def check(self) -> None:
-        """Refuse values that make no chances.
+        """Refuse values that do not give probabilities.
 
         Raises:
-            DraftstoreError: the first of them, with what is expected.
+            DraftstoreError: the first invalid value, with what is expected.
         """
         for name, value in self._asdict().items():
             if not 0.0 < value < math.inf or (name == "settled" and value > 1.0):
                 raise DraftstoreError(f"a calibration with {name} = {value}: expected a number above 0")
 
 
-# Maximum likelihood of what a model said next, with 3, 10 and 64 neighbours alike: SmolLM2-135M-Instruct with stores of
-# 325,000 and 398,000 entries, of another model's answers and of its own. In its answers to prompts that were not
-# fitted, drafts from 64 neighbours foretell 0.61 and 1.00 accepted tokens a pass, where 0.60 and 0.87 are; those from
-# 10 foretell 0.53 and 0.84, where 0.47 and 0.73 are.
+# Maximum likelihood of the model's next tokens, with 3, 10 and 64 neighbours weighted equally: SmolLM2-135M-Instruct,
+# stores of 325,000 and 398,000 entries, from another model's answers and from its own. On held-out prompts, drafts from
+# 64 neighbours predict 0.61 and 1.00 accepted tokens per pass, against 0.60 and 0.87 observed; from 10 neighbours 0.53
+# and 0.84, against 0.47 and 0.73.
 CALIBRATION = Calibration(reach=0.047, doubt=0.217, unseen=0.091, settled=0.685)
 
 
 class Scratch(NamedTuple):
-    """Room for the trie of one query, used again for the next.
+    """Buffers for the trie of a query, reused for the next one.
 
     Attributes:
-        trie: its places; place 0 is the context.
-        weights: float64 [places], of the neighbours that go through a place.
-        sums: float64 [places], of those that go on there.
-        above: int64 [places], place of the parent.
-        unseen: float64 [places], weight of what the store does not know there.
+        trie: its nodes; node 0 is the context.
+        weights: float64 [places], weight of the neighbours through a node.
+        sums: float64 [places], weight of those that continue beyond it.
+        above: int64 [places], parent node.
+        unseen: float64 [places], weight of unseen continuations there.
         path: int32 [length], tokens of one continuation.
         chain: int64 [length], its parents: each token follows the one before it.
-        places: int64 [length], where it lies in the trie.
+        places: int64 [length], its nodes in the trie.
         kept: int64 [budget + 1], for `keep_best`.
     """
 
@@ -99,23 +100,23 @@ def draft_trees(
     budget: Any,
     max_level: Any,
 ) -> Any:
-    """Draw one draft tree for each query.
+    """Draw a draft tree for each query.
 
     Args:
         index: DenseIndex.
-        tokens: unsigned [tokens], the corpus: documents, each closed by an id outside the vocabulary.
+        tokens: unsigned [tokens], the corpus: documents, each ended by an id outside the vocabulary.
         calibration: Calibration.
-        contexts: int32 [batch, at least 1], of each the last token was just sampled.
-        queries: float32 [batch, dims], of any length; nothing is drafted for one with NaN.
-        drafts: most neighbours of a query.
-        length: most tokens of a continuation.
-        probing: how much of a large group is visited, see `draftstore.stores.dresd.kernels.nearest`.
-        budget: most nodes of a tree.
-        max_level: highest level that a node may have.
+        contexts: int32 [batch, at least 1]; the last token of each was just sampled.
+        queries: float32 [batch, dims], of any length; one with NaN gets no draft.
+        drafts: maximum neighbours of a query.
+        length: maximum tokens of a continuation.
+        probing: share of a large group that is visited, see `draftstore.stores.dresd.kernels.nearest`.
+        budget: maximum nodes of a tree.
+        max_level: maximum level of a node.
 
     Returns:
         tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], sizes int32 [batch],
-        entries of the group of each int64 [batch], 0 where there was nothing to compare.
+        entries in the searched group int64 [batch], 0 if nothing was searched.
     """
     batch = len(contexts)
     ids, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
@@ -141,7 +142,7 @@ def draft_trees(
 
 @kernel
 def new_scratch(drafts: Any, length: Any, budget: Any) -> Any:
-    """Return room for tries of `drafts` continuations."""
+    """Return buffers for tries of `drafts` continuations."""
     places = drafts * length + 1
     return Scratch(
         new_trie(places),
@@ -161,17 +162,17 @@ def draw_tree(
     tokens: Any, vocab_size: Any, calibration: Any, starts: Any, similarities: Any, length: Any, scratch: Any,
     nodes: Any, max_level: Any,
 ) -> Any:  # fmt: skip
-    """Draw the tree of some neighbours; return its number of nodes.
+    """Draw the tree of given neighbours; return its number of nodes.
 
     Args:
         tokens: see `draft_trees`.
-        vocab_size: ids lie below it.
+        vocab_size: size of the vocabulary.
         calibration: see `draft_trees`.
-        starts: int64 [neighbours], where the continuation of each stands in the corpus; nearest first.
+        starts: int64 [neighbours], start of each continuation in the corpus; nearest first.
         similarities: float32 [neighbours], their cosines.
         length: see `draft_trees`.
-        scratch: room for as many neighbours.
-        nodes: a Frontier, is filled.
+        scratch: buffers for as many neighbours.
+        nodes: a Frontier to fill.
         max_level: see `draft_trees`.
     """
     size = _clear(scratch)
@@ -184,7 +185,7 @@ def draw_tree(
 
 @leaf_kernel
 def _clear(scratch: Any) -> Any:
-    """Leave the context alone in a trie; return its size."""
+    """Reset a trie to the context; return its size."""
     for place in range(len(scratch.sums)):
         scratch.trie.child[place] = 0
         scratch.weights[place] = 0.0
@@ -194,14 +195,14 @@ def _clear(scratch: Any) -> Any:
 
 @leaf_kernel
 def _weight(calibration: Any, similarity: Any) -> Any:
-    """Return the weight of a neighbour; next to nothing if it has no similarity, as in a damaged store."""
+    """Return the weight of a neighbour; close to zero for an invalid similarity, as in a damaged store."""
     distance = max(0.0, 1.0 - similarity) if similarity > -1.0 else 2.0
     return 1.0 / (1.0 + distance / calibration.reach)
 
 
 @leaf_kernel
 def _read(tokens: Any, start: Any, vocab_size: Any, path: Any, length: Any) -> Any:
-    """Read a continuation as far as its document goes, from wherever a store says; return its tokens."""
+    """Read a continuation up to the end of its document, from any position; return its number of tokens."""
     count = 0
     while count < length and 0 <= start + count < len(tokens) and tokens[start + count] < vocab_size:
         path[count] = tokens[start + count]
@@ -211,7 +212,7 @@ def _read(tokens: Any, start: Any, vocab_size: Any, path: Any, length: Any) -> A
 
 @leaf_kernel
 def _hang(scratch: Any, size: Any, count: Any, weight: Any) -> Any:
-    """Add the first `count` tokens of the path to a trie of `size` places; return its new size."""
+    """Add the first `count` tokens of the path to a trie of `size` nodes; return its new size."""
     size = place_nodes(scratch.trie, size, scratch.path, scratch.chain, 0, count, scratch.places)
     above = np.int64(0)
     for i in range(count):
@@ -225,10 +226,10 @@ def _hang(scratch: Any, size: Any, count: Any, weight: Any) -> Any:
 
 @leaf_kernel
 def _find_chances(scratch: Any, size: Any, calibration: Any) -> Any:
-    """Fill a trie with the chances of its places."""
+    """Fill a trie with the probabilities of its nodes."""
     probs, unseen = scratch.trie.probs, scratch.unseen
     probs[0], unseen[0] = 1.0, calibration.unseen
-    for place in range(1, size):  # parents stand before their children
+    for place in range(1, size):  # parents come before children
         above, weight = scratch.above[place], scratch.weights[place]
         held = weight / (weight + calibration.doubt)
         probs[place] = probs[above] * held * weight / (scratch.sums[above] + unseen[above])

@@ -1,12 +1,12 @@
 """The nearest entries of a dense store: numba kernels over plain arrays, no files.
 
-An entry is a unit vector and a token, the *first* one of what came next in the corpus; it answers queries for that
-token alone. So entries are sorted by first token, and those of one token are a *group*: a search never leaves its
-group. A large group is cut further into *lists* of entries that lie close together, each with a centroid; a search
-visits the lists whose centroids are nearest to the query.
+An entry is a unit vector and a token, the *first token* of its continuation in the corpus; it only answers queries with
+that token. So entries are sorted by first token, and those with the same one are a *group*: a search stays inside its
+group. A large group is divided into *lists* of near entries, each with a centroid (an inverted file index); a search
+visits the lists with the centroids nearest to the query.
 
     first tokens  5 5 7 7 7 9            groups  [..., 0 (of 5), 2 (of 6), 2 (of 7), 5 (of 8), 5 (of 9), 6, ...]
-    search for 7  compares with the entries 2, 3, 4
+    search for 7  visits the entries 2, 3, 4
 """
 
 from typing import Any, NamedTuple
@@ -28,15 +28,15 @@ found."""
 
 
 class DenseIndex(NamedTuple):
-    """The arrays of a dense store, ready for the kernels; all are read-only views.
+    """The arrays of a dense store for the kernels; all are read-only views.
 
     Attributes:
-        vectors: [entries, dims], uint16, the bits of float16 numbers, or int8.
+        vectors: [entries, dims], uint16 (float16 bits) or int8.
         positions: uint32 or uint64 [entries], see `draftstore.stores.dresd.store`.
-        groups: int64 [vocab_size + 1], first entry of each group; last, the entries.
+        groups: int64 [vocab_size + 1], first entry of each group; last, the number of entries.
         group_lists: int32 [vocab_size + 1], first list of each group; small groups have none.
-        lists: int64 [lists + 1], first entry of each list; last, the entries. A list ends where the next one starts, or
-            with its group: a group's lists cover it.
+        lists: int64 [lists + 1], first entry of each list; last, the number of entries. A list ends where the next one
+            starts, or with its group: the lists of a group cover it.
         centroids: float32 [lists, dims], of unit length.
     """
 
@@ -52,8 +52,8 @@ class Neighbours(NamedTuple):
     """The nearest entries of a batch of queries.
 
     Attributes:
-        entries: int64 [batch, k], nearest first, equals by number; -1 where there are no more.
-        similarities: float32 [batch, k], cosines; -inf where there are no more.
+        entries: int64 [batch, k], nearest first, ties by number; filled up with -1.
+        similarities: float32 [batch, k], cosines; filled up with -inf.
         sizes: int64 [batch], entries of the group.
     """
 
@@ -69,18 +69,18 @@ def search(
     k: int,
     probing: float = PROBING,
 ) -> Neighbours:
-    """Return the entries nearest to queries, each among those of one first token.
+    """Return the nearest entries of queries, each among those with its first token.
 
     Args:
-        index: of the store.
-        queries: float32 [batch, dims], of any length; a query with NaN, or of zeros, has no neighbours.
-        tokens: int32 [batch], first tokens; one outside the vocabulary has no entries.
-        k: most neighbours of a query.
-        probing: share of a group of `LARGE` entries that is visited, in (0, 1]. Of larger groups a smaller share is,
-            by the square root of their size, for the same recall; of small ones, and with `ALL`, everything is.
+        index: arrays of the store.
+        queries: float32 [batch, dims], of any length; zero vectors and those with NaN have no neighbours.
+        tokens: int32 [batch], first tokens; ids outside the vocabulary have no entries.
+        k: maximum neighbours of a query.
+        probing: share of a group of `LARGE` entries to visit, in (0, 1]. For equal recall, larger groups have a smaller
+            share, by the square root of their size; small ones, and all with `ALL`, are visited completely.
 
     Raises:
-        DraftstoreError: arrays of the wrong shape, `k` below one, or a probing that is no share.
+        DraftstoreError: wrong shapes, `k` below one, or `probing` outside (0, 1].
     """
     queries, tokens = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(tokens, np.int32)
     if queries.ndim != 2 or tokens.shape != queries.shape[:1] or queries.shape[1] != index.vectors.shape[1]:
@@ -96,15 +96,15 @@ def search(
 def search_exactly(
     index: DenseIndex, queries: NDArray[np.float32], tokens: NDArray[np.int32], k: int
 ) -> Neighbours:
-    """Return the same as `search`, with every entry of a group visited."""
+    """Return the result of `search` with all entries of a group visited."""
     return search(index, queries, tokens, k, ALL)
 
 
 def check_probing(probing: float) -> float:
-    """Return a probing.
+    """Check and return a probing share.
 
     Raises:
-        DraftstoreError: it is no share.
+        DraftstoreError: it is outside (0, 1].
     """
     if not 0.0 < probing <= ALL:
         raise DraftstoreError(f"a probing of {probing}: expected a share above 0, at most 1")
@@ -127,7 +127,7 @@ def _search(index: Any, queries: Any, tokens: Any, k: Any, probing: Any) -> Any:
 
 @kernel
 def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any, similarities: Any) -> Any:
-    """Find the nearest entries of one query; for other kernels to call.
+    """Find the nearest entries of one query; called by other kernels.
 
     Args:
         index: DenseIndex.
@@ -138,7 +138,7 @@ def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any,
         similarities: float32 [k], filled with their cosines.
 
     Returns:
-        How many were found, and entries of the group.
+        Number of entries found, and the size of the group.
     """
     if token < 0 or token + 1 >= len(index.groups):
         return np.int64(0), np.int64(0)
@@ -160,10 +160,10 @@ def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any,
 def _probe(
     index: Any, query: Any, first: Any, last: Any, end: Any, wanted: Any, entries: Any, similarities: Any
 ) -> Any:
-    """Visit the lists of a group, those with the nearest centroids first, until enough entries have been visited.
+    """Visit the lists of a group in order of their centroids' similarity until enough entries are visited.
 
     Returns:
-        How many entries were found.
+        Number of entries found.
     """
     waiting = np.arange(first, last)
     nearness = np.empty(last - first, np.float32)
@@ -186,7 +186,7 @@ def _probe(
 
 @leaf_kernel
 def _sift(waiting: Any, nearness: Any, first: Any, place: Any, size: Any) -> Any:
-    """Move the list at a place of a heap down until no nearer one stands below it."""
+    """Restore a max-heap of lists: move the one at a place down until no nearer list is below it."""
     moved = waiting[place]
     while True:
         below = 2 * place + 1
@@ -202,7 +202,7 @@ def _sift(waiting: Any, nearness: Any, first: Any, place: Any, size: Any) -> Any
 
 @leaf_kernel
 def _squares(query: Any) -> Any:
-    """Return the sum of squares, float64."""
+    """Return the sum of squares as float64."""
     total = 0.0
     for i in range(len(query)):
         total += np.float64(query[i]) * np.float64(query[i])
@@ -213,7 +213,7 @@ def _squares(query: Any) -> Any:
 def _scan(
     vectors: Any, query: Any, start: Any, stop: Any, found: Any, entries: Any, similarities: Any
 ) -> Any:
-    """Compare a query with a run of entries, and keep the nearest; return how many are kept."""
+    """Compare a query with a range of entries and keep the nearest; return how many are kept."""
     least = similarities[found - 1] if found == len(entries) else np.float32(-np.inf)
     for entry in range(start, stop):
         similarity = cosine(vectors, entry, query)
@@ -226,7 +226,7 @@ def _scan(
 
 @leaf_kernel
 def _insert(entry: Any, similarity: Any, found: Any, entries: Any, similarities: Any) -> Any:
-    """Put an entry in its place among the nearest, if it has one; return how many there are then."""
+    """Insert an entry into the sorted nearest ones if it is near enough; return their number."""
     place = found
     while place > 0 and (
         similarity > similarities[place - 1]

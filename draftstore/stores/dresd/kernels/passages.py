@@ -1,14 +1,14 @@
-"""What a model reads to build a dense store, decided on tokens alone: entries, windows, blocks.
+"""The text that a model reads to build a dense store, chosen by tokens alone: entries, windows, blocks.
 
 A document x_0 .. x_(n-1) has an entry at i for every i from 0 to n - 3: its vector comes from the state at i, its first
-token is x_(i+1), its continuation begins with x_(i+2). Entries of the same beginning x_0 .. x_i have the same state.
-Those with the same next 21 tokens are one, and of the others the first 64 stay, as many as a draft looks at: all chats
-of a template begin alike, and many are there twice. So of every document the entries from one position on stay:
+token is x_(i+1), its continuation begins with x_(i+2). Entries with the same prefix x_0 .. x_i have the same state.
+Those with the same next 21 tokens are duplicates; of the others only the first 64 are kept, as many as a draft uses:
+chats with one template begin alike, and many occur twice. So each document keeps its entries from one position on:
 
     documents   a b c d e #    a b c x y z #        with 1 in place of 21: entries at 0 1 2 and 2
 
-The windows (draftstore.stores.dresd.kernels.windows) that hold entries are read in blocks, the unit in which a build
-goes on.
+The windows (draftstore.stores.dresd.kernels.windows) with entries are read in blocks, the unit in which a build
+resumes.
 """
 
 from array import array
@@ -36,14 +36,14 @@ _SHARED = np.int64(-1)
 
 
 class Passages(NamedTuple):
-    """What there is to read.
+    """The passages to read.
 
     Attributes:
-        starts: int64 [documents + 1], place in tokens.bin of each document's first token.
-        windows: int64 [windows, 4]: document, then places where reading starts, where entries start, where both end.
+        starts: int64 [documents + 1], position in tokens.bin of each document's first token.
+        windows: int64 [windows, 4]: document, then start of reading, start of entries, and end of both.
         blocks: int64 [blocks + 1], first window of each block.
         entries: int64 [blocks + 1], first entry of each block.
-        repeated: entries that are there already, or alike so many others, and left out.
+        repeated: number of entries left out as duplicates or surplus.
     """
 
     starts: NDArray[np.int64]
@@ -54,20 +54,20 @@ class Passages(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Entries of all blocks."""
+        """Number of entries in all blocks."""
         return int(self.entries[-1])
 
     def tokens_of(self, blocks: Iterable[int]) -> int:
-        """Return how many tokens the model reads of some blocks, BOS not counted."""
+        """Return the number of tokens that the model reads for some blocks, without BOS."""
         rows = [self.windows[self.blocks[block] : self.blocks[block + 1]] for block in blocks]
         return sum(int((row[:, _STOP] - row[:, _START]).sum()) for row in rows)
 
     def entries_of(self, blocks: Iterable[int]) -> int:
-        """Return how many entries some blocks hold."""
+        """Return the number of entries in some blocks."""
         return sum(int(self.entries[block + 1] - self.entries[block]) for block in blocks)
 
     def places(self, block: int) -> NDArray[np.int64]:
-        """Return int64 [entries of the block]: where in tokens.bin their continuations begin."""
+        """Return int64 [entries of the block]: the start of their continuations in tokens.bin."""
         windows = self.windows[self.blocks[block] : self.blocks[block + 1]]
         sizes = windows[:, _STOP] - windows[:, _FIRST]
         ahead = np.repeat(windows[:, _FIRST] - (np.cumsum(sizes) - sizes), sizes)
@@ -77,15 +77,15 @@ class Passages(NamedTuple):
     def texts(
         self, block: int, tokens: NDArray[Any], bos: tuple[int, ...]
     ) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        """Return what the model reads for a block.
+        """Return the model's input for a block.
 
         Args:
             block: its number.
             tokens: tokens.bin.
-            bos: what stands before each window, unless its document begins so and it is the first of that.
+            bos: ids before each window, except before a document's first one that already begins with them.
 
         Returns:
-            The ids of each window, and int64 [windows], in which row of their states entries start.
+            The ids of each window, and int64 [windows], the first row of their states with an entry.
         """
         head = np.array(bos, np.int64)
         texts, rows = [], []
@@ -102,13 +102,13 @@ class Passages(NamedTuple):
 def find_passages(
     tokens: NDArray[Any], starts: NDArray[np.int64], window: int, alike: int = ALIKE
 ) -> Passages:
-    """Decide what the model reads.
+    """Choose the passages.
 
     Args:
-        tokens: unsigned [tokens], documents that are each closed by the sentinel.
-        starts: int64 [documents + 1], place of each document's first token; the last entry is the end.
-        window: most tokens of a window.
-        alike: most entries of one beginning.
+        tokens: unsigned [tokens], documents, each ended by the sentinel.
+        starts: int64 [documents + 1], position of each document's first token; the last entry is the end.
+        window: maximum tokens of a window.
+        alike: maximum entries with the same prefix.
     """
     firsts = first_entries(tokens, starts, alike)
     ends = np.diff(starts) - 1 - BEHIND  # sentinel
@@ -129,17 +129,17 @@ def find_passages(
 
 @kernel
 def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
-    """Return int64 [documents]: the first position of each document from which on its entries stay.
+    """Return int64 [documents]: the first position of each document whose entry is kept.
 
-    A document, its sentinel included, is compared with all earlier ones by its prefixes. The table holds hashes of
-    prefixes: those that documents share, with the number of entries that stay there, and of each document the first one
-    that it has alone. When a second document comes with that prefix, the first one moves on to its next: so the table
-    is only as large as what documents share.
+    A document, including its sentinel, is compared with all earlier ones by its prefixes. The hash table holds prefixes
+    that documents share, with the number of entries kept there, and for each document its first unshared prefix. When
+    another document has that prefix, the first one's moves on to its next: so the table is only as large as the shared
+    prefixes.
 
     Args:
         tokens: unsigned [tokens].
         starts: int64 [documents + 1]; documents include their sentinels.
-        alike: most entries of one beginning.
+        alike: maximum entries with the same prefix.
     """
     firsts = np.zeros(len(starts) - 1, np.int64)
     keys, documents, counts = _new_table(1024)
@@ -159,7 +159,7 @@ def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
                 shared = depth
                 break
             other = documents[slot]
-            if other != _SHARED:  # it was alone with this prefix: it moves on to the next one
+            if other != _SHARED:  # the prefix was unshared: that document moves on to its next one
                 behind, end = starts[other] + depth + 1, starts[other + 1]
                 documents[slot], counts[slot] = _SHARED, firsts[other] <= depth and behind + BEHIND < end
                 if behind < end:
@@ -177,7 +177,7 @@ def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
 
 @kernel
 def _count(keys: Any, counts: Any, beginning: Any, first: Any) -> Any:
-    """Count the entries of a document that stay, as far as it shares its beginning with others."""
+    """Count a document's kept entries along the prefix that it shares with others."""
     prefix = _MULTIPLIER
     for depth in range(len(beginning)):
         prefix = _mix(prefix, beginning[depth])
@@ -187,7 +187,7 @@ def _count(keys: Any, counts: Any, beginning: Any, first: Any) -> Any:
 
 @kernel
 def _mix(prefix: Any, token: Any) -> Any:
-    """Return the hash of a prefix with one more token; never 0, which stands for an empty slot."""
+    """Return the hash of a prefix extended by a token; never 0, which marks an empty slot."""
     value = (prefix ^ (np.uint64(token) + np.uint64(1))) * _MULTIPLIER
     value = (value ^ (value >> np.uint64(29))) * _MULTIPLIER
     return (value ^ (value >> np.uint64(32))) | np.uint64(1)
@@ -195,7 +195,7 @@ def _mix(prefix: Any, token: Any) -> Any:
 
 @kernel
 def _find(keys: Any, key: Any) -> Any:
-    """Return the slot of a key, or the empty one where it belongs."""
+    """Return the slot of a key, or the empty slot for it."""
     slot = np.int64(key >> np.uint64(1)) & (len(keys) - 1)
     while keys[slot] != 0 and keys[slot] != key:
         slot = (slot + 1) & (len(keys) - 1)

@@ -1,12 +1,11 @@
-"""Unit vectors in two bytes or one a number, as dense stores keep them.
+"""Quantisation of unit vectors to two bytes or one byte per dimension.
 
     codes = quantise(vectors, "int8")
     restore(codes)                        # nearly the vectors
 
-`float16` keeps about three digits of every number. `int8` keeps a vector's direction alone: multiples of a step that no
-file names, the 127th part of the vector's largest number. As all vectors are of unit length, `restore` scales codes
-to that, and `draftstore.stores.dresd.kernels.nearest` divides by theirs; what rounding adds to the length of a
-vector does no harm then.
+`float16` has about three decimal digits. `int8` stores only a vector's direction: multiples of a step, not stored, of
+1/127 of the vector's largest absolute value. As all vectors have unit length, `restore` normalises codes, and
+`draftstore.stores.dresd.kernels.nearest` divides by their norm, so that rounding does not affect the length.
 """
 
 from typing import Any
@@ -27,10 +26,10 @@ SMALLEST = 2.0**-14
 
 
 def vector_dtype(name: str) -> np.dtype[Any]:
-    """Return the type of the numbers of a vector, little-endian.
+    """Return the stored type of vectors, little-endian.
 
     Raises:
-        DraftstoreError: no such name.
+        DraftstoreError: unknown name.
     """
     if name not in DTYPES:
         raise DraftstoreError(f"vectors of {name!r}: expected one of {', '.join(DTYPES)}")
@@ -38,17 +37,17 @@ def vector_dtype(name: str) -> np.dtype[Any]:
 
 
 def quantise(vectors: NDArray[np.float32], name: str) -> NDArray[Any]:
-    """Return vectors as a store keeps them.
+    """Quantise vectors.
 
     Args:
-        vectors: float32 [any, dims], of unit length and finite.
+        vectors: float32 [any, dims], finite and of unit length.
         name: see `DTYPES`.
 
     Returns:
         float16 or int8 [any, dims].
 
     Raises:
-        DraftstoreError: no such name.
+        DraftstoreError: unknown name.
     """
     dtype = vector_dtype(name)
     if dtype.kind == "f":
@@ -59,10 +58,10 @@ def quantise(vectors: NDArray[np.float32], name: str) -> NDArray[Any]:
 
 
 def restore(codes: NDArray[Any]) -> NDArray[np.float32]:
-    """Return what codes stand for.
+    """Return the vectors of codes.
 
     Args:
-        codes: [any, dims], float16, uint16, the bits of float16 numbers, or int8.
+        codes: [any, dims], float16, uint16 (float16 bits), or int8.
 
     Returns:
         float32 [any, dims].

@@ -1,4 +1,4 @@
-"""What a model reads at once: windows of texts, those that are longer with an overlap."""
+"""Windows of a text for a model's context length; longer texts have overlapping windows."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,12 +8,12 @@ OVERLAP = 4
 
 
 class Window(NamedTuple):
-    """A stretch of a text.
+    """A window of a text.
 
     Attributes:
         start: where reading starts.
-        first: the first position whose state counts; those before are context.
-        stop: where it ends.
+        first: first position whose state is used; those before are context.
+        stop: end of the window.
     """
 
     start: int
@@ -22,13 +22,13 @@ class Window(NamedTuple):
 
 
 def cut_windows(length: int, size: int) -> Iterator[Window]:
-    """Yield the windows of a text, which together count every position once.
+    """Yield the windows of a text, whose used positions cover it exactly once.
 
-        cut_windows(11, 8):  [0, 8) counts from 0, [6, 11) counts from 8
+        cut_windows(11, 8):  [0, 8) used from 0, [6, 11) used from 8
 
     Args:
-        length: positions of the text.
-        size: most positions of a window, at least 1.
+        length: length of the text.
+        size: maximum positions of a window, at least 1.
     """
     first = 0
     while first < length:

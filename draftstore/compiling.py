@@ -1,4 +1,4 @@
-"""How kernels get their machine code: one process at a time compiles a kernel, the others load what it kept."""
+"""Compilation across processes: one process at a time compiles a kernel, the others load the cached result."""
 
 import fcntl
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from numba.core.compiler_lock import global_compiler_lock
 
 
 def compile_alone(compiled: Any, signature: Any) -> Any:
-    """Compile a kernel of numba, or load it, while no other process does.
+    """Compile a numba kernel, or load it, while no other process does.
 
-    By itself numba lets each of them compile. Worse, two that keep different signatures at once write them under the
-    same number: the code of one is then run on the arguments of the other.
+    Otherwise several processes may compile it. Worse, two that cache different signatures at once write them under the
+    same number: one's code then runs on the other's arguments.
     """
     with global_compiler_lock, _alone(compiled):
         return type(compiled).compile(compiled, signature)
@@ -21,13 +21,13 @@ def compile_alone(compiled: Any, signature: Any) -> Any:
 
 @contextmanager
 def _alone(compiled: Any) -> Iterator[None]:
-    """Hold the lock of a kernel, where its folder has room for one; processes take it from the caller to the callee."""
+    """Hold a kernel's lock file, if its folder is writable; processes lock callers before callees."""
     folder = Path(compiled._cache.cache_path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / f"{compiled._cache._impl.filename_base}.lock").open("wb")
     except OSError:
-        yield  # nothing can be kept there either
+        yield  # nothing can be cached there either
         return
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

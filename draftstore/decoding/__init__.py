@@ -1,1 +1,1 @@
-"""The decode loop, what it accepts, and how much of a draft is worth a pass."""
+"""The decode loop, the acceptance of drafts, and the choice of how much to verify."""

@@ -1,19 +1,19 @@
-"""Which part of a draft the target model says itself, and what it says next.
+"""Acceptance: which part of a draft the target model emits itself, and the token after it.
 
-The walk starts at the root, the context's last token. At each node that it visits the model emits ONE token; if a
-child carries it, the walk goes on there, otherwise the token is the bonus and the walk ends. So every emitted token
-is what the model emits after the tokens before it, whatever was drafted: drafts change how many tokens one forward
-pass yields, never which.
+The walk starts at the root, the context's last token. At each visited node the model emits ONE token; if a child
+carries it, the walk continues there, otherwise the token is the bonus token and the walk ends. So every emitted token
+is what the model emits after the tokens before it, whatever was drafted: drafts change how many tokens a forward pass
+yields, never which.
 
     tree          model says   at the root: cat,  at cat: ran,  at ran: off
     | cat - sat   visited      root, cat, ran
     |     \\- ran   emitted      cat, ran, off      path [cat, ran], bonus off
     | dog
 
-One draw a node is what keeps sampling exact. A draw for each root-to-leaf path would try a token once for every path
-through it: with two paths through a token of probability 0.5 it would come out 75 % of the time. Siblings carry
-different tokens, so a draw matches at most one child. This is the sampling form of tree verification in SpecInfer
-(https://arxiv.org/abs/2305.09781, section 4.3) for drafts that are given, not drawn.
+One draw per node keeps sampling exact. A draw for each root-to-leaf path would try a token once for every path through
+it: with two paths through a token of probability 0.5 it would come out 75 % of the time. Siblings carry different
+tokens, so a draw matches at most one child. This is the sampling form of tree verification in SpecInfer
+(https://arxiv.org/abs/2305.09781, section 4.3) for deterministic drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ verified, after the tokens emitted so far in this walk. It is called once for ea
 
 
 class Acceptance(NamedTuple):
-    """What a forward pass over a tree settled.
+    """The result of a forward pass over a tree.
 
     Attributes:
-        path: nodes that were accepted, from the first token on.
-        tokens: int32 [len(path) + 1], what the text grows by: the tokens of the path, and the bonus token. A walk that
-            was ended by `ends` has its last token as the bonus, though a node may carry it.
+        path: accepted nodes, from the first token on.
+        tokens: int32 [len(path) + 1], the new tokens of the text: those of the path, and the bonus token. If `ends`
+            stopped the walk, its last token is the bonus token even if a node carries it.
     """
 
     path: list[int]
@@ -48,17 +48,17 @@ class Acceptance(NamedTuple):
 def accept(
     tree: DraftTree, choose: Choose, ends: Callable[[Sequence[int]], bool] = lambda _: False
 ) -> Acceptance:
-    """Walk a tree along what the model emits.
+    """Walk a tree along the model's tokens.
 
     Args:
         tree: the draft that was verified.
         choose: the model's token at a row.
-        ends: whether the text ends with the last of the tokens emitted so far: EOS, a stop string, the length. It is
-            called once for each emitted token, in order.
+        ends: whether the text ends with the last emitted token: EOS, a stop string, the length. Called once for each
+            emitted token, in order.
 
     Raises:
-        DraftTreeError: two children of a node carry the same token, or a parent is no earlier node. Such a tree
-            would not change the output either, but it breaks the drafter's contract.
+        DraftTreeError: two siblings carry the same token, or a parent does not precede its child. Such a tree would
+            not change the output, but violates the drafter's contract.
     """
     _check(tree)
     parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
@@ -79,7 +79,7 @@ def _child(parents: list[int], tokens: list[int], node: int, token: int) -> int:
     """Return the child of a node (-1 = the root) that carries a token; -1 if there is none."""
     child = node
     try:
-        while True:  # children stand behind their parents
+        while True:  # children come after their parents
             child = tokens.index(token, child + 1)
             if parents[child] == node:
                 return child
@@ -88,7 +88,7 @@ def _child(parents: list[int], tokens: list[int], node: int, token: int) -> int:
 
 
 def _check(tree: DraftTree) -> None:
-    """Check that parents stand before their children, and that siblings differ.
+    """Check that parents precede their children and siblings differ.
 
     Raises:
         DraftTreeError: see `accept`.

@@ -1,27 +1,27 @@
-"""How much of a draft is worth verifying: what a forward pass costs, and the planner that weighs it.
+"""How much of a draft to verify: the cost curve of a forward pass, and the planner that uses it.
 
-A pass over k nodes yields 1 + (nodes accepted) tokens and takes `curve.cost(k + 1)` seconds. Tokens per second in the
-long run are greatest if every pass maximises
+A pass over k nodes yields 1 + (accepted nodes) tokens and takes `curve.cost(k + 1)` seconds. Long-run throughput is
+maximal if every pass maximises
 
-    (1 + S_k) - rate * cost(k + 1)          S_k = the sum of the chances that the first k nodes are accepted
+    (1 + S_k) - rate * cost(k + 1)          S_k = sum of the acceptance probabilities of the first k nodes
 
-where `rate` is that greatest number of tokens per second (Dinkelbach, "On nonlinear fractional programming", 1967).
-The rate is estimated from what the passes yielded and from the curve, never from a clock: the same text and the same
-drafts give the same plan. Curves have steps (a CPU takes half a pass more for 2 rows than for 1), so all k are tried.
+where `rate` is that maximal throughput in tokens per second (Dinkelbach, "On nonlinear fractional programming", 1967).
+The rate is estimated from accepted tokens and the curve, never from a clock: the same text and the same drafts give the
+same plan. Curves have steps (a CPU takes half a pass more for 2 rows than for 1), so all k are tried.
 
-                        k      0     1     2     3            a draft of three nodes, of chances .5 .4 .1
+                        k      0     1     2     3            a draft of three nodes, probabilities .5 .4 .1
     1 + S_k                    1   1.5   1.9   2.0
     cost, in plain passes      1   1.5   1.5   1.6
     difference at rate 1       0     0    .4    .4            two nodes are worth it, the third is not
 
-The chances are those that the drafter names, corrected by how its drafts fared in this text. That is learned from every
-draft, verified or not: after a pass the tokens that came are known, and with them which children of the nodes on their
-way were right. So a text that decodes plainly because its drafts are bad notices when they become good. The sum of
-many small chances is corrected once more, by what came of such sums.
+The probabilities are the drafter's, calibrated by how its drafts fared in this text. That is learned from every draft,
+verified or not: after a pass the next tokens are known, and with them which children along their path were right. So a
+text that decodes plainly because of bad drafts notices when they become good. The sum of many small probabilities is
+calibrated a second time, by the outcomes of such sums.
 
-Correction takes a few tokens, and those could be dear. So there is an account: speculation may lose half a plain pass,
-and 2 % of the text so far; whatever it wins is paid in. No text can take longer than that, however wrong its drafts
-are: from 50 tokens on it decodes at 0.97 of plain speed at least, as far as the curve is right.
+Calibration takes a few tokens, which could be expensive. So there is an account: speculation may lose half a plain pass
+plus 2 % of the text so far; its gains are paid in. No text can take longer than that, however wrong its drafts are:
+from 50 tokens on it decodes at 0.97 of plain speed at least, provided that the curve is right.
 """
 
 import dataclasses
@@ -65,16 +65,16 @@ FORGETTING = 0.5 ** (1 / 300)
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What a cost curve holds for.
+    """The conditions under which a cost curve was measured.
 
     Attributes:
-        model: what to call the model.
-        shape: hash of the model's type, and of the shapes and types of its parameters: cost depends on nothing else.
+        model: name of the model.
+        shape: hash of the model's type, and of the shapes and types of its parameters: they determine the cost.
         device: name of the processor.
         dtype: type of the model's parameters.
-        attention: how attention is computed: `sdpa`, `eager`, ...
-        cache: of keys and values: `dynamic` or `static`.
-        threads: of the processor; 0 where that does not matter.
+        attention: attention implementation: `sdpa`, `eager`, ...
+        cache: kind of key-value cache: `dynamic` or `static`.
+        threads: number of CPU threads; 0 where it does not matter.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Conditions:
     threads: int
 
     def differences(self, other: "Conditions") -> list[str]:
-        """Return in words where another model is not run as this one; what it is called does not matter."""
+        """Describe the differences to other conditions, except for the model's name."""
         mine, others = dataclasses.asdict(self), dataclasses.asdict(other)
         return [
             f"{name} {mine[name]!r}, found {others[name]!r}"
@@ -97,16 +97,16 @@ class Conditions:
 
 @dataclasses.dataclass(frozen=True)
 class CostCurve:
-    """Seconds that a forward pass takes, by its rows: 1 for plain decoding, k + 1 for a draft of k nodes.
+    """Seconds of a forward pass by number of rows: 1 for plain decoding, k + 1 for a draft of k nodes.
 
     Attributes:
-        rows: ascending, from 1.
-        seconds: one for each; where more rows were measured to take less time, both get the mean.
-        padded: whether a pass is filled up to the next number of `rows`, as with CUDA graphs. Otherwise costs between
-            two measured numbers lie on the line between them.
-        conditions: what was measured; None for a curve that was made up.
-        context: tokens that were in the cache.
-        created: when, ISO 8601.
+        rows: numbers of rows, ascending, from 1.
+        seconds: seconds for each; where more rows were measured as faster, both get the mean.
+        padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs. Otherwise costs are
+            interpolated linearly.
+        conditions: conditions of the measurement; None for a synthetic curve.
+        context: tokens in the cache.
+        created: time of the measurement, ISO 8601.
     """
 
     rows: tuple[int, ...]
@@ -117,10 +117,10 @@ class CostCurve:
     created: str = ""
 
     def __post_init__(self) -> None:
-        """Check the numbers, and make them monotone.
+        """Check the values and make them monotone.
 
         Raises:
-            CurveError: they are no curve.
+            CurveError: the values are not a curve.
         """
         rows, seconds = [int(each) for each in self.rows], [float(each) for each in self.seconds]
         if len(rows) != len(seconds) or rows[:1] != [1] or rows != sorted(set(rows)):
@@ -135,7 +135,7 @@ class CostCurve:
         object.__setattr__(self, "seconds", tuple(_ascending(seconds)))
 
     def cost(self, n_rows: int) -> float:
-        """Return the seconds of a pass over so many rows; beyond the last number, the last slope goes on."""
+        """Return the seconds of a pass over `n_rows` rows; extrapolated with the last slope."""
         rows, seconds = self.rows, self.seconds
         if n_rows > rows[-1]:
             slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
@@ -145,7 +145,7 @@ class CostCurve:
         return float(np.interp(n_rows, rows, seconds))
 
     def save(self, path: Path) -> None:
-        """Write the curve as JSON, so that a crash leaves a whole file or none."""
+        """Write the curve as JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"format": FORMAT, "kind": KIND, **dataclasses.asdict(self)})
 
@@ -154,7 +154,7 @@ class CostCurve:
         """Read a curve.
 
         Raises:
-            CurveError: no such file, not a curve, or one of a version that this draftstore does not read.
+            CurveError: no such file, not a curve, or an unsupported version.
         """
         advice = "measure it again with `draftstore tune`"
         try:
@@ -191,10 +191,10 @@ class CostCurve:
         )
 
     def require(self, conditions: Conditions) -> None:
-        """Check that the curve was measured for a model as it is run now.
+        """Check that the curve was measured under the given conditions.
 
         Raises:
-            CurveError: for another one.
+            CurveError: it was not.
         """
         differences = self.conditions.differences(conditions) if self.conditions else []
         if differences:
@@ -205,12 +205,12 @@ class CostCurve:
 
 
 def now() -> str:
-    """Return the time of this moment, for `created`."""
+    """Return the current time, for `created`."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
-    """Return the ascending numbers nearest to some in the sense of least squares: falling neighbours are averaged.
+    """Return the ascending sequence nearest to the values in least squares: descending neighbours are averaged.
 
     This is the pool-adjacent-violators algorithm (Ayer et al., 1955).
     """
@@ -226,10 +226,10 @@ def _ascending(values: Sequence[float]) -> list[float]:
 
 
 class CostPlanner:
-    """The planner that verifies what is worth its time; see the module's description.
+    """The planner that maximises throughput; see the module's description.
 
     Attributes:
-        rate: tokens per second, as estimated for this text so far.
+        rate: estimated tokens per second for this text so far.
         account: seconds that speculation may still lose.
     """
 
@@ -242,14 +242,14 @@ class CostPlanner:
         allowance: float = ALLOWANCE,
         share: float = SHARE,
     ) -> None:
-        """Plan by a curve.
+        """Plan with a curve.
 
         Args:
-            curve: of the model on this device.
-            budget: most nodes of a draft.
-            draft_seconds: what asking the drafter takes; it matters only if that is no small part of a pass.
+            curve: curve of the model on this device.
+            budget: maximum nodes of a draft.
+            draft_seconds: time to get a draft; matters only if it is not small compared to a pass.
             allowance: plain passes that speculation may lose in a text.
-            share: part of the text so far that it may lose besides.
+            share: fraction of the text so far that it may lose in addition.
         """
         self._budget = budget
         self._costs = np.array([curve.cost(rows) for rows in range(1, budget + 2)])
@@ -260,10 +260,10 @@ class CostPlanner:
         self._seen = np.zeros((2, BANDS, 2))
         self._lengths, self._expected = np.zeros((LENGTH_BANDS, 2)), np.zeros(LENGTH_BANDS)
         self.begin()
-        self.trim(DraftTree.empty())  # has the kernel compiled now, and not in a text
+        self.trim(DraftTree.empty())  # compiles the kernel now, not during decoding
 
     def begin(self) -> None:
-        """Start a new text: what was learned from the last one is forgotten, so that no text pays for another."""
+        """Start a new text; nothing is carried over, so that no text pays for another."""
         self._seen[:] = 0.0
         self._lengths[:] = 0.0
         self._tokens, self._seconds = RATE_TRUST, RATE_TRUST * self._plain
@@ -273,9 +273,9 @@ class CostPlanner:
         self._asked = False
 
     def budget(self) -> int:
-        """Return the most nodes of a draft; 0 for a few passes after a draft that was not worth verifying.
+        """Return the maximum nodes of a draft; 0 for a few passes after a draft that was not worth verifying.
 
-        That is only where asking takes more than a hundredth of a plain pass.
+        It is 0 only if drafting takes more than a hundredth of a plain pass.
         """
         self._asked = self._silence == 0
         return self._budget if self._asked else 0
@@ -284,7 +284,7 @@ class CostPlanner:
         """Return the prefix that is worth its cost.
 
         Raises:
-            DraftTreeError: a parent is no earlier node.
+            DraftTreeError: a parent does not precede its child.
         """
         tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
         size = best_prefix(
@@ -304,7 +304,7 @@ class CostPlanner:
         return tree.prefix(size)
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
-        """Take in what a pass yielded, and how all of the draft fared."""
+        """Learn from a pass's outcome, for the whole draft."""
         came = len(accepted.tokens)
         count_outcomes(
             as_input(proposed.tokens, np.int32),

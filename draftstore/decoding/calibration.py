@@ -1,7 +1,7 @@
-"""Calibration of a drafter's probabilities in one text, and the prefix of a draft that pays: kernels of the planner.
+"""Calibration of a drafter's probabilities within a text, and the prefix of a draft to verify: kernels of the planner.
 
-All of this is about the chance that a node follows its parent, its own probability divided by its parent's: it is what
-the drafter says of one more token, and what can be checked whenever the text comes by the parent.
+All of this concerns the probability of a node given its parent: its own probability divided by its parent's. It is what
+the drafter claims about one more token, and can be checked whenever the text passes through the parent.
 """
 
 from typing import Any
@@ -24,13 +24,13 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 def band_factors(seen: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return by how much to multiply the drafter's probabilities: the posterior mean of a Gamma prior.
+    """Return factors for the drafter's probabilities: the posterior mean under a Gamma prior.
 
-    Acceptances are taken as Poisson events, of which `factor` times as many occur as the drafter expects. The factor of
-    all children of the context, and of all deeper nodes, is drawn to 1; that of a band of probability, to the former.
+    Acceptances are modelled as Poisson events with `factor` times the drafter's expectation. The factor over all
+    children of the context, or all deeper nodes, is shrunk towards 1; that of a probability band, towards the former.
 
     Args:
-        seen: float64 [2, bands, 2], expected and real acceptances of children of the context, and of deeper nodes.
+        seen: float64 [2, bands, 2], expected and actual acceptances of children of the context, and of deeper nodes.
 
     Returns:
         float64 [2, bands].
@@ -42,13 +42,14 @@ def band_factors(seen: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def length_factors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return by how much to multiply the accepted tokens that a whole draft expects, with the same prior.
+    """Return factors for the expected accepted tokens of a whole draft, with the same prior.
 
-    A draft that expects many tokens gets fewer than its nodes suggest one by one: what misleads a drafter misleads it
-    in all of a tree.
+    A draft that expects many tokens gets fewer than the sum over its nodes suggests: a drafter's errors are correlated
+    within a tree.
 
     Args:
-        lengths: float64 [LENGTH_BANDS, 2], accepted tokens of passes, expected and real, by how many came before them.
+        lengths: float64 [LENGTH_BANDS, 2], expected and actual accepted tokens of passes, by expected tokens before
+            them.
 
     Returns:
         float64 [LENGTH_BANDS].
@@ -61,9 +62,9 @@ def length_factors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
 def best_prefix(
     parents: Any, levels: Any, factors: Any, shares: Any, costs: Any, rate: Any, account: Any, expected: Any
 ) -> Any:
-    """Return how many nodes of a draft are worth verifying, the fewest of equally good numbers.
+    """Return how many nodes of a draft to verify, the fewest among ties.
 
-    A node's chance is its parent's, times the corrected chance that it follows its parent.
+    A node's probability is its parent's times its calibrated probability given its parent.
 
     Args:
         parents: int16 [n], read-only.
@@ -72,11 +73,11 @@ def best_prefix(
         shares: float64 [LENGTH_BANDS], see `length_factors`.
         costs: float64 [at least n + 1], seconds of passes over 1 row, 2 rows, ...
         rate: tokens per second.
-        account: seconds that the pass may take longer than one over 1 row.
-        expected: float64 [LENGTH_BANDS], is overwritten: the accepted tokens that the prefix expects, before `shares`.
+        account: seconds by which the pass may exceed one over 1 row.
+        expected: float64 [LENGTH_BANDS], output: accepted tokens that the prefix expects, before `shares`.
 
     Returns:
-        The size of the prefix; -i - 1 if the parent of node i is no earlier node.
+        The size of the prefix; -i - 1 if the parent of node i does not precede it.
     """
     chances = np.empty(len(parents))
     best, most, total, tokens = 0, 0.0, 0.0, 0.0
@@ -106,7 +107,7 @@ def best_prefix(
 
 @leaf_kernel
 def _split(total: Any, chance: Any) -> Any:
-    """Return the band behind `total` expected tokens, and how much of a chance lies in it; the next has the rest."""
+    """Return the band after `total` expected tokens, and the part of a probability in it; the next has the rest."""
     band, end = 0, 1.0
     while total >= end and band < LENGTH_BANDS - 1:
         band += 1
@@ -116,12 +117,12 @@ def _split(total: Any, chance: Any) -> Any:
 
 @kernel
 def count_lengths(expected: Any, accepted: Any, lengths: Any) -> Any:
-    """Count the accepted tokens that a pass expected and those that came, in the bands where it expected any.
+    """Count expected and actual accepted tokens of a pass, in the bands with expectations.
 
     Args:
         expected: float64 [LENGTH_BANDS], see `best_prefix`.
-        accepted: tokens of the draft that were accepted.
-        lengths: float64 [LENGTH_BANDS, 2], is added to; see `length_factors`.
+        accepted: number of accepted draft tokens.
+        lengths: float64 [LENGTH_BANDS, 2], updated; see `length_factors`.
     """
     for band in range(LENGTH_BANDS):
         if expected[band] > 0.0:
@@ -133,21 +134,21 @@ def count_lengths(expected: Any, accepted: Any, lengths: Any) -> Any:
 
 @kernel
 def count_outcomes(tokens: Any, parents: Any, levels: Any, came: Any, seen: Any) -> Any:
-    """Count how a draft fared against the tokens that came: the children of the context and of each node on their way.
+    """Compare a draft with the next tokens: count children of the context and of each node on their path.
 
     Args:
         tokens: int32 [n], read-only.
         parents: int16 [n], read-only.
         levels: uint8 [n], read-only.
-        came: int32 [any], read-only.
-        seen: float64 [2, bands, 2], is added to: what the drafter expected of these nodes, and which were right.
+        came: int32 [any], read-only, the next tokens.
+        seen: float64 [2, bands, 2], updated: expected and actual acceptances.
     """
     walk(tokens, parents, came, _count_children, (parents, levels, seen))
 
 
 @leaf_kernel
 def _count_children(state: Any, node: Any, child: Any) -> Any:
-    """Count what was expected of a node's children, and the one that came; see `draftstore.trees.walk.walk`."""
+    """Count expectations for a node's children, and the actual one; see `draftstore.trees.walk.walk`."""
     parents, levels, seen = state
     deeper = 1 if node >= 0 else 0
     for i in range(node + 1, len(parents)):
@@ -159,5 +160,5 @@ def _count_children(state: Any, node: Any, child: Any) -> Any:
 
 @leaf_kernel
 def _band_of(steps: Any) -> Any:
-    """Return the band of probability of a number of levels."""
+    """Return the probability band of a number of levels."""
     return min(steps // _LEVELS_PER_BAND, BANDS - 1)

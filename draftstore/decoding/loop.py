@@ -1,10 +1,10 @@
-"""The decode loop: propose, one forward pass, accept, go on. It exists once, for every model and every drafter.
+"""The decode loop: propose, run a forward pass, accept, repeat. It is the same for every model and drafter.
 
     for step in decode(target, session, ends=...):
         text.extend(step.tokens)
 
-The model is a `Target`: what runs the forward pass and keeps its cache (`draftstore.hf` for transformers, a recorded
-output in `draftstore.decoding.replay`). Everything here is exact whatever the drafter proposes: see
+The model is a `Target`: it runs the forward pass and keeps its cache (`draftstore.hf` for transformers, a recorded
+output in `draftstore.decoding.replay`). The output is exact whatever the drafter proposes: see
 `draftstore.decoding.acceptance`.
 """
 
@@ -22,66 +22,66 @@ from draftstore.trees.tree import DraftTree
 
 
 class Verdict(Protocol):
-    """What the target model says of a tree of n nodes, after one forward pass over its n + 1 rows."""
+    """The target model's outputs for a tree of n nodes, after one forward pass over its n + 1 rows."""
 
     def choose(self, row: int, emitted: Sequence[int]) -> int:
         """Return the token that the model emits at a row; see `draftstore.decoding.acceptance.Choose`."""
 
     def candidates(self) -> NDArray[np.int32] | None:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first; None if they are not known."""
+        """Return int32 [n + 1, 8], the most likely tokens at each row, best first; None if unknown."""
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state (after the final norm) at a row; None if it is not known.
+        """Return float32 [d], the last hidden state (after the final norm) at a row; None if unknown.
 
-        It is projected, if the session that is told of it has a projection.
+        It is projected if the session that receives it has a projection.
         """
 
 
 class Target(Protocol):
-    """A model that holds a text of which all but the last token are in its cache."""
+    """A model with a text, of which all but the last token are in its cache."""
 
     def verify(self, tree: DraftTree) -> Verdict:
         """Run one forward pass over the text's last token and a draft tree."""
 
     def keep(self, accepted: Acceptance) -> None:
-        """Take what was accepted into the text: the rows of the root and of the path stay in the cache.
+        """Append accepted tokens to the text; the rows of the root and of the path stay in the cache.
 
-        Then all tokens but the last (the bonus) are in the cache again.
+        After that, all tokens but the last (the bonus token) are in the cache again.
         """
 
 
 class Planner(Protocol):
-    """Chooses how much of a draft is worth verifying."""
+    """Chooses how much of a draft to verify."""
 
     def begin(self) -> None:
         """Start a new text."""
 
     def budget(self) -> int:
-        """Return the most nodes that could be worth it now; 0 spares the question."""
+        """Return the maximum useful nodes of a draft; 0 skips drafting."""
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the prefix of a tree that is worth its cost."""
+        """Return the prefix of a tree to verify."""
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
-        """Take in how a draft fared."""
+        """Learn from a draft's outcome."""
 
 
 class Fixed:
-    """The planner that verifies all it is given, up to a budget."""
+    """The planner that verifies whole drafts, up to a budget."""
 
     def __init__(self, budget: int = 64) -> None:
-        """Ask for `budget` nodes every time."""
+        """Ask for up to `budget` nodes."""
         self._budget = budget
 
     def begin(self) -> None:
-        """Do nothing: all texts are alike."""
+        """Do nothing."""
 
     def budget(self) -> int:
         """Return the budget."""
         return self._budget
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the tree, cut to the budget in case the drafter gave more."""
+        """Return the tree, cut to the budget."""
         return tree if len(tree) <= self._budget else tree.prefix(self._budget)
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
@@ -89,16 +89,16 @@ class Fixed:
 
 
 class Step(NamedTuple):
-    """One forward pass and what it yielded.
+    """One forward pass and its result.
 
     Attributes:
         tree: the draft that was verified.
-        path: its nodes that were accepted.
-        tokens: int32 [len(path) + 1], what the text grew by.
+        path: its accepted nodes.
+        tokens: int32 [len(path) + 1], the new tokens of the text.
         draft_ns: nanoseconds to propose and trim.
-        forward_ns: to verify. On a device that runs ahead this ends when the pass is queued, and what it takes shows
-            in `accept_ns`, which waits for the result.
-        accept_ns: to walk the tree and to put the cache in order.
+        forward_ns: nanoseconds to verify. On an asynchronous device this ends when the pass is queued, and its run time
+            appears in `accept_ns`, which waits for the result.
+        accept_ns: nanoseconds to walk the tree and update the cache.
     """
 
     tree: DraftTree
@@ -115,12 +115,12 @@ class Tally:
 
     Attributes:
         passes: forward passes.
-        tokens: tokens that they yielded.
-        drafted: nodes that were verified.
-        accepted: nodes that were accepted.
-        draft_ns: nanoseconds, as in `Step`, like the next two.
-        forward_ns: likewise.
-        accept_ns: likewise.
+        tokens: tokens yielded by them.
+        drafted: verified nodes.
+        accepted: accepted nodes.
+        draft_ns: nanoseconds, as in `Step`.
+        forward_ns: nanoseconds, as in `Step`.
+        accept_ns: nanoseconds, as in `Step`.
     """
 
     passes: int = 0
@@ -132,7 +132,7 @@ class Tally:
     accept_ns: int = 0
 
     def add(self, step: Step) -> None:
-        """Count a step."""
+        """Add a step."""
         self.passes += 1
         self.tokens += len(step.tokens)
         self.drafted += len(step.tree)
@@ -143,12 +143,12 @@ class Tally:
 
     @property
     def accepted_length(self) -> float:
-        """Tokens a pass; plain decoding is 1.0."""
+        """Tokens per pass; 1.0 for plain decoding."""
         return self.tokens / self.passes if self.passes else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted nodes by verified ones; 0 if none was."""
+        """Accepted nodes divided by verified ones; 0 if there are none."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
@@ -163,12 +163,12 @@ def decode(
     """Decode until the text ends.
 
     Args:
-        target: the model, with the prompt in its cache but for the last token of the text.
-        session: the drafter's, which knows the whole text.
-        planner: how much of a draft is verified.
-        ends: whether the text ends with the last of the tokens emitted in this step; it is called once for each, in
-            order, and may keep count.
-        min_prob: least probability of a drafted node.
+        target: the model, with all but the last token of the text in its cache.
+        session: the drafter's session for the whole text.
+        planner: chooses how much of a draft is verified.
+        ends: whether the text ends with the last token emitted in this step; called once for each token, in order, and
+            may keep state.
+        min_prob: minimum probability of a drafted node.
     """
     over = False
 
@@ -195,7 +195,7 @@ def decode(
 
 
 def _tell(session: Session, tree: DraftTree, verdict: Verdict, accepted: Acceptance) -> None:
-    """Tell the drafter what a pass settled, and as much of the rest as it wants."""
+    """Pass the result of a pass to the drafter, with the optional data that it needs."""
     last_row = accepted.path[-1] + 1 if accepted.path else 0
     session.observe(
         accepted.tokens,

@@ -1,4 +1,4 @@
-"""The session of decoding without drafts."""
+"""The session for decoding without drafts."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from draftstore.trees.tree import DraftTree
 
 
 class NoDrafts:
-    """A `Session` that drafts nothing, and learns nothing."""
+    """A `Session` without drafts."""
 
     needs_candidates = False
     needs_hidden = False
@@ -16,4 +16,4 @@ class NoDrafts:
         return DraftTree.empty()
 
     def observe(self, accepted_ids: Any, **_feedback: Any) -> None:
-        """Take in nothing."""
+        """Do nothing."""

@@ -1,16 +1,16 @@
-"""Replay: walk recorded model outputs and ask a drafter at every pass, as live decoding would.
+"""Replay: ask a drafter at every pass over recorded model outputs, as live decoding would.
 
-For a recorded greedy output the accepted length is exactly what decoding live would give: the tokens are
-forced. Counting, per output:
+For a recorded greedy output the accepted length is exactly that of live decoding: the tokens are forced. Counting, per
+output:
 
 - prompt and output are tokenized together: BOS, the tokenizer's chat template (or without one
   `USER: ... ASSISTANT: ...`), the output starting at the first id that differs from the prompt alone, cut at
   1,024 tokens, without EOS;
 - its first token comes from the prefill, so accepted length M = (tokens - 1) / verification passes;
 - at each pass the drafter knows everything up to and including the last accepted token, and the pass yields
-  the tokens along which the draft agrees with the output, and one more from the model itself.
+  the tokens along which the draft agrees with the output, plus one from the model itself.
 
-Dense stores are asked with the hidden states of the model, which must have been recorded too, or computed again.
+Dense stores need the hidden states of the model, recorded with the output or recomputed.
 """
 
 import dataclasses
@@ -40,10 +40,10 @@ class Recording:
 
     Attributes:
         id: of the record.
-        prompt: int32 [any], what the model saw.
-        output: int32 [n], what it said.
-        hidden: float32 [n, hidden_size], the last hidden states (after the final norm): row j predicted output[j]; NaN
-            where one is not known. None if none is.
+        prompt: int32 [any], input of the model.
+        output: int32 [n], output of the model.
+        hidden: float32 [n, hidden_size], last hidden states (after the final norm): row j predicted output[j]; NaN for
+            unknown rows; None if all are unknown.
     """
 
     id: str
@@ -57,13 +57,13 @@ class ReplayResult:
     """Totals of a replay.
 
     Attributes:
-        rows: outputs replayed.
-        tokens: tokens that verification passes yielded (the first of each output is the prefill's).
+        rows: number of outputs.
+        tokens: tokens from verification passes (the first token of each output comes from the prefill).
         passes: verification passes.
         nodes: draft nodes over all passes.
-        accepted: of them, those that were accepted.
+        accepted: accepted draft nodes.
         misses: passes without a draft.
-        rates: share of the draft nodes that were accepted, of each output for which any was drafted.
+        rates: share of accepted draft nodes for each output with any draft nodes.
         lookup_ns: duration of every lookup.
     """
 
@@ -78,16 +78,16 @@ class ReplayResult:
 
     @property
     def accepted_length(self) -> float:
-        """Tokens a pass; plain decoding is 1.0."""
+        """Tokens per pass; 1.0 for plain decoding."""
         return self.tokens / self.passes if self.passes else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted by drafted nodes of an output, the mean over outputs."""
+        """Share of drafted nodes that were accepted, per output, averaged over outputs."""
         return sum(self.rates) / len(self.rates) if self.rates else 0.0
 
     def add(self, tally: Tally) -> None:
-        """Count an output."""
+        """Add an output."""
         self.rows += 1
         self.tokens += tally.tokens
         self.passes += tally.passes
@@ -118,17 +118,17 @@ def read_recordings(
 ) -> Iterator[Recording]:
     """Stream the recordings of a JSON Lines file (plain, .gz, .zst) as token ids.
 
-    A record holds `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model`
-    are optional.
+    A record has `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
+    optional.
 
     Args:
         path: the file.
-        tokenizer: the tokenizer of the store that will be asked.
-        model: only the outputs of this model.
-        limit: most outputs.
+        tokenizer: tokenizer of the store.
+        model: restricts the outputs to those of one model.
+        limit: maximum number of outputs.
 
     Raises:
-        ReplayError: no such file, a record that cannot be used, or none left.
+        ReplayError: no such file, an invalid record, or no records left.
     """
     count, models = 0, set()
     for place, record in _records(path):
@@ -149,10 +149,10 @@ def read_recordings(
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the objects of a JSON Lines file with their places.
+    """Stream the objects of a JSON Lines file with their positions.
 
     Raises:
-        ReplayError: it is none.
+        ReplayError: it is not a JSON Lines file.
     """
     try:
         yield from read_json_records(path)
@@ -164,8 +164,8 @@ def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) 
     """Tokenize one record.
 
     Raises:
-        ReplayError: prompt or output is missing or of another type.
-        TokenizerError: no valid Unicode, a broken message, or a conversation that the chat template refuses.
+        ReplayError: prompt or output is missing or has the wrong type.
+        TokenizerError: invalid Unicode, an invalid message, or a conversation that the chat template refuses.
     """
     prompt, output = record.get("prompt"), record.get("output")
     if not isinstance(output, str):
@@ -192,10 +192,10 @@ def replay(
     """Replay recordings with a drafter.
 
     Args:
-        drafter: is asked once a pass.
-        recordings: what the model said.
-        budget: most nodes of a draft.
-        min_prob: least probability of a node.
+        drafter: drafter, asked once per pass.
+        recordings: recorded outputs.
+        budget: maximum nodes of a draft.
+        min_prob: minimum probability of a node.
         on_progress: called after every output.
 
     Raises:
@@ -212,7 +212,7 @@ def replay(
 def _replay_one(
     drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
 ) -> Tally:
-    """Walk one output; return its figures, and add lookups to the totals.
+    """Replay one output; return its tally, and add its lookups to the totals.
 
     Raises:
         ReplayError: the drafter needs hidden states that were not recorded.
@@ -239,16 +239,16 @@ def _replay_one(
 
 
 def _as_wanted(states: NDArray[np.float32], asker: Drafter | Session) -> NDArray[np.float32]:
-    """Return hidden states, float32 [..., hidden_size], as a drafter or a session wants them."""
+    """Project hidden states, float32 [..., hidden_size], if a drafter or session needs it."""
     projection = projection_of(asker)
     return states if projection is None else projection.apply(states)
 
 
 class RecordedTarget:
-    """A `Target`, and each of its verdicts, that says what was recorded."""
+    """A `Target` with a recorded output, which is also each of its verdicts."""
 
     def __init__(self, output: NDArray[np.int32], hidden: NDArray[np.float32] | None = None) -> None:
-        """Say an output, of which the prefill has already said the first token.
+        """Replay an output whose first token came from the prefill.
 
         Args:
             output: int32 [n].
@@ -260,7 +260,7 @@ class RecordedTarget:
         self._tree = DraftTree.empty()
 
     def verify(self, tree: DraftTree) -> "RecordedTarget":
-        """Return the verdict: the output is what it is."""
+        """Return this object as the verdict."""
         self._tree, self._begin = tree, self._position
         return self
 
@@ -269,14 +269,14 @@ class RecordedTarget:
         return int(self._output[self._position + len(emitted)])
 
     def ends(self, emitted: Sequence[int]) -> bool:
-        """Tell whether that was the last recorded token."""
+        """Tell whether the last recorded token was emitted."""
         return self._position + len(emitted) == len(self._output)
 
     def candidates(self) -> None:
         """Return None: they were not recorded."""
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the state at a row that was accepted; None if none was recorded."""
+        """Return float32 [d], the state at an accepted row; None if it was not recorded."""
         if self._hidden is None:
             return None
         depth = len(self._tree.path(row - 1)) if row else 0
@@ -284,5 +284,5 @@ class RecordedTarget:
         return state
 
     def keep(self, accepted: Acceptance) -> None:
-        """Go on behind what was accepted."""
+        """Advance behind the accepted tokens."""
         self._position += len(accepted.tokens)

@@ -1,1 +1,1 @@
-"""Kernels over token arrays: suffix arrays, matches in them, and trees drawn from what follows."""
+"""Kernels over token arrays: suffix arrays, matches in them, and draft trees from the continuations."""

@@ -1,4 +1,4 @@
-"""Which tokens follow the rows of a suffix: the candidates of one node and their probabilities."""
+"""Candidates of a node, the tokens that follow the occurrences of a suffix, and their probabilities."""
 
 from typing import Any, NamedTuple
 
@@ -10,11 +10,11 @@ from draftstore.search.suffix import token_at
 
 
 class Candidates(NamedTuple):
-    """The candidates of one node, found through a hash table from tokens to places.
+    """The candidates of one node, with a hash table from tokens to indices.
 
     Attributes:
-        table: int32 [power of two], place of the candidate whose token hashes here; -1 is free.
-        cells: int64 [room], where the table points at each candidate.
+        table: int32 [power of two], index of the candidate whose token hashes here; -1: free.
+        cells: int64 [room], slot of each candidate in the table.
         tokens: int64 [room].
         probs: float64 [room].
         stamps: int64 [room], length of the last suffix that each was seen after.
@@ -33,7 +33,7 @@ class Candidates(NamedTuple):
 
 @kernel
 def new_candidates(room: Any) -> Any:
-    """Return an empty table for at most `room` candidates; it is never more than half full."""
+    """Return an empty table for at most `room` candidates, at most half full."""
     size = 64
     while size < 2 * room:
         size *= 2
@@ -55,8 +55,8 @@ def read_following(
     """Read the tokens that follow the rows of one suffix, `reads` of `count` rows, evenly spaced.
 
     Returns:
-        The candidates so far, the runs of equal tokens in `run_places` and `run_shares`, and the
-        distinct tokens read (the end of a document is one of them, though never a candidate).
+        The number of candidates so far, the number of runs of equal tokens in `run_places` and `run_shares`, and the
+        distinct tokens read (the end of a document counts as one, but is never a candidate).
     """
     runs, distinct, ended = 0, 0, 0
     for segment in range(len(ranges)):
@@ -70,7 +70,7 @@ def read_following(
         share = step / count
         begin = np.int64(0)
         token = _following(index, base, n, lo + np.int64(0.5 * step), offset)
-        # There are more runs than room only in a damaged store, whose rows are out of order.
+        # Only a damaged store, with rows out of order, has more runs than room.
         while begin < part and runs < len(candidates.run_places):
             end, after = _run_end(index, base, n, lo, begin, part, step, offset, token)
             if token < index.vocab_size:
@@ -89,7 +89,7 @@ def read_following(
 
 @leaf_kernel
 def _following(index: Any, base: Any, n: Any, row: Any, offset: Any) -> Any:
-    """Return the token that follows a row's first `offset` ones; `vocab_size` where the document or segment ends."""
+    """Return the token after a row's first `offset` ones; `vocab_size` at the end of the document or segment."""
     token = token_at(index.tokens, base, n, np.int64(index.suffixes[base + row]) + offset)
     return token if token >= 0 else np.int64(index.vocab_size)
 
@@ -98,9 +98,9 @@ def _following(index: Any, base: Any, n: Any, row: Any, offset: Any) -> Any:
 def _run_end(
     index: Any, base: Any, n: Any, lo: Any, begin: Any, part: Any, step: Any, offset: Any, token: Any
 ) -> Any:
-    """Return where the run of `token` that begins at a read ends, and the token behind it.
+    """Return the end of the run of `token` that starts at a read, and the token after it.
 
-    What follows the rows is sorted, so the end of a run is looked for in growing steps, then by bisection.
+    The tokens after the rows are sorted, so the end of a run is found by galloping and bisection.
     """
     last, stride = begin, np.int64(1)
     after = token
@@ -125,7 +125,7 @@ def _run_end(
 
 @leaf_kernel
 def place_of(candidates: Any, found: Any, token: Any) -> Any:
-    """Return the place of a token among the candidates; `found`, if it is a new one."""
+    """Return the index of a token among the candidates; `found` if it is new."""
     mask = len(candidates.table) - 1
     cell = ((token * 0x9E3779B1) >> 7) & mask
     while candidates.table[cell] >= 0:
@@ -142,13 +142,13 @@ def place_of(candidates: Any, found: Any, token: Any) -> Any:
 
 @leaf_kernel
 def hand_out(candidates: Any, runs: Any, share: Any) -> Any:
-    """Give the candidates of the rows last read their parts of a share of probability."""
+    """Distribute a share of probability to the candidates of the rows last read."""
     for i in range(runs):
         candidates.probs[candidates.run_places[i]] += share * candidates.run_shares[i]
 
 
 @leaf_kernel
 def clear_table(candidates: Any, found: Any) -> Any:
-    """Forget the first `found` candidates."""
+    """Remove the first `found` candidates from the table."""
     for i in range(found):
         candidates.table[candidates.cells[i]] = -1

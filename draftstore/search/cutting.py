@@ -1,7 +1,7 @@
 """Exact draft trees of n-grams: cut from the rows of a suffix array, on all cores.
 
-A node's chance is the number of times that its path follows the n-gram, divided by the occurrences of the n-gram. It is
-the rule `longest` with every row read: the n-gram occurs, so no shorter one is asked.
+A node's probability is the number of times that its path follows the n-gram, divided by the n-gram's occurrences. This
+is the rule `longest` with every row read: the n-gram occurs, so no shorter suffix is used.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +25,9 @@ class Trees(NamedTuple):
         tokens: int32 [k, nodes].
         parents: int16 [k, nodes].
         levels: uint8 [k, nodes].
-        sizes: int64 [k], nodes of each.
+        sizes: int64 [k], nodes of each tree.
         counts: int64 [k], occurrences of each n-gram.
-        distinct: int64 [k], distinct tokens that follow each, the end of a document being one; 0 where there is no
+        distinct: int64 [k], distinct tokens that follow each n-gram, counting the end of a document as one; 0 without a
             tree.
     """
 
@@ -39,7 +39,7 @@ class Trees(NamedTuple):
     distinct: NDArray[np.int64]
 
     def tree(self, place: int) -> DraftTree:
-        """Return one of them, as a view."""
+        """Return one tree as a view."""
         size = self.sizes[place]
         return DraftTree(self.tokens[place, :size], self.parents[place, :size], self.levels[place, :size])
 
@@ -50,11 +50,11 @@ def cut_trees(
     """Cut the draft trees of n-grams that occur in a store.
 
     Args:
-        index: the arrays of the store.
+        index: arrays of the store.
         ngrams: int32 [k, n].
-        nodes: most nodes of a tree.
-        depth: most tokens of a path.
-        workers: threads; all cores by default.
+        nodes: maximum nodes of a tree.
+        depth: maximum tokens of a path.
+        workers: threads; default: all cores.
     """
     n = ngrams.shape[1]
     rule = Rule(n, n, depth, rows=MAX_ROWS, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0)

@@ -1,7 +1,7 @@
-"""In how many documents n-grams occur: kernels over plain arrays, no files.
+"""Document frequencies of n-grams: kernels over plain arrays, no files.
 
-The document of a position is the first one that ends at or behind it. A table says which that is for every 64th
-position; from there, few documents end before the one looked for.
+The document of a position is the first one that ends at or after it. A table holds it for every 64th position; few
+documents end between there and the position.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +17,11 @@ STRIDE = 64
 
 
 class DocumentTable(NamedTuple):
-    """Where the documents of a store end; positions count over all segments.
+    """The ends of a store's documents; positions count over all segments.
 
     Attributes:
-        ends: int64 [documents], position of the sentinel behind each, ascending.
-        firsts: int64 [ceil(tokens / 64)], first document that ends at or behind every 64th position.
+        ends: int64 [documents], position of each document's sentinel, ascending.
+        firsts: int64 [ceil(tokens / 64)], first document that ends at or after every 64th position.
     """
 
     ends: NDArray[np.int64]
@@ -29,7 +29,7 @@ class DocumentTable(NamedTuple):
 
 
 def document_table(index: SuffixIndex) -> DocumentTable:
-    """Find the documents of a store."""
+    """Build the document table of a store."""
     ends = np.flatnonzero(index.tokens >= index.vocab_size)
     return DocumentTable(ends, np.searchsorted(ends, np.arange(0, len(index.tokens), STRIDE)))
 
@@ -37,17 +37,17 @@ def document_table(index: SuffixIndex) -> DocumentTable:
 def count_documents(
     index: SuffixIndex, table: DocumentTable, ngrams: NDArray[np.int64], workers: int | None = None
 ) -> NDArray[np.int64]:
-    """Return int64 [k]: in how many documents each n-gram occurs.
+    """Return int64 [k]: the number of documents with each n-gram.
 
     Args:
-        index: the arrays of the store.
-        table: its documents.
+        index: arrays of the store.
+        table: its document table.
         ngrams: int64 [k, n].
-        workers: threads; all cores by default.
+        workers: threads; default: all cores.
     """
     threads = workers or CORES
     with ThreadPoolExecutor(threads) as pool:
-        # Each thread takes every so many-th n-gram: neighbours in token order are alike common.
+        # Threads take interleaved n-grams: neighbours in token order have similar counts.
         parts = pool.map(lambda thread: _count(index, table, ngrams, thread, threads), range(threads))
         counts: NDArray[np.int64] = np.sum(list(parts), axis=0)
         return counts
@@ -55,7 +55,7 @@ def count_documents(
 
 @kernel
 def _count(index: Any, table: Any, ngrams: Any, first: Any, step: Any) -> Any:
-    """Return int64 [k]: the documents of every `step`-th n-gram from `first` on, 0 for the others."""
+    """Return int64 [k]: the document counts of every `step`-th n-gram from `first` on, 0 for the others."""
     counts = np.zeros(len(ngrams), np.int64)
     stamps = np.full(len(table.ends), -1, np.int64)
     n = ngrams.shape[1]
@@ -69,7 +69,7 @@ def _count(index: Any, table: Any, ngrams: Any, first: Any, step: Any) -> Any:
             for row in range(lo, hi):
                 position = np.int64(index.suffixes[base + row])
                 if position < 0 or position >= index.segments[segment, 1]:
-                    continue  # a damaged store must not crash its reader
+                    continue  # a damaged store must not crash the process
                 position += base
                 document = table.firsts[position // STRIDE]
                 while document < len(stamps) and table.ends[document] < position:

@@ -1,19 +1,19 @@
 """Best-first growth of a draft tree from the suffix arrays of a store: one kernel for every drafting rule.
 
-The suffix array is read as a back-off n-gram language model of unbounded order. At every node, the text is the
-context followed by the node's path. Of its suffixes that occur in the store, the longest is asked first. With c
-occurrences, followed by d distinct tokens, it gets the share
+The suffix array is used as a back-off n-gram language model of unbounded order. At every node, the text is the context
+followed by the node's path. Its longest suffix that occurs in the store comes first. With c occurrences, followed by d
+distinct tokens, it gets the share
 
     c / (c + beta * d + alpha)
 
-of the node's probability; what is left goes to the next shorter suffix, and so on. So a suffix that is seen often
-and always goes on alike is trusted, a rare or an undecided one yields to shorter ones. Within a suffix, a token's
-share is the fraction of the occurrences that it follows. This is interpolation of the Witten-Bell family, applied
-at every node: "The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991; "An
-Empirical Study of Smoothing Techniques for Language Modeling", 1999, section 2.
+of the node's probability; the rest goes to the next shorter suffix, and so on. So a suffix with many occurrences and
+few continuations is trusted, a rare or ambiguous one defers to shorter ones. Within a suffix, a token's share is the
+fraction of the occurrences that it follows. This is interpolation of the Witten-Bell family, applied at every node:
+"The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991; "An Empirical Study of Smoothing
+Techniques for Language Modeling", 1999, section 2.
 
-With alpha = beta = 0 the longest match takes all, and the rule is the one of REST (NAACL 2024, section 3): the
-continuations of the longest match as a trie, of which the heaviest nodes are kept.
+With alpha = beta = 0 the longest match gets everything, which is the rule of REST (NAACL 2024, section 3): a trie of
+the continuations of the longest match, reduced to its heaviest nodes.
 
 The tree grows by `draftstore.trees.frontier.grow`.
 """
@@ -47,18 +47,18 @@ MAX_ROWS = 1 << 40
 
 
 class Rule(NamedTuple):
-    """How a tree is drawn from the matches.
+    """The drafting rule: parameters for drawing a tree from the matches.
 
     Attributes:
-        max_match: most tokens of the context that are matched.
-        min_match: fewest tokens of a suffix that is still asked.
-        depth: most tokens of a path.
-        rows: occurrences read for a whole unit of probability; of a suffix with more of them in what is left
-            for it, evenly spaced ones are read.
-        floor: probability below which no shorter suffix is asked.
-        alpha: occurrences' worth of trust that every suffix yields to shorter ones.
+        max_match: maximum matched tokens of the context.
+        min_match: minimum length of a suffix.
+        depth: maximum tokens of a path.
+        rows: occurrences read for a probability of 1; a suffix with less probability left reads proportionally fewer,
+            evenly spaced.
+        floor: probability below which no shorter suffix is used.
+        alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
         beta: the same for each distinct token that follows.
-        gamma: distinct tokens grow as this power of the rows read (Heaps' law); scales d where rows are sampled.
+        gamma: exponent of the growth of distinct tokens with rows read (Heaps' law); scales d for sampled rows.
     """
 
     max_match: int
@@ -71,10 +71,10 @@ class Rule(NamedTuple):
     gamma: float
 
     def check(self) -> None:
-        """Refuse values that the kernels cannot follow.
+        """Refuse invalid values.
 
         Raises:
-            DraftstoreError: the first of them, with what is expected.
+            DraftstoreError: the first invalid value, with what is expected.
         """
         limits = {
             "max_match": (self.max_match, 1, MAX_MATCH),
@@ -89,7 +89,7 @@ class Rule(NamedTuple):
         require_limits("a drafting rule", limits)
 
     def pack(self) -> NDArray[np.float64]:
-        """Return the rule as float64 [8], which crosses into a kernel faster than eight numbers."""
+        """Return the rule as float64 [8], which is faster to pass to a kernel than eight numbers."""
         return np.array(self, np.float64)
 
 
@@ -100,25 +100,25 @@ def draft_one(
 ) -> Any:  # fmt: skip
     """Grow a draft tree for one context.
 
-    The index comes taken apart: a draft takes microseconds, and numba unpacks flat arguments faster than tuples.
+    The index is unpacked: a draft takes microseconds, and numba unboxes flat arguments faster than tuples.
 
     Args:
         tokens: see SuffixIndex, as for the next seven.
-        suffixes: likewise.
-        keys: likewise.
-        first_rows: likewise.
-        segments: likewise.
-        vocab_size: likewise.
-        key_bits: likewise.
-        key_tokens: likewise.
+        suffixes: see SuffixIndex.
+        keys: see SuffixIndex.
+        first_rows: see SuffixIndex.
+        segments: see SuffixIndex.
+        vocab_size: see SuffixIndex.
+        key_bits: see SuffixIndex.
+        key_tokens: see SuffixIndex.
         packed_rule: a Rule, packed.
-        context: int32 [any], the last tokens of the text; an id outside the vocabulary (such as the padding -1)
-            hides all before it.
-        budget: most nodes of the tree.
-        max_level: highest level (see `tree.LEVEL_BOUNDS`) that a node may have.
+        context: int32 [any], the last tokens of the text; an id outside the vocabulary (such as the padding -1) hides
+            all tokens before it.
+        budget: maximum nodes of the tree.
+        max_level: maximum level of a node (see `tree.LEVEL_BOUNDS`).
 
     Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n], tokens of the longest match, its occurrences.
+        tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, number of its occurrences.
     """
     index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
     rule = _unpack_rule(packed_rule)
@@ -141,14 +141,14 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
     Args:
         index: a SuffixIndex.
         packed_rule: a Rule, packed.
-        contexts: int32 [batch, any], aligned right.
-        budget: most nodes of a tree.
-        max_level: highest level that a node may have.
+        contexts: int32 [batch, any], right-aligned.
+        budget: maximum nodes of a tree.
+        max_level: maximum level of a node.
 
     Returns:
-        tokens int32 [batch, budget], parents int16 and levels uint8 likewise, and int64 [batch, 4]: nodes,
-        tokens of the longest match, its occurrences, and the distinct tokens that followed those read (the end
-        of a document is one of them).
+        tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], and int64 [batch, 4]:
+        nodes, length of the longest match, number of its occurrences, and the distinct tokens after those read
+        (counting the end of a document as one).
     """
     batch = len(contexts)
     tokens = np.empty((batch, budget), np.int32)
@@ -173,7 +173,7 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
 
 @leaf_kernel
 def _unpack_rule(values: Any) -> Any:
-    """Return the Rule in a packed one."""
+    """Unpack a Rule."""
     return Rule(
         int(values[0]), int(values[1]), int(values[2]), int(values[3]),
         values[4], values[5], values[6], values[7],
@@ -182,7 +182,7 @@ def _unpack_rule(values: Any) -> Any:
 
 @kernel
 def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
-    """Return arrays for the matches and nodes of drafts of at most `budget` nodes."""
+    """Return buffers for the matches and nodes of drafts of at most `budget` nodes."""
     return (
         new_matches(rule.max_match + rule.depth, budget + 1, segments),
         new_frontier(budget),
@@ -191,14 +191,14 @@ def _new_scratch(rule: Any, budget: Any, segments: Any) -> Any:
 
 @leaf_kernel
 def _room(rule: Any, count: Any, segments: Any, vocab_size: Any) -> Any:
-    """Bound the candidates of a node: the rows read, of the longest match alone or of every suffix."""
+    """Bound the candidates of a node: the rows read for the longest match or for all suffixes."""
     rows = min(rule.rows, count) if rule.alpha + rule.beta == 0.0 else 4 * rule.rows
     return min(rows, segments * (vocab_size + 1)) + 2 * segments
 
 
 @leaf_kernel
 def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
-    """Return where the usable context begins and ends, the tokens of its longest match and its occurrences."""
+    """Return begin and end of the usable context, the length of its longest match and the number of occurrences."""
     begin, end = load_context(matches.text, context, rule.max_match, index.vocab_size)
     match = find_longest(index, matches, begin, end)
     if match < rule.min_match:
@@ -210,7 +210,7 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
 def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
-    """Fill `nodes` with the best ones; return their number."""
+    """Fill `nodes` with the best nodes; return their number."""
     return grow(
         nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
     )
@@ -220,7 +220,7 @@ def _grow(
 def _enter_following(
     state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter the tokens that follow a slot's text in the store; see `draftstore.trees.frontier.grow`."""
+    """Enter the tokens that follow a slot's text; see `draftstore.trees.frontier.grow`."""
     index, rule, matches, candidates, begin, end = state
     floor, stop = floor_of(nodes, tail, rule.floor), end + depth
     load_path(matches.text, nodes, stop, slot)
@@ -230,13 +230,13 @@ def _enter_following(
 
 @leaf_kernel
 def floor_of(nodes: Any, tail: Any, floor: Any) -> Any:
-    """Return the probability below which no shorter suffix is asked; in a full tree at least that of the last node."""
+    """Return the probability below which no shorter suffix is used; in a full tree at least the last node's."""
     return max(floor, nodes.probs[tail - 1]) if tail == len(nodes.keys) else floor
 
 
 @leaf_kernel
 def load_path(text: Any, nodes: Any, stop: Any, slot: Any) -> Any:
-    """Write the tokens from the root to a node behind the context, up to `stop`."""
+    """Write the tokens of a node's path after the context, up to `stop`."""
     while slot > 0:
         stop -= 1
         text[stop] = token_of(nodes, slot - 1)
@@ -248,9 +248,9 @@ def _gather(
     index: Any, rule: Any, matches: Any, candidates: Any, begin: Any, stop: Any, slot: Any, parent: Any,
     prob: Any, floor: Any,
 ) -> Any:  # fmt: skip
-    """Share a node's probability out to the tokens that may follow it; return the number of candidates.
+    """Distribute a node's probability to the tokens that may follow; return the number of candidates.
 
-    Suffixes with equal counts have the same occurrences, so those are read once, for the sum of the shares.
+    Suffixes with equal counts have the same occurrences, which are read once for the sum of the shares.
     """
     lengths = matches.lengths
     top = min(lengths[parent, 0] + 1, stop - begin) if slot > 0 else lengths[0, 0]
@@ -261,7 +261,7 @@ def _gather(
     for length in range(top, rule.min_match - 1, -1):
         ranges = matches.ranges[slot, length]
         if slot == 0 and length == top:
-            occurrences = matches.counts[slot, length]  # the longest match, found before
+            occurrences = matches.counts[slot, length]  # of the longest match, found before
         else:
             occurrences = find_suffix(index, matches, stop, slot, parent, length)
         if occurrences == 0:
@@ -296,9 +296,9 @@ def _gather(
 
 @leaf_kernel
 def power_of(base: Any, exponent: Any) -> Any:
-    """Return base ** exponent, for an exponent from 0 to 1: the product of the roots that its binary digits name.
+    """Return base ** exponent for an exponent from 0 to 1, as a product of roots by its binary digits.
 
-    Square roots and products are the same bits on every machine; what a library for mathematics returns is not.
+    Square roots and products are bit-identical on every machine; math libraries are not.
     """
     power, root, digits = 1.0, base, exponent
     while digits > 0.0:
@@ -314,7 +314,7 @@ def power_of(base: Any, exponent: Any) -> Any:
 def enter_all(
     nodes: Any, candidates: Any, found: Any, tail: Any, depth: Any, parent: Any, max_level: Any
 ) -> Any:
-    """Enter the candidates of a node as its children; return the new tail."""
+    """Enter a node's candidates as its children; return the new tail."""
     for i in range(found):
         tail = enter(nodes, tail, candidates.tokens[i], candidates.probs[i], depth, parent, max_level)
     return tail

@@ -1,7 +1,7 @@
-"""Which suffixes of a text occur in a store, and at which rows.
+"""Occurrences in a store of the suffixes of a text.
 
-The text is the context followed by the path of a node. Rows are kept by node and suffix length: those of a child's
-suffix are part of those that its parent has one token shorter, so going down the tree narrows them step by step.
+The text is the context followed by a node's path. Rows are kept by node and suffix length: those of a child's suffix
+are a subset of its parent's rows for the suffix one token shorter, so going down the tree narrows them step by step.
 """
 
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ from draftstore.search.suffix import find_rows
 
 
 class Matches(NamedTuple):
-    """The text of the node at hand, and the rows of the suffixes of all nodes so far.
+    """The text of the current node, and the rows of all nodes' suffixes so far.
 
     Attributes:
-        text: int64 [max_match + depth], the context and behind it the path.
+        text: int64 [max_match + depth], the context followed by the path.
         ranges: int32 [slots, max_match + depth + 1, segments, 2], rows [lo, hi) by slot (0 = the context, i + 1 =
-            node i), suffix length and segment; not filled where a suffix has the rows of the one a token longer.
+            node i), suffix length and segment; undefined where a suffix has the rows of the next longer one.
         counts: int64 [slots, max_match + depth + 1], rows over all segments.
-        lengths: int64 [slots, 3], longest and shortest suffix that was looked for, and the distinct tokens that
-            follow the longest, by slot.
+        lengths: int64 [slots, 3], longest and shortest suffix searched, and the distinct tokens that follow the
+            longest, by slot.
     """
 
     text: NDArray[np.int64]
@@ -44,7 +44,7 @@ def new_matches(most: Any, slots: Any, segments: Any) -> Any:
 
 @leaf_kernel
 def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> Any:
-    """Copy the last tokens to the front of `text`; return where the usable ones begin and end."""
+    """Copy the last tokens of the context to the front of `text`; return begin and end of the usable ones."""
     size = min(len(context), max_match)
     begin = 0
     for i in range(size):
@@ -56,10 +56,10 @@ def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> An
 
 @leaf_kernel
 def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
-    """Return the length of the longest suffix of the context that occurs; its rows go into slot 0.
+    """Return the length of the context's longest suffix that occurs; its rows go into slot 0.
 
-    Where a suffix occurs, all shorter ones do, so the length is searched: from as many tokens as one look at the
-    keys decides, step by step down (most matches are short), or up in growing steps and then by bisection.
+    If a suffix occurs, all shorter ones do, so the length is searched: starting with as many tokens as a key holds,
+    step by step down (most matches are short), or up by galloping and bisection.
     """
     low, high = 0, end - begin
     middle, step = min(index.key_tokens, high), 1
@@ -79,10 +79,10 @@ def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
 
 @leaf_kernel
 def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any) -> Any:
-    """Find the rows of one suffix of a node's text, among its parent's if they are known; return their number.
+    """Find the rows of a suffix of a node's text, among its parent's if known; return their number.
 
-    Longer suffixes come first. Where two suffixes of the parent have equal counts, they have the same occurrences,
-    and so have those of the child: only the longer one is looked for.
+    Called for longer suffixes first. If two suffixes of the parent have equal counts, they have the same occurrences,
+    and so do the child's: only the longer one is searched.
     """
     counts, ranges = matches.counts, matches.ranges[slot, length]
     if slot == 0 or length <= matches.lengths[parent, 1]:
@@ -110,7 +110,7 @@ def _search(index: Any, text: Any, stop: Any, length: Any, ranges: Any) -> Any:
 
 @leaf_kernel
 def _narrow(index: Any, text: Any, stop: Any, length: Any, parent_ranges: Any, ranges: Any) -> Any:
-    """Keep of the rows of a suffix one token shorter those that go on with the last token; return their number."""
+    """Narrow the rows of a suffix one token shorter to those that continue with the last token; return their number."""
     for segment in range(len(ranges)):
         lo, hi = np.int64(parent_ranges[segment, 0]), np.int64(parent_ranges[segment, 1])
         if lo < hi:
@@ -121,7 +121,7 @@ def _narrow(index: Any, text: Any, stop: Any, length: Any, parent_ranges: Any, r
 
 @leaf_kernel
 def _count(ranges: Any) -> Any:
-    """Add up the rows of one suffix over all segments."""
+    """Sum the rows of a suffix over all segments."""
     count = np.int64(0)
     for segment in range(len(ranges)):
         count += ranges[segment, 1] - ranges[segment, 0]

@@ -1,7 +1,7 @@
 """Exact n-gram counts from the suffix arrays of a store: a kernel over plain arrays, no files.
 
-In suffix order, all occurrences of an n-gram stand in adjacent rows: where a suffix shares its first n tokens with
-the one before, that n-gram has occurred once more; where it does not, a new one starts. N-grams come out sorted.
+In suffix order, all occurrences of an n-gram are adjacent rows: if a suffix shares its first n tokens with the one
+before, the n-gram has one more occurrence; otherwise a new n-gram starts. N-grams come out sorted.
 
     row   suffix       shared   of n = 1    of n = 2
     0     5 7 5 7 9    0        5     x 1   5 7   x 1
@@ -10,7 +10,7 @@ the one before, that n-gram has occurred once more; where it does not, a new one
     3     7 9          1        7     x 2   7 9   x 1
     4     9            0        9     x 1
 
-An n-gram never spans documents. Segments are counted apart and merged, one range of first tokens after the other, so
+An n-gram never spans documents. Segments are counted separately and merged, one range of first tokens at a time, so
 that memory is bounded whatever the size of the store.
 """
 
@@ -55,11 +55,11 @@ def count_ngrams(
     """Count all n-grams of 1 to `max_n` tokens.
 
     Args:
-        index: the arrays of a store.
-        max_n: most tokens of an n-gram.
-        part_rows: rows counted at a time, which bounds the memory: each takes some 60 bytes at n = 5.
-        workers: threads, each at a part of its own; all cores by default.
-        on_rows: called with the rows of each part that is done, for progress bars.
+        index: arrays of a store.
+        max_n: maximum tokens of an n-gram.
+        part_rows: rows counted at a time, which bounds memory: each takes some 60 bytes at n = 5.
+        workers: threads, each with its own part; default: all cores.
+        on_rows: called with the rows of each finished part, for progress bars.
 
     Yields:
         For every range of first tokens, ascending, one table for each n from 1.
@@ -77,7 +77,7 @@ def count_ngrams(
 
 
 def running_total(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """Return an `on_rows` that tells `progress` the rows done so far and those in all."""
+    """Return an `on_rows` callback that calls `progress` with the rows done so far and the total."""
     done = 0
 
     def on_rows(rows: int) -> None:
@@ -110,13 +110,13 @@ def _count_part(index: SuffixIndex, first: int, stop: int, max_n: int) -> tuple[
 
 
 def _table(flat: NDArray[Any], counts: NDArray[np.int64], sizes: NDArray[np.int64], n: int) -> NgramTable:
-    """Take the n-grams of one length out of what `count_rows` returns."""
+    """Extract the n-grams of one length from the result of `count_rows`."""
     begin, size = counts.shape[1] * (n * (n - 1) // 2), int(sizes[n - 1])
     return NgramTable(flat[begin : begin + size * n].reshape(size, n), counts[n - 1, :size])
 
 
 def token_ranges(index: SuffixIndex, part_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, stop) of first tokens that have at most `part_rows` rows, or are one token."""
+    """Yield ranges [first, stop) of first tokens with at most `part_rows` rows, or of a single token."""
     ends = index.first_rows.sum(axis=0, dtype=np.int64)
     first = 0
     while first < index.vocab_size:
@@ -127,7 +127,7 @@ def token_ranges(index: SuffixIndex, part_rows: int) -> Iterator[tuple[int, int]
 
 
 def _merge(tables: Sequence[NgramTable]) -> NgramTable:
-    """Add up the counts of several segments, all of one n."""
+    """Merge the counts of several segments, all of one n."""
     return reduce(lambda left, right: NgramTable(*add_tables(*left, *right)), tables)
 
 
@@ -137,13 +137,13 @@ def count_rows(tokens: Any, positions: Any, vocab_size: Any, max_n: Any) -> Any:
 
     Args:
         tokens: uint16 or uint32 [any], one segment; ids from `vocab_size` on end a document.
-        positions: int32 [rows], suffixes of it in ascending order; the first shares nothing with the one before it.
+        positions: int32 [rows], suffixes of it in ascending order; the first shares no tokens with its predecessor.
         vocab_size: token ids lie below.
-        max_n: most tokens of an n-gram.
+        max_n: maximum tokens of an n-gram.
 
     Returns:
-        The n-grams, flat: those of length n from place rows * n * (n - 1) / 2 on, n tokens each; int64
-        [max_n, rows], their counts; int64 [max_n], how many there are of each length.
+        The n-grams, flat: those of length n start at rows * n * (n - 1) / 2, n tokens each; their counts, int64
+        [max_n, rows]; the number of n-grams of each length, int64 [max_n].
     """
     rows = len(positions)
     flat = np.empty(rows * (max_n * (max_n + 1) // 2), tokens.dtype)
@@ -151,7 +151,7 @@ def count_rows(tokens: Any, positions: Any, vocab_size: Any, max_n: Any) -> Any:
     sizes = np.zeros(max_n, np.int64)
     before = np.full(
         max_n, -1, np.int64
-    )  # the leading tokens of the suffix before, -1 behind its document's end
+    )  # the leading tokens of the previous suffix, -1 after its document's end
     for row in range(rows):
         position = np.int64(positions[row])
         most = min(max_n, len(tokens) - position) if position >= 0 else 0
@@ -178,7 +178,7 @@ def add_tables(left: Any, left_counts: Any, right: Any, right_counts: Any) -> An
     counts = np.zeros(len(ngrams), np.int64)
     i = j = size = 0
     while i < len(left) or j < len(right):
-        order = 0  # of the left one, compared with the right one
+        order = 0  # comparison of the left n-gram with the right one
         if i == len(left) or j == len(right):
             order = 1 if i == len(left) else -1
         else:

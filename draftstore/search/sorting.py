@@ -1,10 +1,9 @@
 """Suffix sorting in linear time: numba kernels over plain arrays, no files.
 
 SA-IS: "Two Efficient Algorithms for Linear Time Suffix Array Construction", IEEE Transactions on
-Computers 60(10), 2011. A suffix is S-type if it is smaller than the suffix behind it, else L-type; an LMS suffix is an
-S-type one behind an L-type one. The LMS suffixes are sorted first (by recursion where two of their substrings are
-equal); two scans then put all others in order. Nothing but the suffix array itself, and two integers a symbol, is
-needed as memory.
+Computers 60(10), 2011. A suffix is S-type if it is smaller than the next suffix, else L-type; an LMS suffix is an
+S-type one right after an L-type one. The LMS suffixes are sorted first (by recursion if two of their substrings are
+equal); two scans then induce the order of all others. Memory: the suffix array itself and two integers per symbol.
 
 Suffixes are ordered token by token, the sentinel above every token, the end of the segment below.
 """
@@ -31,11 +30,10 @@ def suffix_array(tokens: NDArray[Any], vocab_size: int) -> NDArray[np.int32]:
         vocab_size: number of distinct token ids.
 
     Returns:
-        int32 [n], the start of every suffix in ascending order. Extra memory beside it: below 3 bytes a token.
+        int32 [n], the start of every suffix in ascending order. Extra memory: below 3 bytes per token.
 
     Raises:
-        TokenRangeError: the segment is longer than int32 rows can count, or holds an id between vocabulary and
-            sentinel.
+        TokenRangeError: the segment is too long for int32, or has an id between vocabulary and sentinel.
     """
     if len(tokens) > MAX_SEGMENT_TOKENS:
         raise TokenRangeError(f"a segment holds at most {MAX_SEGMENT_TOKENS:,} tokens, found {len(tokens):,}")
@@ -113,7 +111,7 @@ def _sort_lms_substrings(text: Any, suffixes: Any, bounds: Any) -> Any:
 
 @kernel
 def _induce_l(text: Any, suffixes: Any, bounds: Any) -> Any:
-    """Place the L-type suffixes by one scan from the left, from the LMS suffixes already in place."""
+    """Place the L-type suffixes in one scan from the left, starting from the LMS suffixes in place."""
     symbols = len(bounds) - 1
     n = len(text)
     starts = bounds[:-1].copy()
@@ -130,10 +128,10 @@ def _induce_l(text: Any, suffixes: Any, bounds: Any) -> Any:
 
 @kernel
 def _induce_s(text: Any, suffixes: Any, bounds: Any, mark_lms: Any) -> Any:
-    """Place the S-type suffixes by one scan from the right; marked LMS positions are stored as complements.
+    """Place the S-type suffixes in one scan from the right; marked LMS positions are stored as complements.
 
-    Whether the suffix at row i is itself S-type shows from i: it then lies in the part of its bucket that this
-    scan has filled. So no type array is needed.
+    Whether the suffix at row i is S-type follows from i: it then lies in the part of its bucket that this scan has
+    filled. So no type array is needed.
     """
     symbols = len(bounds) - 1
     ends = bounds[1:].copy()

@@ -1,18 +1,18 @@
 """Suffix search: numba kernels over plain arrays, no files.
 
-The corpus of a store is cut into *segments*. A segment is a run of documents, each closed by the sentinel (the
-largest value of the token dtype), with a suffix array of its own. Suffixes are ordered token by token, the
-sentinel above every token, the end of the segment below.
+The corpus of a store is cut into *segments*. A segment is a run of documents, each ended by the sentinel (the largest
+value of the token dtype), with its own suffix array. Suffixes are ordered token by token, the sentinel above every
+token, the end of the segment below.
 
     tokens    5 7 5 7 9 #            # is the sentinel
     row       0 1 2 3 4 5
     suffixes  0 2 1 3 4 5            5 7 5.., 5 7 9.., 7 5.., 7 9.., 9 #, #
-    rows that start with (5 7): [0, 2); what follows them is sorted too: 5, 9
+    rows that start with (5 7): [0, 2); the tokens that follow are sorted too: 5, 9
 
-Searching is bound by cache misses, not by comparisons: a suffix costs one miss in `suffixes` and one in `tokens`.
-Two small tables avoid most of them: `first_rows` holds the rows of every first token, and `keys` holds the
-leading tokens of every 16th suffix, packed into one integer, so that all but the last four steps of a binary
-search stay inside a dense array (half a byte a token) and one cache line of `suffixes`.
+Searching is bound by cache misses, not by comparisons: a suffix costs one miss in `suffixes` and one in `tokens`. Two
+small tables avoid most of them: `first_rows` has the rows of every first token, and `keys` has the leading tokens of
+every 16th suffix, packed into one integer, so that all but the last four steps of a binary search stay in a dense array
+(half a byte per token) and one cache line of `suffixes`.
 """
 
 from typing import Any, NamedTuple
@@ -31,18 +31,18 @@ KEY_TOTAL_BITS = 63
 
 
 class SuffixIndex(NamedTuple):
-    """The arrays of all segments of a store, ready for the kernels; all are read-only views.
+    """The arrays of all segments of a store for the kernels; all are read-only views.
 
     Attributes:
-        tokens: uint16 or uint32 [total], the segments one after the other.
-        suffixes: int32 [total], positions inside their segment in suffix order.
+        tokens: uint16 or uint32 [total], the concatenated segments.
+        suffixes: int32 [total], positions relative to their segment, in suffix order.
         keys: int64 [sum of ceil(segment / 16)], the leading tokens of every 16th suffix.
-        first_rows: int32 [segments, vocab_size + 1], first row of every first token; the last entry is the row
-            where the sentinels start.
-        segments: int64 [segments, 3], for each its first token, its length and its first key.
+        first_rows: int32 [segments, vocab_size + 1], first row of every first token; last, the first row of the
+            sentinels.
+        segments: int64 [segments, 3], first token, length and first key of each.
         vocab_size: token ids lie in [0, vocab_size).
-        key_bits: bits of a key for each token.
-        key_tokens: tokens in a key.
+        key_bits: bits per token in a key.
+        key_tokens: tokens per key.
     """
 
     tokens: NDArray[Any]
@@ -56,19 +56,19 @@ class SuffixIndex(NamedTuple):
 
 
 def key_layout(vocab_size: int) -> tuple[int, int]:
-    """Return (bits a token, tokens a key) for a vocabulary; the sentinel counts as one more token."""
+    """Return (bits per token, tokens per key) for a vocabulary; the sentinel counts as one more token."""
     bits = max(int(vocab_size).bit_length(), 1)
     return bits, KEY_TOTAL_BITS // bits
 
 
 def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place segments one behind the other.
+    """Lay out segments one after the other.
 
     Args:
         lengths: int64 [segments], tokens of each.
 
     Returns:
-        int64 [segments + 1, 3], first token, tokens and first key of each; the last row stands behind them all.
+        int64 [segments + 1, 3], first token, tokens and first key of each; the last row is the end.
     """
     sizes = np.append(lengths, 0)
     key_counts = -(-sizes // KEY_STRIDE)
@@ -78,10 +78,10 @@ def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def index_segment(
     tokens: NDArray[Any], vocab_size: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """Sort one segment and make its tables: suffixes, keys and first rows, as in SuffixIndex.
+    """Sort one segment and build its tables: suffixes, keys and first rows, as in SuffixIndex.
 
     Raises:
-        TokenRangeError: as `sorting.suffix_array`.
+        TokenRangeError: see `sorting.suffix_array`.
     """
     tokens = read_only(tokens)
     suffixes = suffix_array(tokens, vocab_size)
@@ -91,7 +91,7 @@ def index_segment(
 
 @kernel
 def first_row_table(tokens: Any, vocab_size: Any) -> Any:
-    """Return int32 [vocab_size + 1]: the first row of every first token; last, where the sentinels start."""
+    """Return int32 [vocab_size + 1]: the first row of every first token; last, of the sentinels."""
     return bucket_bounds(tokens, vocab_size + 1)[: vocab_size + 1]
 
 
@@ -109,7 +109,7 @@ def key_table(tokens: Any, suffixes: Any, vocab_size: Any, key_bits: Any, key_to
 
 @leaf_kernel
 def token_at(tokens: Any, base: Any, n: Any, position: Any) -> Any:
-    """Return the token at a position of a segment, -1 outside it: a damaged store must not crash its reader."""
+    """Return the token at a position of a segment, -1 outside: a damaged store must not crash the process."""
     if position < 0 or position >= n:
         return np.int64(-1)
     return np.int64(tokens[base + position])
@@ -119,9 +119,9 @@ def token_at(tokens: Any, base: Any, n: Any, position: Any) -> Any:
 def _suffix_key(
     tokens: Any, base: Any, n: Any, position: Any, vocab_size: Any, key_bits: Any, count: Any
 ) -> Any:
-    """Pack the `count` tokens from `position` on; the sentinel counts as `vocab_size`, past the end is 0.
+    """Pack `count` tokens from `position` on; the sentinel counts as `vocab_size`, positions past the end as 0.
 
-    Only a sentinel stands before the end of a segment and no pattern holds one, so the padding never matches.
+    A segment ends with a sentinel and no pattern contains one, so the padding never matches.
     """
     key = np.int64(0)
     for j in range(count):
@@ -139,12 +139,12 @@ def find_rows(
     Args:
         index: a SuffixIndex.
         segment: which segment.
-        lo: first row to consider; all rows considered start with the first `known` tokens of the pattern.
+        lo: first row to search; all rows searched start with the first `known` tokens of the pattern.
         hi: row after the last.
-        known: tokens of the pattern that need no check.
+        known: leading tokens of the pattern that need no check.
         pattern: int64 [at least stop].
-        start: first token of the pattern.
-        stop: token after its last.
+        start: start of the pattern.
+        stop: end of the pattern.
     """
     base, n, first_key = index.segments[segment, 0], index.segments[segment, 1], index.segments[segment, 2]
     length = stop - start
@@ -177,7 +177,7 @@ def _find_keys(
     if first + below_high < end or end == hi:
         return first + below_low, first + below_high
     lo = first + below_low
-    step = 1  # most ranges are short: look for their end in growing steps
+    step = 1  # most ranges are short: gallop to their end
     while block * KEY_STRIDE < hi and index.keys[first_key + block] < high_key:
         first, block, step = block * KEY_STRIDE, block + step, step * 2
     block = _lower_block(index, first_key, first, min(hi, block * KEY_STRIDE), high_key)
@@ -187,7 +187,7 @@ def _find_keys(
 
 @leaf_kernel
 def _lower_block(index: Any, first_key: Any, lo: Any, hi: Any, key: Any) -> Any:
-    """Return the first block that starts in [lo, hi) with at least `key`, else the one after the last."""
+    """Return the first block starting in [lo, hi) with a key of at least `key`, else the one after the last."""
     a = (lo + KEY_STRIDE - 1) // KEY_STRIDE
     b = (hi + KEY_STRIDE - 1) // KEY_STRIDE
     while a < b:
@@ -203,8 +203,7 @@ def _lower_block(index: Any, first_key: Any, lo: Any, hi: Any, key: Any) -> Any:
 def _count_below(index: Any, base: Any, n: Any, lo: Any, hi: Any, low_key: Any, high_key: Any) -> Any:
     """Count the rows of one block below two keys.
 
-    All of them are read, without a branch, rather than searched: cache misses that do not wait for each other cost
-    little more than one.
+    All are read without branches instead of searched: independent cache misses cost little more than one.
     """
     below_low = below_high = 0
     for row in range(lo, hi):
@@ -247,7 +246,7 @@ def _lower_row(
     length: Any,
     after: Any,
 ) -> Any:
-    """Return the first row in [lo, hi) not below the pattern, or with `after` the first row above all its matches."""
+    """Return the first row in [lo, hi) not below the pattern, or with `after` the first row above all matches."""
     while lo < hi:
         middle = (lo + hi) // 2
         position = np.int64(index.suffixes[base + middle])

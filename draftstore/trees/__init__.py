@@ -1,1 +1,1 @@
-"""A draft tree, and nothing else: nodes, their binary codec, and the frontier in which trees grow."""
+"""Draft trees: nodes, their binary codec, and best-first growth."""

@@ -1,4 +1,4 @@
-"""The drafts of a batch of contexts in arrays, from the kernels to the wire without an object a tree."""
+"""Drafts for a batch of contexts as arrays, from kernels to the wire without one object per tree."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from draftstore.trees.tree import DraftTree, explain
 
 
 class Draft(NamedTuple):
-    """A tree and where it comes from: the longest match in the store, in tokens, and its occurrences."""
+    """A draft tree, with the length of the longest match in the store in tokens, and its number of occurrences."""
 
     tree: DraftTree
     match_length: int
@@ -24,12 +24,12 @@ class DraftBatch(NamedTuple):
     """The drafts of a batch of contexts.
 
     Attributes:
-        tokens: int32 [batch, width], the nodes of every tree from the left; what follows them means nothing.
+        tokens: int32 [batch, width], the nodes of every tree, left-aligned; the rest is undefined.
         parents: int16 [batch, width].
         levels: uint8 [batch, width].
         sizes: int32 [batch], nodes of each tree.
         match_lengths: int32 [batch], tokens of the longest match in the store.
-        match_counts: int64 [batch], its occurrences.
+        match_counts: int64 [batch], number of its occurrences.
     """
 
     tokens: NDArray[np.int32]
@@ -41,7 +41,7 @@ class DraftBatch(NamedTuple):
 
     @classmethod
     def empty(cls, batch: int) -> "DraftBatch":
-        """Return the drafts of contexts that nothing is drafted for."""
+        """Return empty drafts."""
         none = np.zeros(batch, np.int32)
         return cls(
             np.empty((batch, 0), np.int32),
@@ -63,7 +63,7 @@ class DraftBatch(NamedTuple):
         ]
 
     def encode_trees(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Return the bytes of each tree, int32 [batch], and all trees one behind the other, uint8 [bytes]."""
+        """Return the size of each encoded tree, int32 [batch], and all trees concatenated, uint8 [bytes]."""
         lengths, data = codec.encode_trees(self.tokens, self.parents, self.levels, self.sizes)
         return lengths, data
 
@@ -71,17 +71,17 @@ class DraftBatch(NamedTuple):
 def decode_trees(
     data: bytes, start: int, lengths: NDArray[np.uint32], vocab_size: int, budget: int = MAX_NODES
 ) -> list[DraftTree]:
-    """Decode trees that stand one behind the other, and check every promise of `DraftTree`.
+    """Decode concatenated trees and check every guarantee of `DraftTree`.
 
     Args:
-        data: bytes, of which the trees take all from `start` on.
-        start: place of the first tree.
-        lengths: uint32 [batch], read-only, bytes of each tree.
+        data: bytes; the trees extend from `start` to the end.
+        start: position of the first tree.
+        lengths: uint32 [batch], read-only, size of each tree in bytes.
         vocab_size: token ids lie below it.
-        budget: most nodes of a tree.
+        budget: maximum nodes of a tree.
 
     Raises:
-        DraftTreeError: a tree is damaged, or breaks a promise.
+        DraftTreeError: a tree is damaged or violates a guarantee.
     """
     problem, wrong, stops, tokens, parents, levels = codec.decode_trees(
         np.frombuffer(data, np.uint8), start, lengths, vocab_size, budget
@@ -100,6 +100,6 @@ def decode_trees(
 
 
 def warm_up() -> None:
-    """Compile the kernels of the codec, or load them from numba's cache, before the first answer is waited for."""
+    """Compile the codec's kernels, or load them from numba's cache, before the first answer."""
     lengths, data = DraftBatch.empty(1).encode_trees()
     decode_trees(data.tobytes(), 0, read_only(lengths.view(np.uint32)), 1)

@@ -1,7 +1,7 @@
-"""One draft tree from several: each has a weight, equal paths add up.
+"""Weighted merge of several draft trees: probabilities of equal paths add up.
 
-The chance of a path is the sum, over all trees that hold it, of the tree's weight times the path's chance there. With
-weights that sum to at most one, a child never becomes likelier than its parent, so the best nodes again form a tree.
+The probability of a path is the sum, over all trees that contain it, of the tree's weight times the path's probability
+there. With weights that sum to at most one, a child is never likelier than its parent, so the best nodes form a tree.
 """
 
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ ENTRY_HEAD = 8
 
 
 class Trie(NamedTuple):
-    """All paths of all trees; place 0 is the context, its children hang in lists.
+    """All paths of all trees; node 0 is the context, children are linked lists.
 
     Attributes:
         tokens: int64 [places].
         probs: float64 [places].
-        child: int32 [places], first child; 0 is none.
-        sibling: int32 [places], next child of the same parent; 0 is none.
+        child: int32 [places], first child; 0: none.
+        sibling: int32 [places], next child of the same parent; 0: none.
     """
 
     tokens: NDArray[np.int64]
@@ -47,23 +47,23 @@ def blend_entries(
 ) -> Any:
     """Blend the entries of each context of a batch, longest n-gram first.
 
-    An n-gram that occurs c times, followed by d distinct tokens, gets c / (c + beta * d + alpha) of what is left; the
-    shortest one gets no more, so that what is seldom seen is not drafted as if it were certain. With alpha = beta = 0
-    the first takes all.
+    An n-gram that occurs c times, followed by d distinct tokens, gets c / (c + beta * d + alpha) of the remaining
+    probability; so does the shortest one, so that rare continuations are not drafted as if they were certain. With
+    alpha = beta = 0 the first gets everything.
 
     Args:
-        data: uint8 [bytes], read-only, entries one behind the other: occurrences u32, distinct tokens u32, tree.
-        stops: int64 [entries], byte behind each entry.
-        lasts: int64 [batch], entry behind the last one of each context.
-        alpha: of the share.
-        beta: of the share.
-        budget: most nodes of a blend.
-        max_depth: most tokens of a path.
-        max_level: highest level that a node may have.
+        data: uint8 [bytes], read-only, concatenated entries: occurrences u32, distinct tokens u32, tree.
+        stops: int64 [entries], end of each entry.
+        lasts: int64 [batch], end of each context's entries.
+        alpha: parameter of the share.
+        beta: parameter of the share.
+        budget: maximum nodes of a blend.
+        max_depth: maximum tokens of a path.
+        max_level: maximum level of a node.
 
     Returns:
-        0 or a code of `draftstore.trees.codec`, tokens int32 [batch, budget], parents int16 [batch, budget], levels
-        uint8 [batch, budget], sizes int32 [batch], occurrences of the longest n-gram int64 [batch].
+        0 or an error code of `draftstore.trees.codec`, tokens int32 [batch, budget], parents int16 [batch, budget],
+        levels uint8 [batch, budget], sizes int32 [batch], occurrences of the longest n-gram int64 [batch].
     """
     batch = len(lasts)
     tokens, parents = np.empty((batch, budget), np.int32), np.empty((batch, budget), np.int16)
@@ -97,7 +97,7 @@ def blend_entries(
 
 @kernel
 def _measure_entries(data: Any, stops: Any, lasts: Any) -> Any:
-    """Return 0, or why an entry is none, and the most nodes that the entries of a context have together."""
+    """Return 0 or an error code, and the maximum total of nodes in the entries of a context."""
     most, entry, start = np.int64(0), 0, np.int64(0)
     for row in range(len(lasts)):
         total = np.int64(0)
@@ -114,10 +114,10 @@ def _measure_entries(data: Any, stops: Any, lasts: Any) -> Any:
 
 @kernel
 def _read_entries(data: Any, stops: Any, first: Any, last: Any, alpha: Any, beta: Any, scratch: Any) -> Any:
-    """Read the trees of entries `first` to `last`, and share the probability out among them.
+    """Read the trees of entries `first` to `last` and split the probability between them.
 
     Returns:
-        0 or why an entry is none, the node behind the last of each tree, the weight of each, occurrences of the first.
+        0 or an error code, the end of each tree's nodes, the weight of each, and the occurrences of the first.
     """
     tokens, parents, levels = scratch
     ends, weights = np.empty(last - first, np.int64), np.empty(last - first, np.float64)
@@ -142,7 +142,7 @@ def _read_entries(data: Any, stops: Any, first: Any, last: Any, alpha: Any, beta
 
 @leaf_kernel
 def _copy_tree(scratch: Any, size: Any, tokens: Any, parents: Any, levels: Any, max_level: Any) -> Any:
-    """Copy as much of a tree as there is room for, down to a level; return the nodes copied."""
+    """Copy a tree's nodes up to a level, as far as there is room; return their number."""
     i = 0
     while i < min(size, len(tokens)) and scratch[2][i] <= max_level:
         tokens[i], parents[i], levels[i] = scratch[0][i], scratch[1][i], scratch[2][i]
@@ -161,17 +161,17 @@ def blend_trees(
     max_depth: Any,
     max_level: Any,
 ) -> Any:
-    """Blend draft trees that stand one behind the other; return the number of nodes.
+    """Merge concatenated draft trees; return the number of nodes.
 
     Args:
         tokens: int32 [all nodes].
-        parents: int16 [all nodes], counted inside each tree.
+        parents: int16 [all nodes], relative to each tree.
         levels: uint8 [all nodes].
-        stops: int64 [trees], node after the last of each tree.
-        weights: float64 [trees], at least 0, together at most 1.
-        nodes: a Frontier, is filled with the best nodes.
-        max_depth: most tokens of a path.
-        max_level: highest level that a node may have.
+        stops: int64 [trees], end of each tree.
+        weights: float64 [trees], non-negative, sum at most 1.
+        nodes: a Frontier, filled with the best nodes.
+        max_depth: maximum tokens of a path.
+        max_level: maximum level of a node.
     """
     trie = new_trie(len(tokens) + 1)
     places = np.empty(len(tokens), np.int64)
@@ -186,7 +186,7 @@ def blend_trees(
 
 @kernel
 def new_trie(places: Any) -> Any:
-    """Return a trie of the context alone."""
+    """Return a trie with only the context."""
     return Trie(
         np.empty(places, np.int64),
         np.zeros(places, np.float64),
@@ -197,7 +197,7 @@ def new_trie(places: Any) -> Any:
 
 @leaf_kernel
 def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, stop: Any, places: Any) -> Any:
-    """Find the places of a tree's nodes, from `start` to `stop`, in a trie of `size` places; return its new size."""
+    """Insert a tree's nodes, `start` to `stop`, into a trie of `size` nodes, recording places; return its new size."""
     for node in range(start, stop):
         parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
         places[node] = _find_child(trie, parent, np.int64(tokens[node]))
@@ -210,7 +210,7 @@ def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, sto
 
 @leaf_kernel
 def _find_child(trie: Any, parent: Any, token: Any) -> Any:
-    """Return the place of a parent's child with a token, 0 if it has none."""
+    """Return a parent's child with a token, 0 if there is none."""
     place = np.int64(trie.child[parent])
     while place > 0 and trie.tokens[place] != token:
         place = np.int64(trie.sibling[place])
@@ -219,7 +219,7 @@ def _find_child(trie: Any, parent: Any, token: Any) -> Any:
 
 @leaf_kernel
 def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
-    """Hang a new child in at the end of the trie."""
+    """Append a new child to the trie."""
     trie.tokens[size] = token
     trie.sibling[size] = trie.child[parent]
     trie.child[parent] = size
@@ -227,7 +227,7 @@ def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
 
 @leaf_kernel
 def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any) -> Any:
-    """Fill `nodes` with the best of a trie; return their number. `places` int64 [budget + 1] is room for theirs."""
+    """Fill `nodes` with the best of a trie; return their number. `places` int64 [budget + 1] is scratch space."""
     return grow(nodes, max_depth, _enter_branches, (trie, places), max_level)
 
 
@@ -235,7 +235,7 @@ def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any
 def _enter_branches(
     state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter the children that a slot has in a trie; see `draftstore.trees.frontier.grow`."""
+    """Enter a slot's children in a trie; see `draftstore.trees.frontier.grow`."""
     trie, places = state
     place = _find_child(trie, places[parent], token_of(nodes, slot - 1)) if slot > 0 else np.int64(0)
     places[slot] = place

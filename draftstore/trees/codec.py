@@ -1,7 +1,7 @@
-"""Kernels of the binary codec of draft trees: the form that `trees.tree` describes, one tree or many at once.
+"""Kernels of the binary codec of draft trees, in the format that `trees.tree` describes, for single trees and batches.
 
-Trees arrive from disks and networks, so reading one checks everything that those who follow it rely on, and answers
-with one of the codes below instead of a tree.
+Trees come from disks and networks, so reading one checks everything that later code relies on, and returns an error
+code (below) for an invalid tree.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ TOO_MANY = -9
 
 @leaf_kernel
 def tree_flags(tokens: Any, size: Any) -> Any:
-    """Return the flags of the narrowest form that holds the first `size` nodes."""
+    """Return the flags of the narrowest format for the first `size` nodes."""
     widest = np.int64(0)
     for i in range(size):
         widest = max(widest, np.int64(tokens[i]))
@@ -45,13 +45,13 @@ def tree_flags(tokens: Any, size: Any) -> Any:
 
 @leaf_kernel
 def tree_bytes(flags: Any, size: Any) -> Any:
-    """Return how many bytes a tree takes."""
+    """Return the encoded size of a tree in bytes."""
     return HEADER_BYTES + size * ((4 if flags & WIDE_TOKENS else 2) + (2 if flags & WIDE_PARENTS else 1) + 1)
 
 
 @leaf_kernel
 def _put_number(out: Any, place: Any, value: Any, width: Any) -> Any:
-    """Write a number of `width` bytes, the least first; return the place behind it."""
+    """Write a little-endian number of `width` bytes; return the position after it."""
     for i in range(width):
         out[place + i] = (value >> (8 * i)) & 0xFF
     return place + width
@@ -59,7 +59,7 @@ def _put_number(out: Any, place: Any, value: Any, width: Any) -> Any:
 
 @leaf_kernel
 def get_number(data: Any, place: Any, width: Any) -> Any:
-    """Read a number of `width` bytes, the least first."""
+    """Read a little-endian number of `width` bytes."""
     value = np.int64(0)
     for i in range(width):
         value |= np.int64(data[place + i]) << (8 * i)
@@ -68,7 +68,7 @@ def get_number(data: Any, place: Any, width: Any) -> Any:
 
 @leaf_kernel
 def write_tree(tokens: Any, parents: Any, levels: Any, size: Any, flags: Any, out: Any, place: Any) -> Any:
-    """Write a tree of `size` nodes at a place; return the place behind it."""
+    """Write a tree of `size` nodes at a position; return the position after it."""
     token_width = 4 if flags & WIDE_TOKENS else 2
     parent_width = 2 if flags & WIDE_PARENTS else 1
     out[place] = CODEC_VERSION
@@ -85,16 +85,16 @@ def write_tree(tokens: Any, parents: Any, levels: Any, size: Any, flags: Any, ou
 
 @kernel
 def encode_trees(tokens: Any, parents: Any, levels: Any, sizes: Any) -> Any:
-    """Encode a batch of trees one behind the other.
+    """Encode and concatenate a batch of trees.
 
     Args:
-        tokens: int32 [batch, width], the nodes of every tree from the left.
+        tokens: int32 [batch, width], the nodes of every tree, left-aligned.
         parents: int16 [batch, width].
         levels: uint8 [batch, width].
         sizes: int32 [batch], nodes of each tree.
 
     Returns:
-        Bytes of each tree int32 [batch], and all of them uint8 [bytes].
+        Size of each tree int32 [batch], and all bytes uint8 [bytes].
     """
     batch = len(sizes)
     lengths = np.empty(batch, np.int32)
@@ -113,7 +113,7 @@ def encode_trees(tokens: Any, parents: Any, levels: Any, sizes: Any) -> Any:
 
 @leaf_kernel
 def tree_size(data: Any, start: Any, stop: Any) -> Any:
-    """Return the nodes of the tree that takes the bytes from `start` to `stop`, or why it is none."""
+    """Return the number of nodes of the tree in bytes `start` to `stop`, or an error code."""
     if stop - start < HEADER_BYTES:
         return np.int64(CUT)
     if data[start] != CODEC_VERSION:
@@ -129,7 +129,7 @@ def tree_size(data: Any, start: Any, stop: Any) -> Any:
 
 @leaf_kernel
 def read_tree(data: Any, start: Any, size: Any, tokens: Any, parents: Any, levels: Any, place: Any) -> Any:
-    """Read a tree that `tree_size` has measured into arrays at a place; return 0, or why it is none."""
+    """Read a tree measured by `tree_size` into arrays at a position; return 0 or an error code."""
     flags = data[start + 1]
     token_width = 4 if flags & WIDE_TOKENS else 2
     parent_width = 2 if flags & WIDE_PARENTS else 1
@@ -169,10 +169,10 @@ def _check_tree(
     marks: Any,
     mark: Any,
 ) -> Any:
-    """Check what `DraftTree` promises beyond the order of parents; return 0, or what is broken.
+    """Check the guarantees of `DraftTree` other than the order of parents; return 0 or an error code.
 
-    `depths` int32 [size + 1] is scratch. `marks` int64 [power of two] holds in the place of a hash of parent and token
-    which tree was there last, so that nodes are compared one by one only where two of this tree meet.
+    `depths` int32 [size + 1] is scratch space. `marks` int64 [power of two] is a hash table of parent and token that
+    holds the last tree in each slot, so that nodes are compared only on collisions within this tree.
     """
     depths[0] = 0
     for i in range(size):
@@ -193,7 +193,7 @@ def _check_tree(
 
 @leaf_kernel
 def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, start: Any, i: Any) -> Any:
-    """Tell whether node i comes behind the one before it by level, depth, token and parent."""
+    """Tell whether node i sorts after the one before it by level, depth, token and parent."""
     here, before = start + i, start + i - 1
     if levels[here] != levels[before]:
         return levels[here] > levels[before]
@@ -215,18 +215,18 @@ def _marks_for(size: Any) -> Any:
 
 @kernel
 def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: Any) -> Any:
-    """Decode trees that stand one behind the other.
+    """Decode concatenated trees.
 
     Args:
         data: uint8 [bytes], read-only.
-        start: place of the first tree; the last one ends with the data.
-        lengths: uint32 [batch], read-only, bytes of each tree.
-        vocab_size: check also that tokens lie below it and every other promise of `DraftTree`; 0 to trust the
-            writer in this, with the parents checked alone.
-        budget: most nodes of a tree.
+        start: position of the first tree; the last one ends with the data.
+        lengths: uint32 [batch], read-only, size of each tree in bytes.
+        vocab_size: upper bound of tokens; also checks all other guarantees of `DraftTree`. 0 trusts the writer and
+            checks only parents.
+        budget: maximum nodes of a tree.
 
     Returns:
-        0 or why they are none, the first tree of which that is true, node behind the last of each tree int64 [batch],
+        0 or an error code, the first tree with that error, end of each tree's nodes int64 [batch],
         tokens int32 [nodes], parents int16 [nodes], levels uint8 [nodes].
     """
     batch = len(lengths)

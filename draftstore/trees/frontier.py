@@ -1,14 +1,14 @@
-"""Best-first growth of a draft tree, shared by everything that makes trees: one sorted array, and the loop over it.
+"""Best-first growth of a draft tree, shared by all drafters: one sorted array and a loop over it.
 
-The array is at most `budget` long. The part before `head` is final, the part after it waits. A child never sorts
-before its parent, so the node at `head` is always the best one left; when the array is full, a new node must beat the
-last. A key holds the whole node:
+The array has room for `budget` nodes. Nodes before `head` are final, those after it wait for expansion. A child never
+sorts before its parent, so the node at `head` is always the best one left; when the array is full, a new node must beat
+the last. A key contains the whole node:
 
     bits 62-54    53-48    47-17    16-0
     level         depth    token    slot of the parent (0 = the context, i + 1 = node i)
 
-so that the order of keys is the order that draft trees have by contract: descending probability, then parents
-first, then token id.
+so that keys sort in the order that the contract of draft trees requires: descending probability, then parents first,
+then token id.
 """
 
 import math
@@ -61,12 +61,12 @@ def grow(nodes: Any, max_depth: Any, enter_children: Any, state: Any, max_level:
 
     Args:
         nodes: an empty Frontier.
-        max_depth: most tokens of a path.
-        enter_children: a leaf kernel that enters the children of a slot, and returns the new tail. It is called as
+        max_depth: maximum tokens of a path.
+        enter_children: leaf kernel that enters the children of a slot and returns the new tail. Called as
             `enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)`, with the slot's parent, depth
-            and probability (0, 0 and 1.0 for the context), and becomes part of the loop.
-        state: what else it needs.
-        max_level: highest level that a node may have.
+            and probability (0, 0 and 1.0 for the context); compiled into the loop.
+        state: further state for it.
+        max_level: maximum level of a node.
     """
     tail = slot = parent = depth = 0
     prob = 1.0
@@ -101,13 +101,13 @@ def parent_of(nodes: Any, node: Any) -> Any:
 
 @leaf_kernel
 def depth_of(nodes: Any, node: Any) -> Any:
-    """Return the tokens from the context to a node."""
+    """Return the depth of a node: 1 for a child of the context."""
     return (nodes.keys[node] >> _DEPTH_SHIFT) & _DEPTH_MASK
 
 
 @leaf_kernel
 def may_have_children(nodes: Any, node: Any, tail: Any) -> Any:
-    """Tell whether the best child that a node could have would find a place among the first `tail`."""
+    """Tell whether the best possible child of a node would fit among the first `tail`."""
     if tail < len(nodes.keys):
         return True
     level = nodes.keys[node] >> _LEVEL_SHIFT
@@ -117,7 +117,7 @@ def may_have_children(nodes: Any, node: Any, tail: Any) -> Any:
 
 @leaf_kernel
 def unpack_nodes(nodes: Any, size: Any, tokens: Any, parents: Any, levels: Any) -> Any:
-    """Take the keys of the first `size` nodes apart."""
+    """Unpack the keys of the first `size` nodes."""
     keys = nodes.keys
     for i in range(size):
         tokens[i] = (keys[i] >> _TOKEN_SHIFT) & _TOKEN_MASK
@@ -127,7 +127,7 @@ def unpack_nodes(nodes: Any, size: Any, tokens: Any, parents: Any, levels: Any) 
 
 @leaf_kernel
 def enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any, max_level: Any) -> Any:
-    """Put a node in its place among the keys, dropping the last of a full array; return the new tail."""
+    """Insert a node in key order, dropping the last of a full array; return the new tail."""
     keys, probs = nodes.keys, nodes.probs
     full = tail == len(keys)
     if full and prob < LEVEL_BOUNDS[keys[tail - 1] >> _LEVEL_SHIFT]:
@@ -154,7 +154,7 @@ def enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any,
 def _level(prob: Any) -> Any:
     """Return the level of a probability: the first whose bound it reaches, 256 if none.
 
-    The logarithm only guesses: what decides is the comparison with the bounds, the same on every machine.
+    The logarithm is only a first guess; comparisons with the bounds decide, identically on every machine.
     """
     if prob < LEVEL_BOUNDS[_LEVELS - 1]:
         return _LEVELS

@@ -1,15 +1,15 @@
-"""Draft trees: the one form in which every drafter proposes tokens, and its binary codec.
+"""Draft trees: the common form of all drafts, and its binary format.
 
     context ... the | cat  0.6 -- sat  0.3          node     0    1    2    3
                     |          \\- ran  0.2          tokens   cat  sat  ran  dog
                     | dog  0.1                      parents  -1   0    0    -1
 
-Probabilities lie on a logarithmic grid of 256 levels, 16 to an octave (level q stands for 2 ** (-q / 16)), to
-which every drafter rounds before it returns. So a tree is the same bytes locally, in a store and on the wire.
+Probabilities lie on a logarithmic grid of 256 levels, 16 per octave (level q stands for 2 ** (-q / 16)); every drafter
+rounds to it. So a tree is the same bytes locally, in a store and on the wire.
 
 Binary form, version 1, little-endian, `n` nodes:
 
-    offset  type           what
+    offset  type           content
     0       u8             version, 1
     1       u8             flags: bit 0 = tokens are u32, else u16; bit 1 = parents are u16, else u8
     2       u16            n
@@ -17,7 +17,7 @@ Binary form, version 1, little-endian, `n` nodes:
     ..      u8|u16 [n]     parents plus one: 0 is the context, i + 1 is node i
     ..      u8 [n]         levels
 
-Both widths are the narrowest that hold the tree, so that equal trees are equal bytes.
+Both widths are the narrowest that fit, so that equal trees are equal bytes.
 """
 
 import dataclasses
@@ -54,21 +54,21 @@ def level_of(prob: float) -> int:
 
 
 def highest_level(min_prob: float) -> int:
-    """Return the highest level of at least a probability; -1 above 1."""
+    """Return the highest level with at least this probability; -1 above 1."""
     return int(np.count_nonzero(LEVEL_PROBS.astype(np.float64) >= min_prob)) - 1
 
 
-@dataclasses.dataclass(slots=True, eq=False)  # not frozen: that would double the time to make one
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: that would double the construction time
 class DraftTree:
-    """Tokens with parents, in descending order of the chance that they are accepted.
+    """Tokens with parents, in descending order of acceptance probability.
 
-    Nodes are sorted by level, then depth, then token id, then parent: a parent stands before its children, and
-    any prefix of the arrays is a valid smaller tree. Siblings carry different tokens. No draft is n = 0.
+    Nodes are sorted by level, then depth, then token id, then parent: a parent precedes its children, and any prefix
+    of the arrays is a valid smaller tree. Siblings carry different tokens. An empty draft has n = 0.
 
     Attributes:
         tokens: int32 [n], token ids.
         parents: int16 [n], index of the parent; -1 is the last token of the context.
-        levels: uint8 [n], the chance that the node is accepted, on the grid; never below the parent's level.
+        levels: uint8 [n], acceptance probability on the grid; at least the parent's level.
     """
 
     tokens: NDArray[np.int32]
@@ -86,42 +86,42 @@ class DraftTree:
 
     @classmethod
     def empty(cls) -> "DraftTree":
-        """Return the tree of a miss: no nodes."""
+        """Return a tree without nodes."""
         return cls(np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.uint8))
 
     @property
     def probs(self) -> NDArray[np.float32]:
-        """float32 [n], the chance that each node is accepted."""
+        """float32 [n], acceptance probability of each node."""
         return LEVEL_PROBS[self.levels]
 
     @property
     def depths(self) -> NDArray[np.int16]:
-        """int16 [n], tokens from the context to each node: 1 for a child of the context."""
+        """int16 [n], depth of each node: 1 for a child of the context."""
         depths = np.zeros(len(self) + 1, np.int16)
         for node, parent in enumerate(self.parents.tolist()):
             depths[node + 1] = depths[parent + 1] + 1
         return depths[1:]
 
     def position_offsets(self) -> NDArray[np.int64]:
-        """int64 [n + 1], position of the context's last token (row 0) and of each node, relative to the former."""
+        """int64 [n + 1], positions of the context's last token (row 0) and of each node, relative to row 0."""
         return np.concatenate(([0], self.depths)).astype(np.int64)
 
     def attention_mask(self) -> NDArray[np.bool_]:
-        """Bool [n + 1, n + 1], whether row may attend to column; row 0 is the context's last token."""
+        """Bool [n + 1, n + 1], whether a row may attend to a column; row 0 is the context's last token."""
         mask = np.eye(len(self) + 1, dtype=np.bool_)
         for node, parent in enumerate(self.parents.tolist()):
             mask[node + 1] |= mask[parent + 1]
         return mask
 
     def paths(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the node indices from the first token to every leaf, leaves in order."""
+        """Yield the node indices of each path from the first token to a leaf, leaves in order."""
         inner = set(self.parents.tolist())
         for leaf in range(len(self)):
             if leaf not in inner:
                 yield np.array(self.path(leaf), np.int64)
 
     def path(self, node: int) -> list[int]:
-        """Return the node indices from the first token to a node, both included."""
+        """Return the node indices from the first token to a node, inclusive."""
         path = []
         while node >= 0:
             path.append(node)
@@ -133,10 +133,10 @@ class DraftTree:
         return DraftTree(self.tokens[:size], self.parents[:size], self.levels[:size])
 
     def accepted(self, continuation: NDArray[np.int32]) -> list[int]:
-        """Return the nodes along which the tree agrees with a continuation, at most all of it.
+        """Return the path of nodes that agrees with a continuation.
 
         Args:
-            continuation: int32 [any], what the model says next.
+            continuation: int32 [any], the model's next tokens.
         """
         node, path = -1, []
         for token in continuation[: len(self)].tolist():
@@ -148,10 +148,10 @@ class DraftTree:
         return path
 
     def validate(self) -> None:
-        """Check everything that the contract of a draft tree promises.
+        """Check all guarantees of a draft tree.
 
         Raises:
-            DraftTreeError: a broken promise, with the first node that breaks it.
+            DraftTreeError: a guarantee is violated; the message names the first such node.
         """
         n = len(self)
         if not n == len(self.parents) == len(self.levels) or n > MAX_NODES:
@@ -198,10 +198,10 @@ class DraftTree:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "DraftTree":
-        """Decode `to_bytes`. Parents stand before their children; `validate` checks the rest.
+        """Decode `to_bytes`. Checks that parents precede children; `validate` checks the rest.
 
         Raises:
-            DraftTreeError: unknown version or flags, a length that does not fit, or a parent behind its child.
+            DraftTreeError: unknown version or flags, a wrong length, or a parent after its child.
         """
         length = read_only(np.array([len(data)], np.uint32))
         problem, _, _, *arrays = codec.decode_trees(
@@ -213,12 +213,12 @@ class DraftTree:
 
 
 def _row(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an array as a matrix of one row, of the one type that the codec is compiled for."""
+    """Return an array as a matrix of one row, in the type that the codec is compiled for."""
     return read_only(np.ascontiguousarray(array, dtype).reshape(1, -1))
 
 
 def explain(problem: int, data: bytes | memoryview) -> str:
-    """Say in words why bytes are no tree; the problem is one of the codes of `draftstore.trees.codec`."""
+    """Describe an error code of `draftstore.trees.codec`."""
     if len(data) < codec.HEADER_BYTES:
         problem = codec.CUT
     if problem == codec.WRONG_LENGTH:

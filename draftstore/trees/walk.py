@@ -1,4 +1,4 @@
-"""Draft trees along a text: kernels that follow its tokens down a tree, from any drafter, in any order of siblings."""
+"""Walks of draft trees along a text: kernels for trees of any drafter, with siblings in any order."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from draftstore.jit import kernel, leaf_kernel
 
 @leaf_kernel
 def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
-    """Follow ids down a tree, as far as it holds them.
+    """Follow token ids down a tree as far as it contains them.
 
     Args:
         tokens: int32 [n].
         parents: int16 [n].
-        ids: int32 [any], read-only, what came behind the context.
-        visit: a leaf kernel, is called as `visit(state, node, child)` for the context (-1) and each node on the way;
-            child is the one that came, -1 where the tree holds none. It becomes part of the walk.
-        state: what else it needs.
+        ids: int32 [any], read-only, the tokens after the context.
+        visit: leaf kernel, called as `visit(state, node, child)` for the context (-1) and each node on the path; child
+            is the next node, -1 if the tree has none. Compiled into the walk.
+        state: further state for it.
     """
     node = np.int64(-1)
     for token in ids:
@@ -33,14 +33,14 @@ def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
 
 @leaf_kernel
 def steps_below(levels: Any, node: Any, parent: Any) -> Any:
-    """Return the levels between a node and its parent (-1 = the context): those of the chance that it follows."""
+    """Return the levels between a node and its parent (-1: the context): its probability given its parent."""
     before = np.int64(levels[parent]) if parent >= 0 else np.int64(0)
     return max(np.int64(0), np.int64(levels[node]) - before)
 
 
 @kernel
 def find_fault(parents: Any, tokens: Any) -> Any:
-    """Return the first node whose parent is no earlier node, or that is like an earlier sibling; -1 if there is none.
+    """Return the first node whose parent does not precede it or that duplicates a sibling; -1 if there is none.
 
     Args:
         parents: int16 [n], read-only.
@@ -49,7 +49,7 @@ def find_fault(parents: Any, tokens: Any) -> Any:
     cells = 16
     while cells < 2 * len(tokens):
         cells *= 2
-    table = np.full(cells, -1, np.int32)  # nodes by a hash of parent and token
+    table = np.full(cells, -1, np.int32)  # hash table of nodes by parent and token
     for node in range(len(tokens)):
         parent, token = np.int64(parents[node]), np.int64(tokens[node])
         if parent < -1 or parent >= node:

@@ -1,1 +1,1 @@
-"""What a decoder asks of a drafter, and the drafters that need no store."""
+"""The interface between decoders and drafters, and the drafters without a store."""

@@ -1,12 +1,12 @@
-"""What a decoder asks of anything that proposes drafts, and the session that all static stores share.
+"""The interface of all drafters, and the session shared by drafters of static stores.
 
     session = drafter.session(prompt_ids)
     while decoding:
         tree = session.propose(budget=64)
         ...one forward pass over the tree...
-        session.observe(accepted_ids)          # what the pass accepted, the bonus token last
+        session.observe(accepted_ids)          # the tokens that the pass accepted, bonus token last
 
-All drafters answer alike, whether their store is here, behind the lookup service, or the request itself.
+All drafters have the same interface: local stores, the lookup service, and the request itself.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ FEW_IDS = 32
 
 
 class Session(Protocol):
-    """The drafts of one text that is being decoded.
+    """The drafts for one text during decoding.
 
     Attributes:
-        needs_candidates: whether `observe` wants the target model's candidates, which cost a top-8 of every row.
-        needs_hidden: whether `observe` wants hidden states.
+        needs_candidates: whether `observe` needs the target model's candidates, which cost a top-8 of every row.
+        needs_hidden: whether `observe` needs hidden states.
 
-    A session, or a drafter, may have a `projection`, see `projection_of`: then its hidden states are projected ones,
-    float32 [dims], for which the device that computed them copies less.
+    A session or drafter may have a `projection`, see `projection_of`: then its hidden states are projected, float32
+    [dims], which saves copying from the device.
     """
 
     needs_candidates: bool
@@ -51,13 +51,13 @@ class Session(Protocol):
         candidates: NDArray[np.int32] | None = None,
         hidden: NDArray[np.float32] | None = None,
     ) -> None:
-        """Take in what a forward pass settled.
+        """Learn the result of a forward pass.
 
         Args:
-            accepted_ids: int32 [k], the ids that the text grew by, the bonus token last.
-            tree: the tree that was verified, of n nodes: what was proposed, or less where a planner cut it, or another
-                one where several drafters' trees were merged (`draftstore.drafting.mixture`). It need not hold a
-                single node of this session's own draft, but all accepted ids but the last are on one of its paths.
+            accepted_ids: int32 [k], the new ids of the text, bonus token last.
+            tree: the verified tree, of n nodes: the proposed one, a part of it chosen by a planner, or a merge of
+                several drafters' trees (`draftstore.drafting.mixture`). It need not contain any node of this session's
+                draft, but all accepted ids but the last lie on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
             hidden: float32 [d], the hidden state that predicted the last accepted id, projected if the session has a
                 projection.
@@ -77,16 +77,16 @@ class Drafter(Protocol):
         """Start the drafts of one text.
 
         Args:
-            prompt_ids: int32 [any], the whole text so far: the prompt, and the token that the prefill yielded.
+            prompt_ids: int32 [any], the text so far: the prompt, and the token from the prefill.
             hidden: float32 [d], the hidden state that predicted the last id, projected if the drafter has a projection.
-            candidates: int32 [1, 8], the target model's top 8 where it predicted the last id.
+            candidates: int32 [1, 8], the target model's top 8 for the last id.
         """
 
 
 class ContextDrafter(Protocol):
-    """A drafter that needs the last tokens of a text and, if it has a `projection`, a hidden state.
+    """A drafter that uses only the last tokens of a text and, if it has a `projection`, a hidden state.
 
-    A dense drafter is one with a projection (see `projection_of`), from hidden states to its queries.
+    A dense drafter is one with a projection (see `projection_of`) from hidden states to its queries.
     """
 
     context_size: int
@@ -102,11 +102,11 @@ class ContextDrafter(Protocol):
         """Draft for a batch of contexts.
 
         Args:
-            contexts: int32 [batch, size], each the last tokens of a text, aligned right and padded with -1.
-            budget: most nodes of a tree.
-            min_prob: least probability of a node.
+            contexts: int32 [batch, size], the last tokens of each text, right-aligned and padded with -1.
+            budget: maximum nodes of a tree.
+            min_prob: minimum probability of a node.
             queries: float32 [batch, dims], the projected states that predicted the last tokens, of any length. A dense
-                drafter drafts nothing for a row that holds NaN, and nothing at all without queries; others ignore them.
+                drafter returns empty drafts for rows with NaN, or without queries; others ignore them.
         """
 
 
@@ -114,32 +114,32 @@ class StoreDrafter(ContextDrafter, Protocol):
     """The drafter of a static store."""
 
     def draft_batch(self, contexts: NDArray[np.int32], budget: int = 64, min_prob: float = 0.0) -> DraftBatch:
-        """Draft as `draft` does, into arrays."""
+        """Draft as `draft` does, with the result as arrays."""
 
     def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "ContextSession":
         """Start the drafts of one text; see `Drafter.session`."""
 
     def warm_up(self) -> None:
-        """Have everything compiled or loaded before the first draft is waited for."""
+        """Compile or load everything needed for the first draft."""
 
 
 def projection_of(drafter: object) -> Projection | None:
-    """Return what hidden states must be projected with before a drafter or a session gets them; None: as they are."""
+    """Return the projection that hidden states need for a drafter or session; None: unprojected."""
     projection: Projection | None = getattr(drafter, "projection", None)
     return projection
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
-    """Check what a static store is asked, before it is asked.
+    """Check the arguments of a draft from a static store.
 
     Returns:
-        contexts as contiguous int32 [batch, size], read-only, and the highest level that a node may have; -1 if none
-        may.
+        The contexts as contiguous, read-only int32 [batch, size], and the maximum level of a node; -1 if none is
+        allowed.
 
     Raises:
-        DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix.
+        DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix.
     """
-    # Other types would compile another kernel, as would arrays that may be written beside those from a frame.
+    # Other types, or writable arrays beside read-only ones from frames, would compile another kernel.
     contexts = read_only(np.ascontiguousarray(contexts, np.int32))
     if contexts.ndim != 2:
         raise DraftstoreError(f"contexts are int32 [batch, size], found an array of shape {contexts.shape}")
@@ -150,7 +150,7 @@ def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
     """Refuse queries that do not fit a batch of contexts.
 
     Raises:
-        DraftstoreError: they have another shape than [batch, dims].
+        DraftstoreError: their shape is not [batch, dims].
     """
     if queries.shape != (batch, dims):
         raise DraftstoreError(
@@ -160,10 +160,10 @@ def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
 
 
 def check_budget(budget: int, min_prob: float) -> int:
-    """Return the highest level that a node of at least a probability may have; -1 if none may.
+    """Return the maximum level of a node with a minimum probability; -1 if there is none.
 
     Raises:
-        DraftstoreError: the budget is not within 0 .. 4,096.
+        DraftstoreError: the budget is outside 0 .. 4,096.
     """
     if not 0 <= budget <= MAX_BUDGET:
         raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
@@ -174,7 +174,7 @@ def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> ND
     """Return token ids as a flat array of integers.
 
     Raises:
-        TokenRangeError: no integers, or one outside [0, vocab_size).
+        TokenRangeError: not integers, or one outside [0, vocab_size).
     """
     flat = np.asarray(ids).reshape(-1)
     if len(flat) == 0:
@@ -196,12 +196,12 @@ def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> ND
 
 
 class ContextSession:
-    """A session over a static store: the last tokens and, if the drafter is dense, the state that predicted the last.
+    """A session over a static store: the last tokens and, for dense drafters, the state that predicted the last one.
 
     Attributes:
-        projection: of a dense drafter, else None.
+        projection: projection of a dense drafter, else None.
         context: int32 [1, context_size], the last tokens, padded with -1 on the left.
-        query: float32 [1, dims], the projected state, NaN where it is not known; None if the drafter is not dense.
+        query: float32 [1, dims], the projected state, NaN if unknown; None if the drafter is not dense.
     """
 
     needs_candidates = False
@@ -213,7 +213,7 @@ class ContextSession:
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-            DraftstoreError: a hidden state of another size.
+            DraftstoreError: a hidden state of the wrong size.
         """
         self._drafter = drafter
         self.projection = projection_of(drafter)
@@ -229,11 +229,11 @@ class ContextSession:
     def observe(
         self, accepted_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_feedback: Any
     ) -> None:
-        """Append ids to the text, and query with the state that predicted the last of them, if the drafter is dense.
+        """Append ids to the text; a dense drafter takes the state that predicted the last of them as its query.
 
         Raises:
-            TokenRangeError: an id outside the store's vocabulary; nothing is appended then.
-            DraftstoreError: a hidden state of another size.
+            TokenRangeError: an id outside the store's vocabulary; nothing is appended.
+            DraftstoreError: a hidden state of the wrong size.
         """
         ids = check_ids(accepted_ids, self._drafter.vocab_size, "the store's")
         if len(ids):
@@ -252,7 +252,7 @@ class ContextSession:
 def propose_batch(
     drafter: ContextDrafter, sessions: Sequence[ContextSession], budget: int = 64, min_prob: float = 0.0
 ) -> list[DraftTree]:
-    """Draft for many sessions of one drafter in one call; a query of another projection counts as none."""
+    """Draft for many sessions of one drafter in one call; queries with another projection are ignored."""
     if not sessions:
         return []
     contexts = np.concatenate([session.context for session in sessions])

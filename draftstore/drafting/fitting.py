@@ -1,4 +1,4 @@
-"""Drafters of stores for models that know more ids than the stores' tokenizer, or fewer."""
+"""Adapters for models whose vocabulary is larger or smaller than a store's."""
 
 from typing import Any
 
@@ -11,27 +11,27 @@ from draftstore.trees.tree import DraftTree
 
 
 def fitted(drafter: StoreDrafter, vocab_size: int) -> Drafter:
-    """Return a store's drafter for a model of `vocab_size` ids."""
+    """Adapt a store's drafter to a model of `vocab_size` ids."""
     return drafter if drafter.vocab_size == vocab_size else _Fitted(drafter, vocab_size)
 
 
 class _Fitted:
-    """A store's drafter for a model that knows more ids than its tokenizer, or fewer: a `ContextDrafter`.
+    """A store's drafter for a model with a larger or smaller vocabulary: a `ContextDrafter`.
 
-    More of them pad the model's matrices. A model may emit those all the same; the store then knows nothing of the text
-    before them. Fewer are there where tokens were added to a tokenizer that the model never learned; these are cut
-    out of drafts.
+    A larger vocabulary pads the model's matrices. If the model emits such an id, the store cannot match the text before
+    it. A smaller one occurs if tokens were added to a tokenizer that the model never learned; these are removed from
+    drafts.
     """
 
     def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
-        """Draft as `drafter`, for ids below `vocab_size`."""
+        """Draft with `drafter`, for ids below `vocab_size`."""
         self._drafter = drafter
         self.context_size = drafter.context_size
         self.vocab_size = vocab_size
         self.projection = projection_of(drafter)
 
     def warm_up(self) -> None:
-        """Have the store's kernels compiled."""
+        """Compile the store's kernels."""
         self._drafter.warm_up()
 
     def draft(
@@ -54,10 +54,10 @@ class _Fitted:
 
 
 def below(tree: DraftTree, vocab_size: int) -> DraftTree:
-    """Return a draft without the nodes of ids outside a vocabulary, and without what hangs on them."""
+    """Return a draft without ids outside a vocabulary and their descendants."""
     if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
         return tree
-    places = np.full(len(tree) + 1, -1, np.int64)  # of the nodes that stay, behind that of the context
+    places = np.full(len(tree) + 1, -1, np.int64)  # new indices of the remaining nodes, after the context's
     kept: list[int] = []
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
         if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):

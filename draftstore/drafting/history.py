@@ -1,8 +1,7 @@
-"""A text that grows, where its n-grams occurred in it, and the draft tree of what followed: kernels of requests.
+"""A growing text with an index of its n-grams, and the draft tree of their continuations: kernels of requests.
 
-Each n-gram of `LENGTHS` tokens has a hash table, whose cell begins a list of its occurrences, from the last one back.
-Tables and lists hold places in the text and nothing else: what an n-gram is stands there. See
-`draftstore.drafting.request`.
+Each n-gram length in `LENGTHS` has a hash table, whose slots start linked lists of occurrences, latest first. Tables
+and lists hold only positions in the text, where the n-grams themselves can be read. See `draftstore.drafting.request`.
 """
 
 from typing import Any, NamedTuple
@@ -23,14 +22,14 @@ _SCATTER = 0x1E3779B97F4A7C15
 
 
 class RequestRule(NamedTuple):
-    """How a tree is drawn from the text; the constants come from `python -m benchmarks.request`.
+    """Parameters of drafts from the text, tuned by `python -m benchmarks.request`.
 
     Attributes:
-        max_match: most tokens that are matched.
-        depth: most tokens of a path.
-        rows: occurrences read of each listed n-gram, the last ones.
-        floor: probability below which no shorter suffix is asked.
-        alpha: occurrences' worth of trust that every suffix yields to shorter ones.
+        max_match: maximum length of a match.
+        depth: maximum tokens of a path.
+        rows: occurrences read of each indexed n-gram, latest first.
+        floor: probability below which no shorter suffix is used.
+        alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
         beta: the same for each distinct token that follows.
     """
 
@@ -42,10 +41,10 @@ class RequestRule(NamedTuple):
     beta: float = 2.0
 
     def check(self) -> None:
-        """Refuse values that the kernels cannot follow.
+        """Refuse invalid values.
 
         Raises:
-            DraftstoreError: the first of them, with what is expected.
+            DraftstoreError: the first invalid value, with what is expected.
         """
         limits = {
             "max_match": (self.max_match, 1, MAX_MATCH),
@@ -59,12 +58,12 @@ class RequestRule(NamedTuple):
 
 
 class _History(NamedTuple):
-    """A text and where its n-grams occurred; an n-gram stands where its last token does.
+    """A text and the occurrences of its n-grams; an n-gram's position is that of its last token.
 
     Attributes:
         tokens: int32 [capacity].
-        links: int32 [len(LENGTHS), capacity], place before of the n-gram that stands here; -1 is none.
-        heads: int32 [len(LENGTHS), power of two], last place of the n-grams that hash here; -1 is free.
+        links: int32 [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none.
+        heads: int32 [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free.
         size: tokens of the text.
     """
 
@@ -75,15 +74,15 @@ class _History(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """What is known of the node at hand.
+    """Buffers for the current node.
 
     Attributes:
-        text: int64 [max_match + depth], the last tokens of the text and behind them the path.
-        firsts: int64 [len(LENGTHS)], last place of the text's n-grams that end here; -1 is none.
-        counts: int64 [max_match + 1], occurrences read, by the tokens that match.
-        kinds: int64 [max_match + 1], candidates, by the tokens of their longest match.
-        shares: float64 [max_match + 1], what an occurrence gets, by the tokens that match.
-        lengths: int64 [room], tokens that match of each occurrence read.
+        text: int64 [max_match + depth], the last tokens of the text, followed by the path.
+        firsts: int64 [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none.
+        counts: int64 [max_match + 1], occurrences read, by match length.
+        kinds: int64 [max_match + 1], candidates, by length of their longest match.
+        shares: float64 [max_match + 1], share of an occurrence, by match length.
+        lengths: int64 [room], match length of each occurrence read.
     """
 
     text: NDArray[np.int64]
@@ -96,7 +95,7 @@ class _Scratch(NamedTuple):
 
 @kernel
 def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> Any:
-    """Append ids to a text, for which there is room; see `_History`. Return its new size."""
+    """Append ids to a text with enough room, see `_History`; return its new size."""
     for token in ids:
         tokens[size] = token
         size += 1
@@ -119,12 +118,12 @@ def draft_text(
 
     Args:
         tokens: see `_History`, as for the next three.
-        links: likewise.
-        heads: likewise.
-        size: likewise.
+        links: see `_History`.
+        heads: see `_History`.
+        size: see `_History`.
         packed_rule: float64 [6], a RequestRule.
-        budget: most nodes of the tree.
-        max_level: highest level that a node may have.
+        budget: maximum nodes of the tree.
+        max_level: maximum level of a node.
 
     Returns:
         tokens int32 [n], parents int16 [n], levels uint8 [n].
@@ -149,13 +148,13 @@ def draft_text(
 
 @leaf_kernel
 def _mix(key: Any, token: Any) -> Any:
-    """Return the key of an n-gram that is a token longer, to the left."""
+    """Return the key of an n-gram extended to the left by a token."""
     return (key + token + 1) * _SCATTER
 
 
 @leaf_kernel
 def _find_cell(heads: Any, order: Any, tokens: Any, text: Any, stop: Any, key: Any) -> Any:
-    """Return the cell of the n-gram that ends before `stop` in `text`: its own, or a free one."""
+    """Return the slot of the n-gram that ends before `stop` in `text`: its own, or a free one."""
     mask = heads.shape[1] - 1
     cell = (key ^ (key >> 29)) & mask
     while heads[order, cell] >= 0:
@@ -168,7 +167,7 @@ def _find_cell(heads: Any, order: Any, tokens: Any, text: Any, stop: Any, key: A
 
 @leaf_kernel
 def _match(tokens: Any, place: Any, text: Any, stop: Any, length: Any, most: Any) -> Any:
-    """Return how many tokens are alike up to a place and before `stop`, if the last `length` are; `most` at most."""
+    """Return the match length, at most `most`, of the texts before a position and before `stop`; at least `length`."""
     most = min(most, place + 1)
     while length < most and tokens[place - length] == text[stop - 1 - length]:
         length += 1
@@ -189,7 +188,7 @@ def _enter_following(
 
 @leaf_kernel
 def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, prob: Any, floor: Any) -> Any:
-    """Share a node's probability out to the tokens that may follow it; return the number of candidates."""
+    """Distribute a node's probability to the tokens that may follow; return the number of candidates."""
     upper = min(stop, rule.max_match)
     _look_up(history, scratch, stop, upper)
     found, seen, count, kinds = 0, 0, np.int64(0), np.int64(0)
@@ -217,7 +216,7 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
 
 @leaf_kernel
 def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
-    """Find the last places of the n-grams that end before `stop`, and forget the node before."""
+    """Find the latest occurrences of the n-grams that end before `stop`, and reset the buffers."""
     scratch.counts[:] = 0
     scratch.kinds[:] = 0
     scratch.shares[:] = 0.0
@@ -229,7 +228,7 @@ def _look_up(history: Any, scratch: Any, stop: Any, most: Any) -> Any:
             cell = _find_cell(history.heads, order, history.tokens, scratch.text, stop, key)
             scratch.firsts[order] = history.heads[order, cell]
             if scratch.firsts[order] < 0:
-                break  # what does not occur does not occur in something longer
+                break  # longer n-grams cannot occur either
             order += 1
 
 
@@ -238,10 +237,10 @@ def _read(
     history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, order: Any, upper: Any, found: Any,
     seen: Any,
 ) -> Any:  # fmt: skip
-    """Read the last occurrences of an n-gram, but for those of more than `upper` tokens, which were read before.
+    """Read the last occurrences of an n-gram, except those that match more than `upper` tokens, which were read before.
 
     Returns:
-        the candidates, and the occurrences that were read, both so far.
+        The number of candidates and of occurrences, both so far.
     """
     place, rows = scratch.firsts[order], 0
     longest = min(stop, rule.max_match)
@@ -270,7 +269,7 @@ def _read(
 
 @leaf_kernel
 def _hand_out(scratch: Any, candidates: Any, seen: Any) -> Any:
-    """Give each occurrence its shares: those of the match that it is, and of all shorter ones."""
+    """Give each occurrence its shares: those of its match length and of all shorter ones."""
     total = 0.0
     for length in range(len(scratch.shares)):
         total += scratch.shares[length]

@@ -1,25 +1,26 @@
-"""Several drafters as one: their trees of a step become one tree, by how probable each makes a node.
+"""A mixture of several drafters: their trees for a step are merged into one.
 
     drafter = Mixture([RequestDrafter(vocab_size), store.drafter(), RecyclingDrafter(vocab_size)])
 
-A drafter says of each node how likely it follows its parent: p = P(node) / P(parent). The drafters whose trees hold the
-node are taken as independent witnesses, so it fails to follow only if all of them are wrong:
+A drafter's probability of a node given its parent is p = P(node) / P(parent). The drafters with the node are treated as
+independent, so the node is wrong only if all of them are wrong:
 
     P(node | parent) = 1 - product of (1 - s p)          a noisy-or
 
-where s <= 1 says how far that drafter's word held in this text so far: the tokens that came where it foretold any, by
-those that it expected. Both counts begin at three, and a tenth of what was seen is forgotten whenever the drafter
-foretells again. So one that is sure and wrong is soon not listened to, and one that copies a passage is, while that
-lasts. Whether a node was verified does not matter: what was foretold is compared with the text that came. "Noisy-or" as
-in Pearl, Probabilistic Reasoning in Intelligent Systems, 1988, section 4.3.
+where s <= 1 is the drafter's reliability in this text so far: correct tokens divided by expected ones, where it made
+predictions. Both counts start at three, and decay by a tenth whenever the drafter predicts again. So a confident but
+wrong drafter soon loses its weight, and one that copies a passage gains it for as long as that lasts. Verification of a
+node does not matter: predictions are compared with the actual text. "Noisy-or" as in Pearl, Probabilistic Reasoning in
+Intelligent Systems, 1988, section 4.3.
 
-Sums with fixed or learned weights, maxima, and the rule that the next drafter gets what the first leaves unsaid make
-about as much of two good drafters, but a bad third one misleads them: `python -m benchmarks.request` compares them.
+Sums with fixed or learned weights, maxima, and a cascade in which the next drafter gets the remaining probability
+perform about as well with two good drafters, but a bad third one misleads them: `python -m benchmarks.request` compares
+them.
 
-Dense stores want hidden states in spaces of their own. Where one space suits all that want any, the target model is
-asked for states in that; else it is asked for the states themselves, and they are projected here for each.
+Dense stores need hidden states in their own spaces. If all of them share one space, the target model is asked for
+states projected to it; otherwise for unprojected states, which are projected here for each.
 
-Drafts depend on nothing but the text, and on what the drafters proposed for it.
+Drafts depend only on the text and on the drafters' proposals for it.
 """
 
 from collections.abc import Sequence
@@ -46,17 +47,17 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 class Mixture:
-    """A `Drafter` of several; a mixture of one is that one.
+    """A `Drafter` of several drafters; with a single one it is equivalent to that one.
 
     Attributes:
-        drafters: in their order.
+        drafters: the drafters, in order.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        """Mix drafters of any kind; their order matters to the last bits of the probabilities alone.
+        """Mix drafters of any kind; their order affects only rounding.
 
         Raises:
-            DraftstoreError: none is given.
+            DraftstoreError: no drafters.
         """
         if not drafters:
             raise DraftstoreError("a mixture needs at least one drafter")
@@ -64,14 +65,14 @@ class Mixture:
 
     @property
     def needs_hidden(self) -> bool:
-        """Whether one of the drafters is known to want hidden states."""
+        """Whether a drafter is known to need hidden states."""
         return _HiddenNeeds(self.drafters).any
 
     @property
     def projection(self) -> Projection | None:
-        """What all that want hidden states want them projected with; None if they differ, or none does.
+        """The common projection of all drafters that need hidden states; None if they differ, or none does.
 
-        It changes when that of a drafter does, as that of a release of the lookup service may between texts.
+        It changes with a drafter's, as that of a lookup service's release may between texts.
         """
         return _HiddenNeeds(self.drafters).projection
 
@@ -85,7 +86,7 @@ class Mixture:
         """Start the drafts of one text; see `Drafter.session`."""
         needs = _HiddenNeeds(self.drafters)
         if hidden is not None and not needs.fits(hidden):
-            hidden = None  # a projection has changed since the state was asked for
+            hidden = None  # a projection has changed since the state was computed
         sessions = [
             drafter.session(prompt_ids, hidden=state, candidates=candidates)
             for drafter, state in zip(self.drafters, needs.for_parts(hidden), strict=True)
@@ -93,9 +94,9 @@ class Mixture:
         return sessions[0] if len(sessions) == 1 else MixtureSession(sessions)
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft is waited for.
+        """Compile the kernels, or load them from numba's cache, before the first draft.
 
-        Those of the drafters are their own affair.
+        The drafters' own kernels are not included.
         """
         one = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
         forest, seen = _Forest([one, one]), np.zeros((2, 2))
@@ -104,16 +105,16 @@ class Mixture:
 
 
 class MixtureSession:
-    """The drafts of one text: a `Session` over those of several drafters.
+    """The drafts for one text: a `Session` over several drafters' sessions.
 
-    What raises in one of them raises here; their own answer to trouble is an empty tree.
+    Exceptions of a session propagate; on expected failures a session returns an empty tree instead.
 
     Attributes:
-        sessions: of the drafters, in their order.
-        needs_candidates: whether one of them does.
-        needs_hidden: likewise.
-        projection: what all that want hidden states want them projected with; None if they differ, or none does.
-        seen: float64 [drafters, 2], tokens that each expected, and those of them that came.
+        sessions: the drafters' sessions, in order.
+        needs_candidates: whether a session needs candidates.
+        needs_hidden: whether a session needs hidden states.
+        projection: common projection of all sessions that need hidden states; None if they differ, or none does.
+        seen: float64 [drafters, 2], expected and correct tokens of each drafter.
     """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
@@ -129,11 +130,11 @@ class MixtureSession:
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
 
-        Each drafter is asked for `budget` nodes of any probability: what one of them doubts another may confirm.
+        Each drafter is asked for `budget` nodes of any probability: another drafter may confirm an unlikely one.
 
         Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096.
-            DraftTreeError: what a drafter proposed is no tree.
+            DraftstoreError: the budget is outside 0 .. 4,096.
+            DraftTreeError: a drafter's proposal is not a valid tree.
         """
         level = check_budget(budget, min_prob)
         self._forest = None
@@ -150,7 +151,7 @@ class MixtureSession:
         candidates: NDArray[np.int32] | None = None,
         hidden: NDArray[np.float32] | None = None,
     ) -> None:
-        """Pass on what a forward pass settled, as it came (`tree` is the merged one), and judge the last drafts."""
+        """Pass on the result of a forward pass (`tree` is the merged one), and score the last drafts."""
         ids = check_ids(accepted_ids, _IDS)
         for session, state in zip(self.sessions, self._needs.for_parts(hidden), strict=True):
             session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
@@ -160,11 +161,11 @@ class MixtureSession:
 
 
 class _HiddenNeeds:
-    """Which hidden states the parts of a mixture (drafters or sessions) need.
+    """The hidden states that the parts of a mixture (drafters or sessions) need.
 
     Attributes:
-        any: whether a part is known to want some: it has a projection, or says `needs_hidden`.
-        projection: that of all these parts; None if they differ, or one wants states as they are.
+        any: whether a part is known to need them: it has a projection, or `needs_hidden` is set.
+        projection: common projection of all these parts; None if they differ, or one needs unprojected states.
     """
 
     def __init__(self, parts: Sequence[Drafter | Session]) -> None:
@@ -179,7 +180,7 @@ class _HiddenNeeds:
         self.projection: Projection | None = wanted[0] if shared else None
 
     def fits(self, hidden: NDArray[np.float32]) -> bool:
-        """Tell whether a state is of the size that was asked for."""
+        """Tell whether a state has the expected size."""
         if self.projection is not None:
             return hidden.shape == (self.projection.dims,)
         return all(own is None or hidden.shape == (own.hidden_size,) for own in self._own)
@@ -188,17 +189,17 @@ class _HiddenNeeds:
         """Return the state for each part.
 
         Args:
-            hidden: float32 [d], projected if there is a projection of all.
+            hidden: float32 [d], projected if there is a common projection.
         """
         if hidden is None:
             return [None] * len(self._own)
-        if self.projection is not None:  # means nothing to parts without one
+        if self.projection is not None:  # ignored by parts without one
             return [None if own is None else hidden for own in self._own]
         return [hidden if own is None else own.apply(hidden) for own in self._own]
 
 
 class _Forest:
-    """The trees of one step, one behind the other, as the kernels take them."""
+    """The concatenated trees of one step, as the kernels expect them."""
 
     def __init__(self, trees: Sequence[DraftTree]) -> None:
         self._arrays = (
@@ -209,10 +210,10 @@ class _Forest:
         )
 
     def merge(self, seen: NDArray[np.float64], budget: int, max_level: int) -> DraftTree:
-        """Return one tree.
+        """Merge the trees.
 
         Raises:
-            DraftTreeError: a tree is none.
+            DraftTreeError: a tree is invalid.
         """
         wrong, *arrays = merge_trees(*self._arrays, seen, budget, max_level)
         if wrong >= 0:
@@ -226,7 +227,7 @@ class _Forest:
         return DraftTree(*arrays)
 
     def learn(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> None:
-        """Count what came true of each tree."""
+        """Count the correct predictions of each tree."""
         count_outcomes(*self._arrays, as_input(ids, np.int32), seen)
 
 
@@ -234,19 +235,19 @@ class _Forest:
 def merge_trees(
     tokens: Any, parents: Any, levels: Any, stops: Any, seen: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Merge draft trees that stand one behind the other.
+    """Merge concatenated draft trees.
 
     Args:
         tokens: int32 [all nodes].
-        parents: int16 [all nodes], counted inside each tree.
+        parents: int16 [all nodes], relative to each tree.
         levels: uint8 [all nodes].
-        stops: int64 [trees], node after the last of each tree.
-        seen: float64 [trees, 2], tokens that each drafter expected, and those of them that came.
-        budget: most nodes of the merged tree.
-        max_level: highest level that a node may have.
+        stops: int64 [trees], end of each tree.
+        seen: float64 [trees, 2], expected and correct tokens of each drafter.
+        budget: maximum nodes of the merged tree.
+        max_level: maximum level of a node.
 
     Returns:
-        -1 or the first node with a wrong parent or token; tokens int32 [n], parents int16 [n], levels uint8 [n].
+        -1 or the first node with an invalid parent or token; tokens int32 [n], parents int16 [n], levels uint8 [n].
     """
     nodes = new_frontier(budget)
     wrong, count = _find_wrong(tokens, parents, stops), 0
@@ -260,15 +261,15 @@ def merge_trees(
 
 @kernel
 def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any, seen: Any) -> Any:
-    """Count what each tree expected along the tokens that came, and what came.
+    """Count what each tree expected along the actual tokens, and what was correct.
 
     Args:
         tokens: see `merge_trees`, as for the next three.
-        parents: likewise.
-        levels: likewise.
-        stops: likewise.
-        ids: int32 [any], read-only, the tokens that came.
-        seen: float64 [trees, 2], see `merge_trees`; is changed.
+        parents: see `merge_trees`.
+        levels: see `merge_trees`.
+        stops: see `merge_trees`.
+        ids: int32 [any], read-only, the actual tokens.
+        seen: float64 [trees, 2], see `merge_trees`; updated.
     """
     start = np.int64(0)
     for tree in range(len(stops)):
@@ -280,7 +281,7 @@ def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any,
 
 @leaf_kernel
 def _count_children(state: Any, node: Any, child: Any) -> Any:
-    """Count what a tree expected of a node's children, and whether one came; see `draftstore.trees.walk.walk`."""
+    """Count a tree's expectation for a node's children, and a correct one; see `draftstore.trees.walk.walk`."""
     parents, levels, seen = state
     expected = 0.0
     for i in range(node + 1, len(parents)):
@@ -293,7 +294,7 @@ def _count_children(state: Any, node: Any, child: Any) -> Any:
 
 @leaf_kernel
 def _find_wrong(tokens: Any, parents: Any, stops: Any) -> Any:
-    """Return the first node whose parent is no earlier one, or whose token is no id; -1 if there is none."""
+    """Return the first node whose parent does not precede it or whose token is negative; -1 if there is none."""
     start = np.int64(0)
     for tree in range(len(stops)):
         for node in range(start, stops[tree]):
@@ -305,7 +306,7 @@ def _find_wrong(tokens: Any, parents: Any, stops: Any) -> Any:
 
 @kernel
 def _find_chances(trie: Any, tokens: Any, parents: Any, levels: Any, stops: Any, seen: Any) -> Any:
-    """Fill a trie with the nodes of all trees and their chances."""
+    """Fill a trie with the nodes of all trees and their probabilities."""
     places, above = np.empty(len(tokens), np.int64), np.zeros(len(tokens) + 1, np.int64)
     doubts = np.ones(len(tokens) + 1)
     size, start = 1, np.int64(0)
@@ -319,5 +320,5 @@ def _find_chances(trie: Any, tokens: Any, parents: Any, levels: Any, stops: Any,
             above[places[node]] = places[start + parent] if parent >= 0 else 0
         start = stops[tree]
     trie.probs[0] = 1.0
-    for place in range(1, size):  # parents stand before their children
+    for place in range(1, size):  # parents come before their children
         trie.probs[place] = trie.probs[above[place]] * (1.0 - doubts[place])

@@ -1,12 +1,12 @@
-"""Hidden states as short queries: z-score, then PCA, as one linear map; what dense stores are keyed by.
+"""Projection of hidden states to short queries for dense stores: z-score, then PCA, as one linear map.
 
     moments = Moments(hidden_size)
-    moments.add(states)                     # as many times as there are parts
+    moments.add(states)                     # once for each part
     projection, explained = fit(moments, dims=64)
     query = projection.apply(hidden)        # float32 [dims] of float32 [hidden_size]
 
-A dense store keeps the unit vectors of its entries in this space, and compares by cosine: `unit` is the last step of
-both sides. "DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025, section 3.
+A dense store holds the unit vectors of its entries in this space, and compares by cosine: both sides end with `unit`.
+"DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025, section 3.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ PART = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """The map of a dense store: `weights @ hidden + bias`.
+    """The linear map of a dense store: `weights @ hidden + bias`.
 
     Attributes:
-        weights: float32 [dims, hidden_size], principal components over standard deviations.
-        bias: float32 [dims], what brings the mean to zero.
+        weights: float32 [dims, hidden_size], principal components divided by standard deviations.
+        bias: float32 [dims], moves the mean to zero.
     """
 
     weights: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Projection:
         """Check the shapes.
 
         Raises:
-            DraftstoreError: they do not fit, or a value is not finite.
+            DraftstoreError: they do not match, or a value is not finite.
         """
         if self.weights.ndim != 2 or self.bias.shape != self.weights.shape[:1]:
             raise DraftstoreError(
@@ -51,22 +51,22 @@ class Projection:
 
     @property
     def dims(self) -> int:
-        """Numbers of a query."""
+        """Dimensions of a query."""
         return int(self.weights.shape[0])
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of a hidden state."""
+        """Dimensions of a hidden state."""
         return int(self.weights.shape[1])
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of its values: the identity of the space that queries lie in."""
+        """SHA-256 of its values: the identity of the query space."""
         head = np.array([self.dims, self.hidden_size], "<i8").tobytes()
         return hashlib.sha256(head + self.to_bytes()).hexdigest()
 
     def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Project hidden states; of any length, see `unit`.
+        """Project hidden states, without normalising, see `unit`.
 
         Args:
             states: float [..., hidden_size].
@@ -75,7 +75,7 @@ class Projection:
             float32 [..., dims].
 
         Raises:
-            DraftstoreError: states of another size.
+            DraftstoreError: states of the wrong size.
         """
         if states.shape[-1:] != (self.hidden_size,):
             raise DraftstoreError(
@@ -91,10 +91,10 @@ class Projection:
 
     @classmethod
     def from_bytes(cls, data: bytes, dims: int) -> "Projection":
-        """Read what `to_bytes` wrote.
+        """Decode `to_bytes`.
 
         Raises:
-            DraftstoreError: not that of `dims` rows, or a value is not finite.
+            DraftstoreError: the size does not match `dims`, or a value is not finite.
         """
         if dims < 1 or len(data) % (4 * dims) or len(data) < 8 * dims:
             raise DraftstoreError(f"{len(data):,} bytes are no projection to {dims} dimensions")
@@ -103,27 +103,27 @@ class Projection:
 
 
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return vectors [..., dims] at length one; those without a length become NaN."""
+    """Normalise vectors [..., dims]; zero vectors become NaN."""
     with np.errstate(invalid="ignore", divide="ignore"):
         scaled: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     return scaled
 
 
 class Moments:
-    """Means and covariances of hidden states, gathered part by part.
+    """Mean and covariance of hidden states, accumulated in parts.
 
-    States are counted from a point near their mean, the mean of the first part, so that large means do not drown small
-    variances. The same parts in the same order give the same bits.
+    States are centred on the mean of the first part, so that large means do not swamp small variances. The same parts
+    in the same order give the same bits.
 
     Attributes:
-        count: states so far; those with a number that is not finite are left out.
+        count: number of states so far, without those with a value that is not finite.
     """
 
     def __init__(self, size: int) -> None:
-        """Start with no state.
+        """Start without states.
 
         Args:
-            size: numbers of a state.
+            size: dimensions of a state.
         """
         self.count = 0
         self._origin: NDArray[np.float64] | None = None
@@ -131,7 +131,7 @@ class Moments:
         self._products = np.zeros((size, size), np.float64)
 
     def add(self, states: NDArray[np.floating[Any]]) -> None:
-        """Take in float [n, size]."""
+        """Add float [n, size]."""
         for start in range(0, len(states), PART):
             part = states[start : start + PART]
             part = part[np.isfinite(part).all(axis=1)].astype(np.float64)
@@ -146,30 +146,30 @@ class Moments:
             self._products += single.T @ single
 
     def mean(self) -> NDArray[np.float64]:
-        """Return float64 [size]; there must be a state."""
+        """Return the mean, float64 [size]; at least one state is required."""
         assert self._origin is not None
         mean: NDArray[np.float64] = self._origin + self._sums / self.count
         return mean
 
     def covariance(self) -> NDArray[np.float64]:
-        """Return float64 [size, size], that of all states taken in, not an estimate for more."""
+        """Return the population covariance, float64 [size, size]."""
         offset = self._sums / self.count
         covariance: NDArray[np.float64] = self._products / self.count - np.outer(offset, offset)
         return covariance
 
 
 def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
-    """Return z-score, then PCA, as one map; and the share of the variance that it keeps.
+    """Fit z-score and PCA as one map; return it and the share of explained variance.
 
-    Each component's largest number is positive, so that the signs are no matter of chance. A number that is the same in
-    all states tells nothing and gets no weight.
+    The largest value of each component is positive, so that signs are deterministic. A dimension that is constant over
+    all states gets no weight.
 
     Args:
-        moments: of hidden states.
-        dims: numbers of a query.
+        moments: moments of the hidden states.
+        dims: dimensions of a query.
 
     Raises:
-        BuildError: more dimensions than numbers of a state, or no more states than dimensions.
+        BuildError: more dimensions than the states have, or no more states than dimensions.
     """
     size = len(moments._sums)
     if not 1 <= dims <= size:
@@ -182,7 +182,7 @@ def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
     deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
     scale = np.divide(1.0, deviation, out=np.zeros(size), where=deviation > 0.0)
     values, vectors = np.linalg.eigh(covariance * scale * scale[:, None])
-    components = vectors[:, ::-1][:, :dims].T  # eigh sorts them from the smallest on
+    components = vectors[:, ::-1][:, :dims].T  # eigh returns ascending eigenvalues
     largest = components[np.arange(dims), np.abs(components).argmax(axis=1)]
     weights = components * np.sign(largest)[:, None] * scale
     bias = -weights @ moments.mean()

@@ -1,8 +1,8 @@
-"""The matrix of Token Recycling: kernels that fill a static tree from it, count what came true, and write it anew.
+"""Kernels for the matrix of Token Recycling: fill a static tree from it, count correct paths, and update rows.
 
     matrix  int32 [vocab_size, 8], the candidates of each token, best first; -1 is an empty cell
 
-Every row holds different ids of the vocabulary: `_write_row` sees to it, so no kernel has to ask again.
+The ids in a row are distinct and valid: `_write_row` ensures this, so other kernels need not check.
 """
 
 from typing import Any
@@ -27,25 +27,25 @@ def fill_tree(
     budget: Any,
     max_level: Any,
 ) -> Any:
-    """Fill a static tree with tokens; an empty cell cuts what is below it.
+    """Fill a static tree with tokens; an empty cell removes the subtree below it.
 
     Args:
         matrix: int32 [vocabulary, 8].
         last: the text's last token.
-        parents: int64 [n], of the `RankTree`, like the next four.
+        parents: int64 [n], from the `RankTree`, as the next four.
         ranks: int64 [n].
         starts: int64 [n + 2].
         tries: int64 [n].
         hits: int64 [n].
-        budget: most nodes.
-        max_level: highest level that a node may have.
+        budget: maximum nodes.
+        max_level: maximum level of a node.
 
     Returns:
         tokens int32 [k], parents int16 [k], levels uint8 [k].
     """
     probs = path_probs(parents, ranks, tries, hits)
     nodes = new_frontier(budget)
-    slots = np.zeros(budget + 1, np.int64)  # of the rank paths of the root and of the nodes
+    slots = np.zeros(budget + 1, np.int64)  # rank paths of the root and the nodes
     state = matrix, np.int64(last), ranks, starts, probs, slots
     return finish(nodes, grow(nodes, MAX_DEPTH, _enter_candidates, state, max_level))
 
@@ -54,14 +54,14 @@ def fill_tree(
 def _enter_candidates(
     state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter a token's candidates where the static tree has paths for them; see `draftstore.trees.frontier.grow`."""
+    """Enter a token's candidates where the static tree has paths; see `draftstore.trees.frontier.grow`."""
     matrix, last, ranks, starts, probs, slots = state
     token = last
     if slot > 0:
         token = token_of(nodes, slot - 1)
         above = token_of(nodes, parent - 1) if parent > 0 else last
         path = starts[slots[parent]]
-        while matrix[above, ranks[path]] != token:  # the tokens of a row differ
+        while matrix[above, ranks[path]] != token:  # tokens of a row are distinct
             path += 1
         slots[slot] = path + 1
     for path in range(starts[slots[slot]], starts[slots[slot] + 1]):
@@ -75,16 +75,16 @@ def _enter_candidates(
 def count_paths(
     matrix: Any, last: Any, accepted: Any, ranks: Any, starts: Any, tries: Any, hits: Any, window: Any
 ) -> None:
-    """Count which rank paths came true, as far down as the text followed the static tree.
+    """Count the correct rank paths, as far as the text followed the static tree.
 
     Args:
-        matrix: int32 [vocabulary, 8], as it was before the pass.
+        matrix: int32 [vocabulary, 8], before the pass.
         last: the text's last token before the pass.
-        accepted: int32 [k], read-only, what the text grew by.
-        ranks: int64 [n], of the `RankTree`, like the next three.
+        accepted: int32 [k], read-only, the new tokens of the text.
+        ranks: int64 [n], from the `RankTree`, as the next three.
         starts: int64 [n + 2].
-        tries: int64 [n], changed.
-        hits: int64 [n], changed.
+        tries: int64 [n], updated.
+        hits: int64 [n], updated.
         window: all counts are halved when one reaches twice as many tries.
     """
     slot, token, most = 0, np.int64(last), 0
@@ -109,16 +109,16 @@ def count_paths(
 
 @kernel
 def recycle(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, candidates: Any) -> None:
-    """Write the rows of all tokens of a verified tree: first the rejected nodes, in order, then the accepted ones.
+    """Write the rows of all tokens of a verified tree: first rejected nodes, in order, then accepted ones.
 
     Args:
-        matrix: int32 [vocabulary, 8], changed.
+        matrix: int32 [vocabulary, 8], updated.
         last: the token of the root.
-        accepted: int32 [k], read-only, what the text grew by.
+        accepted: int32 [k], read-only, the new tokens of the text.
         tokens: int32 [n], read-only, the tree.
         parents: int16 [n], read-only.
-        candidates: int32 [n + 1, any], read-only, of the root and of each node; what is outside the vocabulary is
-            none, and a row of none is passed over.
+        candidates: int32 [n + 1, any], read-only, for the root and each node; ids outside the vocabulary are ignored,
+            and so are rows without candidates.
     """
     came = np.zeros(len(tokens), np.bool_)
     walk(tokens, parents, accepted, _mark, came)
@@ -133,21 +133,21 @@ def recycle(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, ca
 
 @leaf_kernel
 def _mark(came: Any, _node: Any, child: Any) -> Any:
-    """Mark a node that was accepted; see `draftstore.trees.walk.walk`."""
+    """Mark an accepted node; see `draftstore.trees.walk.walk`."""
     if child >= 0:
         came[child] = True
 
 
 @kernel
 def write_rows(matrix: Any, tokens: Any, candidates: Any) -> None:
-    """Write the rows of some tokens, int32 [k], read-only, in order; `candidates` int32 [k, any], read-only."""
+    """Write the rows of tokens, int32 [k], read-only, in order; `candidates` int32 [k, any], read-only."""
     for row in range(len(tokens)):
         _write_row(matrix, np.int64(tokens[row]), candidates, row)
 
 
 @kernel
 def fill_rows(matrix: Any, candidates: Any) -> None:
-    """Write the candidates of the first tokens, int32 [k, any], read-only, where the matrix holds none."""
+    """Write candidates of the first tokens, int32 [k, any], read-only, into empty rows of the matrix."""
     for token in range(len(candidates)):
         empty = True
         for rank in range(WIDTH):
@@ -158,7 +158,7 @@ def fill_rows(matrix: Any, candidates: Any) -> None:
 
 @leaf_kernel
 def _write_row(matrix: Any, token: Any, candidates: Any, row: Any) -> None:
-    """Write one row of candidates, each once; one that holds none leaves the matrix as it is."""
+    """Write one row of distinct candidates; a row without candidates leaves the matrix unchanged."""
     vocab_size, width = len(matrix), min(WIDTH, candidates.shape[1])
     if token < 0 or token >= vocab_size:
         return
@@ -177,14 +177,14 @@ def _write_row(matrix: Any, token: Any, candidates: Any, row: Any) -> None:
 
 @kernel
 def best_successors(bigrams: Any, counts: Any, matrix: Any) -> None:
-    """Write the most common successors of each first token, equally common ones by token id.
+    """Write the most common successors of each first token, ties by token id.
 
     Args:
         bigrams: uint16 or uint32 [k, 2], ascending.
         counts: int64 [k].
-        matrix: int32 [vocabulary, 8], empty in these rows, changed.
+        matrix: int32 [vocabulary, 8], empty in these rows, updated.
     """
-    best = np.zeros(WIDTH, np.int64)  # counts of the row that is being filled
+    best = np.zeros(WIDTH, np.int64)  # counts of the current row
     for i in range(len(bigrams)):
         token = np.int64(bigrams[i, 0])
         if i == 0 or token != bigrams[i - 1, 0]:

@@ -1,16 +1,15 @@
-"""The static tree of Token Recycling: which candidates are drafted, and how often each has come true.
+"""The static tree of Token Recycling: which candidates are drafted, and how often each was correct.
 
-A node is a *rank path*, a digit for each token: 0 is the likeliest successor of the text's last token, 02 the third
-likeliest successor of that one. Which tokens they are is looked up when a draft is made
-(`draftstore.drafting.recycling`).
+A node is a *rank path*, one digit per token: 0 is the likeliest successor of the text's last token, 02 the third
+likeliest successor of that one. The tokens are looked up for each draft (`draftstore.drafting.recycling`).
 
     row of the text's last token  a: b c       path   0   1   00  01  10
     rows of its candidates        b: d e       token  b   c   d   e   d
                                   c: d
 
-The chance of a path is the chance of its parent times how often its own rank came true once the parent had. So a
-child is never likelier than its parent, and what is counted does not depend on how much of the tree was drafted.
-A path that has seldom been tried leans on its rank's rate over all paths, and that one on what other texts gave.
+The probability of a path is that of its parent times the rate at which its last rank was correct given the parent. So a
+child is never likelier than its parent, and counts do not depend on how much of the tree was drafted. The rate of a
+rarely tried path is shrunk towards its rank's rate over all paths, and that towards a prior from other texts.
 """
 
 import heapq
@@ -49,7 +48,7 @@ SHARED_TRIES = 32.0
 
 
 def parse_paths(text: str) -> list[str]:
-    """Return the rank paths of a notation as in `PAPER_TREE`."""
+    """Return the rank paths of the notation in `PAPER_TREE`."""
     paths = []
     for word in text.split():
         first, _, last = word.partition("-")
@@ -61,13 +60,13 @@ class RankTree:
     """A static tree with the counts of its paths.
 
     Attributes:
-        paths: the rank paths, shorter ones first, equally long ones ascending; so siblings stand side by side.
+        paths: rank paths, by length, then ascending; siblings are adjacent.
         parents: int64 [n], index of the parent, -1 for the root.
         ranks: int64 [n], last digit of each path.
-        starts: int64 [n + 2], children of the root are starts[0] to starts[1], of path i they are starts[i + 1] to
+        starts: int64 [n + 2], children of the root are starts[0] to starts[1], those of path i starts[i + 1] to
             starts[i + 2].
-        tries: int64 [n], how often a path's parent came true and its cell of the matrix held a token.
-        hits: int64 [n], how often that was the token that followed.
+        tries: int64 [n], how often a path's parent was correct and its cell of the matrix had a token.
+        hits: int64 [n], how often that token was correct.
     """
 
     def __init__(
@@ -76,11 +75,11 @@ class RankTree:
         tries: Sequence[int] | None = None,
         hits: Sequence[int] | None = None,
     ) -> None:
-        """Make a tree, by default the paper's, with the counts of its paths, by default none.
+        """Create a tree, by default the paper's, with the counts of its paths, by default zero.
 
         Raises:
-            DraftstoreError: a path is no string of digits from 0 to 7, comes twice or without its parent, or counts are
-                not one for each path, at least 0, with no more hits than tries.
+            DraftstoreError: a path is not a string of digits from 0 to 7, is a duplicate or lacks its parent, or counts
+                are not one per path, non-negative, with at most as many hits as tries.
         """
         given = parse_paths(PAPER_TREE) if paths is None else list(paths)
         columns = [[0] * len(given) if column is None else list(column) for column in (tries, hits)]
@@ -98,16 +97,16 @@ class RankTree:
         return len(self.paths)
 
     def probs(self) -> NDArray[np.float64]:
-        """float64 [n], the chance that each path comes true, if all its cells hold tokens."""
+        """float64 [n], probability of each path if all its cells have tokens."""
         return np.asarray(path_probs(self.parents, self.ranks, self.tries, self.hits))
 
     def resized(self, nodes: int) -> "RankTree":
-        """Return a tree of another size, counts kept: the likeliest paths of this one, or all and the likeliest beyond.
+        """Return a tree of another size with these counts: the likeliest paths of this tree, extended if necessary.
 
-        Beyond this tree a path's chance is its parent's, times the rate of its last rank over all paths.
+        The probability of a new path is its parent's, times the rate of its last rank over all paths.
 
         Args:
-            nodes: of the new tree, 1 to `MAX_PATHS`.
+            nodes: number of nodes, 1 to `MAX_PATHS`.
 
         Raises:
             DraftstoreError: another number of nodes.
@@ -126,7 +125,7 @@ class RankTree:
         return RankTree(list(kept), *([row[column] for row in kept.values()] for column in (1, 2)))
 
     def _grow(self, rows: dict[str, tuple[float, int, int]], nodes: int) -> None:
-        """Add the likeliest paths to those that are there, of chance, tries and hits each, until they are enough."""
+        """Add the likeliest paths, with probability, tries and hits of each, until there are `nodes`."""
         rates = rank_rates(self.ranks, self.tries, self.hits).tolist()
         waiting: list[tuple[float, int, str]] = []
 
@@ -148,7 +147,7 @@ def _counts(paths: list[str], tries: list[int], hits: list[int]) -> dict[str, tu
     """Return tries and hits by path.
 
     Raises:
-        DraftstoreError: they are no tree, see `RankTree`.
+        DraftstoreError: they are not a valid tree, see `RankTree`.
     """
     if not len(paths) == len(tries) == len(hits):
         raise DraftstoreError(f"{len(paths)} rank paths with {len(tries)} tries and {len(hits)} hits")
@@ -167,7 +166,7 @@ def _counts(paths: list[str], tries: list[int], hits: list[int]) -> dict[str, tu
 
 @kernel
 def rank_rates(ranks: Any, tries: Any, hits: Any) -> Any:
-    """Return float64 [8], how often each rank comes true over all paths, see `path_probs`."""
+    """Return float64 [8], the rate of correct tokens for each rank over all paths, see `path_probs`."""
     tried, hit = np.zeros(WIDTH, np.int64), np.zeros(WIDTH, np.int64)
     for i in range(len(ranks)):
         tried[ranks[i]] += tries[i]
@@ -177,7 +176,7 @@ def rank_rates(ranks: Any, tries: Any, hits: Any) -> Any:
 
 @kernel
 def path_probs(parents: Any, ranks: Any, tries: Any, hits: Any) -> Any:
-    """Return the chance that each path comes true.
+    """Return the probability of each path.
 
     Args:
         parents: int64 [n], as in `RankTree`, like the others.
@@ -186,7 +185,7 @@ def path_probs(parents: Any, ranks: Any, tries: Any, hits: Any) -> Any:
         hits: int64 [n].
 
     Returns:
-        float64 [n], none above its parent's.
+        float64 [n], at most the parent's.
     """
     rates = rank_rates(ranks, tries, hits)
     probs = np.empty(len(ranks), np.float64)

@@ -1,18 +1,17 @@
-"""Token Recycling: drafts from the candidates that the model itself has computed, and that decoding throws away.
+"""Token Recycling: drafts from the candidates that the model computes during decoding and usually discards.
 
-A matrix holds, for each token, the 8 most likely tokens that followed it when the model last saw it. A draft is a
-static tree (`draftstore.drafting.rank_tree`) whose nodes are looked up in it, candidate by candidate: the child of
-rank r of a node with token t is matrix[t, r]. After each pass the rows of all verified tokens are written anew, also
-of rejected ones.
+A matrix holds, for each token, the 8 most likely successors when the model last saw it. A draft is a static tree
+(`draftstore.drafting.rank_tree`) filled from the matrix: the child of rank r of a node with token t is matrix[t, r].
+After each pass the rows of all verified tokens are updated, including rejected ones.
 
     drafter = RecyclingDrafter(model.config.vocab_size)      # or RecyclingStore.open(...).drafter()
-    session = drafter.session(prompt_ids, candidates=top8)   # the matrix is shared: the next text starts hot
+    session = drafter.session(prompt_ids, candidates=top8)   # the matrix is shared: the next text starts warm
 
 "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling", ACL 2025,
-https://arxiv.org/abs/2408.08696. Its matrix lies on the model's device; this one lies in the host's memory, where six
-dependent lookups cost nothing and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
+https://arxiv.org/abs/2408.08696. Its matrix lies on the model's device; this one lies in host memory, where six
+dependent lookups are free and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
 
-Every row of the matrix holds different tokens, and -1 where there is none. So siblings differ, and nothing is invented.
+The tokens of a row are distinct, filled up with -1. So siblings differ.
 """
 
 from threading import Lock
@@ -33,30 +32,29 @@ WINDOW = 4096
 
 
 class RecyclingDrafter:
-    """The matrix and the counts of one model, which all its sessions share and feed.
+    """The matrix and the counts of one model, shared and updated by all its sessions.
 
-    Threads may share it: one draft or one update is made at a time. Drafts are the same from run to run only where
-    one thread decodes.
+    Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
 
     Attributes:
         vocab_size: token ids lie in [0, vocab_size).
-        matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; -1 is none.
+        matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; filled up with -1.
         tree: the static tree, with the counts of its paths.
     """
 
     def __init__(
         self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None, tree: RankTree | None = None
     ) -> None:
-        """Start cold, or from a matrix.
+        """Start empty, or from a matrix.
 
         Args:
-            vocab_size: ids that the model may emit.
-            matrix: int [at most vocab_size, at most 8], copied; ids outside the vocabulary, and those that stand
-                twice in a row, are left out.
-            tree: the static tree; by default the paper's, of 80 nodes. It becomes this object's own.
+            vocab_size: vocabulary size of the model.
+            matrix: int [at most vocab_size, at most 8], copied; ids outside the vocabulary and duplicates in a row are
+                dropped.
+            tree: the static tree, owned by this object; by default the paper's, of 80 nodes.
 
         Raises:
-            DraftstoreError: no ids, or a matrix of another shape.
+            DraftstoreError: an empty vocabulary, or a matrix of the wrong shape.
         """
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
@@ -69,13 +67,13 @@ class RecyclingDrafter:
             self.seed(matrix)
 
     def seed(self, matrix: NDArray[np.integer[Any]]) -> None:
-        """Fill the rows that hold nothing yet.
+        """Fill empty rows.
 
         Args:
             matrix: as in `RecyclingDrafter`.
 
         Raises:
-            DraftstoreError: a matrix of another shape.
+            DraftstoreError: a matrix of the wrong shape.
         """
         rows = np.ascontiguousarray(matrix, np.int32)
         if rows.ndim != 2 or len(rows) > self.vocab_size or rows.shape[1] > WIDTH:
@@ -86,7 +84,7 @@ class RecyclingDrafter:
             fill_rows(self._matrix, read_only(rows))
 
     def snapshot(self) -> tuple[NDArray[np.int32], RankTree]:
-        """Return copies of the matrix and the tree, as they are at one moment."""
+        """Return consistent copies of the matrix and the tree."""
         with self._lock:
             tree = self.tree
             counts = tree.tries.tolist(), tree.hits.tolist()
@@ -102,18 +100,18 @@ class RecyclingDrafter:
         """Start the drafts of one text; see `Drafter.session`.
 
         Args:
-            prompt_ids: int32 [any], the prompt and the token that the prefill yielded.
-            candidates: int32 [m, 8], the model's top 8 at the last m tokens of the prompt; the last row is where it
+            prompt_ids: int32 [any], the prompt and the token from the prefill.
+            candidates: int32 [m, 8], the model's top 8 at the last m tokens of the prompt; the last row is the one that
                 predicted the last id.
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the vocabulary.
-            DraftstoreError: candidates of another shape.
+            DraftstoreError: candidates of the wrong shape.
         """
         return RecyclingSession(self, prompt_ids, candidates)
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""
+        """Compile the kernels, or load them from numba's cache, before the first draft."""
         spare = RecyclingDrafter(2, matrix=np.array([[1]], np.int32))
         session = spare.session([1, 0], candidates=np.array([[0]], np.int32))
         tree = session.propose()
@@ -129,7 +127,7 @@ class RecyclingDrafter:
         return DraftTree(*arrays)
 
     def _learn(self, last: int, accepted: Any, tree: DraftTree, candidates: Any) -> None:
-        """Count what came true, then write the rows of a verified tree."""
+        """Count correct paths, then write the rows of a verified tree."""
         static = self.tree
         with self._lock:
             count_paths(
@@ -140,13 +138,13 @@ class RecyclingDrafter:
                 recycle(self._matrix, last, accepted, tokens, parents, candidates)
 
     def _learn_prompt(self, ids: NDArray[np.int32], candidates: NDArray[np.int32]) -> None:
-        """Write the rows of tokens that follow each other in a prompt, the last one last."""
+        """Write the rows of consecutive tokens of a prompt, in order."""
         with self._lock:
             write_rows(self._matrix, ids, candidates)
 
 
 class RecyclingSession:
-    """The drafts of one text: a `Session` that remembers its last token, and feeds the drafter's matrix."""
+    """The drafts for one text: a `Session` that knows its last token and updates the drafter's matrix."""
 
     needs_candidates = True
     needs_hidden = False
@@ -166,7 +164,7 @@ class RecyclingSession:
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
 
         Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096.
+            DraftstoreError: the budget is outside 0 .. 4,096.
         """
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0 or self._last < 0:
@@ -181,12 +179,13 @@ class RecyclingSession:
         candidates: NDArray[np.int32] | None = None,
         **_feedback: Any,
     ) -> None:
-        """Take in what a forward pass settled; see `Session`.
+        """Learn the result of a forward pass; see `Session`.
 
-        The tree may be any that begins behind the text's last token: proposed here or not, whole, trimmed or merged.
-        Paths are counted along the accepted ids, as far as the matrix had foretold them: what the model said there
-        is known, whether a node was verified or not. Rows are written for the nodes of `tree`; an accepted
-        occurrence of a token wins over a rejected one, then the last one. Without a tree there is one row, the root.
+        The tree may be any that starts after the text's last token: proposed here or not, whole, trimmed or merged.
+        Paths are counted along the accepted ids as far as the matrix predicted them: the model's tokens there are
+        known, whether or not a node was verified. Rows are written for the nodes of `tree`; if a token occurs several
+        times, accepted occurrences win over rejected ones, then the last wins. Without a tree only the root's row is
+        written.
 
         Raises:
             TokenRangeError: an id outside the vocabulary.
@@ -202,7 +201,7 @@ class RecyclingSession:
 
 
 def _candidates(candidates: NDArray[np.int32], nodes: int | None) -> NDArray[np.int32]:
-    """Return candidates as the kernels take them.
+    """Return candidates in the form that the kernels expect.
 
     Raises:
         DraftstoreError: not a matrix of one row for the root and each node.

@@ -1,24 +1,24 @@
-"""Drafts from the request itself: what followed the last tokens earlier in the prompt and in the output so far.
+"""Drafts from the request itself: the tokens that followed earlier occurrences of the last tokens in prompt and output.
 
     prompt and output     Rename x to y : x = f ( x ) => y = f
-    the last token `f` occurred before, and so did `= f`; `(` followed, then `x )`
+    the last token `f` occurred before, and so did `= f`, followed by `(`, then `x )`
 
     drafter = RequestDrafter(model.config.vocab_size)
     session = drafter.session(prompt_ids)              # a `Session`: no store, no model, no corpus
 
-The tree grows best-first by the rule of `draftstore.search.expand`, with the text itself in the store's place: at
-every node, all suffixes of text and path are asked, the longest first, and one with c earlier occurrences, followed
-by d distinct tokens, gets c / (c + beta d + alpha) of the probability that is left. Occurrences end before the last
-token, which nothing has followed yet.
+The tree grows best-first by the rule of `draftstore.search.expand`, with the text itself instead of a store: at every
+node, all suffixes of text and path are used, the longest first, and one with c earlier occurrences, followed by d
+distinct tokens, gets c / (c + beta d + alpha) of the remaining probability. Occurrences end before the last token,
+which has no successor yet.
 
-**What it costs does not grow with the text.** Each of the last 1, 2, 4 and 8 tokens is the key of a hash table, whose
-entry begins a list of earlier occurrences, from the last one back: two arrays that grow with the text.
+**The cost does not grow with the text.** Each of the last 1, 2, 4 and 8 tokens is the key of a hash table, whose slots
+start linked lists of earlier occurrences, latest first: two arrays that grow with the text.
 
-- To append k tokens takes 4 k table lookups; when the arrays are full, they grow by half, and are filled anew.
-- A node reads the last 32 occurrences in each list and compares 32 tokens of each at most. So of a token that occurs
-  more often, old occurrences count only as part of a longer match.
-- A draft expands as many nodes as it has, and copies no more of the text than the last 32 tokens.
-- A session takes 65 to 125 bytes a token, where there are many.
+- Appending k tokens takes 4 k table operations; full arrays grow by half and are rebuilt.
+- A node reads the last 32 occurrences in each list and compares at most 32 tokens of each. So older occurrences of a
+  frequent token count only as part of a longer match.
+- A draft expands at most as many nodes as it has, and copies at most the last 32 tokens of the text.
+- A long session takes 65 to 125 bytes per token.
 """
 
 from typing import Any
@@ -37,13 +37,13 @@ SPARE = 1024
 
 
 class RequestDrafter:
-    """Drafts from each text's own past; its sessions share nothing."""
+    """Drafts from each text's own history; sessions share nothing."""
 
     def __init__(self, vocab_size: int, rule: RequestRule | None = None) -> None:
-        """Draft for texts of ids in [0, vocab_size).
+        """Draft for texts with ids in [0, vocab_size).
 
         Raises:
-            DraftstoreError: no ids, or a rule with a value that the kernels cannot follow.
+            DraftstoreError: an empty vocabulary, or a rule with an invalid value.
         """
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
@@ -60,12 +60,12 @@ class RequestDrafter:
         return RequestSession(prompt_ids, self.vocab_size, self.rule)
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft is waited for."""
+        """Compile the kernels, or load them from numba's cache, before the first draft."""
         self.session([0, 0]).propose(1)
 
 
 class RequestSession:
-    """The drafts of one text: a `Session` that remembers the whole of it."""
+    """The drafts for one text: a `Session` that holds all its tokens."""
 
     needs_candidates = False
     needs_hidden = False
@@ -81,14 +81,14 @@ class RequestSession:
         self._append(ids)
 
     def __len__(self) -> int:
-        """Return the tokens of the text."""
+        """Return the number of tokens in the text."""
         return self._size
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
 
         Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096.
+            DraftstoreError: the budget is outside 0 .. 4,096.
         """
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0:
@@ -98,10 +98,10 @@ class RequestSession:
         )
 
     def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
-        """Append ids to the text; what else the pass brought does not matter here.
+        """Append ids to the text; other results of the pass are ignored.
 
         Raises:
-            TokenRangeError: an id outside the vocabulary; nothing is appended then.
+            TokenRangeError: an id outside the vocabulary; nothing is appended.
         """
         ids = check_ids(accepted_ids, self._vocab_size)
         if self._size + len(ids) > len(self._tokens):
@@ -114,7 +114,7 @@ class RequestSession:
         )
 
     def _make_room(self, capacity: int) -> None:
-        """Move the text to arrays for `capacity` tokens; tables are never more than half full."""
+        """Move the text to arrays for `capacity` tokens; tables stay at most half full."""
         text = self._tokens[: self._size]
         self._tokens = np.empty(capacity, np.int32)
         self._links: NDArray[np.int32] = np.empty((len(LENGTHS), capacity), np.int32)

@@ -1,1 +1,1 @@
-"""The client of the lookup service: frames, connections, drafters."""
+"""The client of the lookup service: wire format, connections, drafters."""

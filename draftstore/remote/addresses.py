@@ -1,4 +1,4 @@
-"""Where the lookup service listens: addresses in text, and host names that are resolved without making anyone wait.
+"""Addresses of the lookup service, and non-blocking resolution of host names.
 
 Addresses are `unix:/run/draftstore.sock`, `/run/draftstore.sock`, `tcp://10.0.0.7:7781`, `10.0.0.7:7781`, or
 `[::1]:7781`.
@@ -27,7 +27,7 @@ _EXPECTED = "expected unix:/path, /path, tcp://host:port or host:port"
 
 
 class Address(NamedTuple):
-    """A Unix socket (`path`), or a port of a host."""
+    """A Unix socket (`path`), or a host and port."""
 
     path: str = ""
     host: str = ""
@@ -35,10 +35,10 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: "str | Path | Address") -> "Address":
-        """Read an address.
+        """Parse an address.
 
         Raises:
-            DraftstoreError: it is none.
+            DraftstoreError: it is invalid.
         """
         if isinstance(text, Address):
             return text
@@ -59,7 +59,7 @@ def _socket_at(path: str, text: str) -> Address:
     """Return the address of a Unix socket.
 
     Raises:
-        DraftstoreError: no absolute path, or one that is too long.
+        DraftstoreError: the path is not absolute, or too long.
     """
     if not path.startswith("/") or "\0" in path:
         raise DraftstoreError(f"the address {text!r} has no absolute path: {_EXPECTED}")
@@ -72,7 +72,7 @@ def _socket_at(path: str, text: str) -> Address:
 
 
 def _port_at(text: str) -> Address:
-    """Return the address of a port of a host.
+    """Return the address of a host and port.
 
     Raises:
         DraftstoreError: no host, or no port from 1 to 65,535.
@@ -92,10 +92,10 @@ def _port_at(text: str) -> Address:
 
 
 def default_socket() -> Path:
-    """Return where `draftstore serve` and its clients meet unless told otherwise.
+    """Return the default socket of `draftstore serve` and its clients.
 
-    $DRAFTSTORE_SOCKET, or draftstore.sock in $XDG_RUNTIME_DIR, or lookup.sock in a folder of this user's own under
-    the folder of temporary files.
+    $DRAFTSTORE_SOCKET, or draftstore.sock in $XDG_RUNTIME_DIR, or lookup.sock in this user's folder under the
+    directory for temporary files.
     """
     if given := os.environ.get(SOCKET_VARIABLE):
         return Path(given)
@@ -105,15 +105,15 @@ def default_socket() -> Path:
 
 
 def own_folder() -> Path:
-    """Return the folder of this user under the folder of temporary files; it need not exist."""
+    """Return this user's folder under the directory for temporary files; it need not exist."""
     return Path(tempfile.gettempdir()) / f"draftstore-{os.getuid()}"
 
 
 def check_owner(path: str) -> None:
-    """Refuse a socket in `own_folder` when that is someone else's: anyone could have made a folder of that name.
+    """Refuse a socket in `own_folder` if another user owns that: anyone could create a folder of that name.
 
     Raises:
-        PermissionError: the folder is not this user's, or others may write in it.
+        PermissionError: the folder is not this user's, or others may write to it.
     """
     folder = own_folder()
     if Path(path).parent != folder:
@@ -128,10 +128,10 @@ Destination = tuple[int, Any]
 
 
 class Endpoint:
-    """The places that an address stands for, one after the other.
+    """The destinations of an address, tried in turn.
 
-    A host name may stand for several (`localhost` for ::1 and 127.0.0.1), and resolving it may take seconds, so that
-    happens in a thread. What fails is followed by the next; when all have failed, the name is resolved anew.
+    A host name may have several (`localhost` has ::1 and 127.0.0.1), and resolving it may take seconds, so that happens
+    in a thread. After a failure the next one is used; when all have failed, the name is resolved again.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class Endpoint:
         clock: Callable[[], float] = time.monotonic,
         refresh: float = 5.0,
     ) -> None:
-        """Start to resolve the address.
+        """Start resolving the address.
 
         Args:
-            address: a socket or a port.
-            resolve: as `socket.getaddrinfo`.
+            address: a Unix socket, or host and port.
+            resolve: replacement of `socket.getaddrinfo`.
             clock: returns seconds.
-            refresh: least seconds between two resolutions.
+            refresh: minimum seconds between two resolutions.
         """
         self.address = address
         self._resolve = resolve
@@ -171,16 +171,16 @@ class Endpoint:
         return len(self._places)
 
     def renew(self) -> None:
-        """Forget a resolution under way: a forked process has no such thread."""
+        """Drop a resolution in progress: a forked process does not have its thread."""
         self._asked = float("-inf")
         self._known = threading.Event()
         self._lock = threading.Lock()
 
     def pick(self) -> Destination:
-        """Return where to connect now.
+        """Return the destination to connect to.
 
         Raises:
-            OSError: the host name is not resolved, or the socket is in a folder of someone else.
+            OSError: the host name is not resolved, or the socket is in a folder of another user.
         """
         places = self._places
         if not places:
@@ -191,22 +191,22 @@ class Endpoint:
         return places[self._next % len(places)]
 
     def failed(self, place: Destination) -> None:
-        """Take the next place after `place` from now on."""
+        """Move on to the destination after `place`."""
         with self._lock:
             places = self._places
             if not places or places[self._next % len(places)] != place:
-                return  # someone else has noticed
+                return  # another thread has moved on already
             self._next = (self._next + 1) % len(places)
         if self._next == 0:
             self._look_up_later()
 
     def wait(self, seconds: float) -> None:
-        """Wait until a host name is resolved, or could not be."""
+        """Wait until the host name is resolved or resolution fails."""
         if self._named and not self._places:
             self._known.wait(seconds)
 
     def _look_up_later(self) -> None:
-        """Resolve the name in a thread, unless that has just been done."""
+        """Resolve the name in a thread, unless that was done recently."""
         with self._lock:
             now = self._clock()
             if not self._named or now - self._asked < self._refresh:
@@ -215,7 +215,7 @@ class Endpoint:
         threading.Thread(target=self._look_up_now, name="draftstore-resolve", daemon=True).start()
 
     def _look_up_now(self) -> None:
-        """Resolve the name; what was known stays when that fails."""
+        """Resolve the name; on failure the known destinations stay."""
         with suppress(OSError, UnicodeError):
             found = self._look_up(0)
             with self._lock:
@@ -224,7 +224,7 @@ class Endpoint:
         self._known.set()
 
     def _look_up(self, flags: int) -> list[Destination]:
-        """Return the places of the host, without duplicates."""
+        """Return the host's destinations, without duplicates."""
         host, port = self.address.host, self.address.port
         found = self._resolve(host, port, type=socket.SOCK_STREAM, flags=flags)
         return list(dict.fromkeys((int(family), place) for family, _, _, _, place in found))

@@ -1,4 +1,4 @@
-"""Drafts from the lookup service for programs on asyncio (uvloop too): `draftstore.remote.client` with `await`.
+"""The asyncio client of the lookup service (uvloop too): `draftstore.remote.client` with `await`.
 
     store = AsyncRemoteStore(name="chat-vicuna")
     await store.check()
@@ -7,8 +7,8 @@
     tree = await session.propose(budget=64)
     await store.close()
 
-All tasks of an event loop share one connection, on which any number of requests are under way. What is asked, and what
-follows from the answers, is the same as in `draftstore.remote.client`.
+All tasks of an event loop share one connection with any number of concurrent requests. Otherwise it behaves like
+`draftstore.remote.client`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ __all__ = ["AsyncRemoteDrafter", "AsyncRemoteSession", "AsyncRemoteStore", "Look
 
 
 class AsyncRemoteSession(ContextSession):
-    """The drafts of one text that is being decoded; see `Session`."""
+    """The drafts for one text during decoding; see `Session`."""
 
     async def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:  # type: ignore[override]
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; empty if there is none."""
@@ -40,7 +40,7 @@ class AsyncRemoteSession(ContextSession):
 
 
 class AsyncRemoteDrafter(ReleaseDrafter):
-    """Drafts of one release by one strategy, for all tasks of all event loops."""
+    """Drafts of one release with one strategy, for all tasks of all event loops."""
 
     _store: "AsyncRemoteStore"
 
@@ -54,7 +54,7 @@ class AsyncRemoteDrafter(ReleaseDrafter):
         """Draft for a batch of contexts; see `RemoteDrafter.draft`.
 
         Raises:
-            DraftstoreError: the arguments are those that `RemoteDrafter.draft` refuses.
+            DraftstoreError: see `RemoteDrafter.draft`.
         """
         return await self._store._draft(self._call(contexts, budget, min_prob, queries))
 
@@ -65,33 +65,33 @@ class AsyncRemoteDrafter(ReleaseDrafter):
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the vocabulary.
-            DraftstoreError: a hidden state of another size.
+            DraftstoreError: a hidden state of the wrong size.
         """
         drafter, hidden = self._for_text(hidden)
         return AsyncRemoteSession(drafter, prompt_ids, hidden)  # type: ignore[arg-type]  # `propose` awaits it
 
 
 class AsyncRemoteStore(ReleaseClient):
-    """A release or store of the lookup service, to draft from in event loops; see `draftstore.remote.client`."""
+    """A release or store of the lookup service, for event loops; see `draftstore.remote.client`."""
 
     def drafter(self, strategy: str = "") -> AsyncRemoteDrafter:
-        """Return a drafter that follows a strategy of the store; see `RemoteStore.drafter`."""
+        """Return a drafter with a strategy of the store; see `RemoteStore.drafter`."""
         return AsyncRemoteDrafter(self, strategy, self.projection)
 
     async def check(self, strategy: str = "", seconds: float = CHECK_SECONDS) -> dict[str, Any]:
-        """Find out whether drafts can be had; see `RemoteStore.check`.
+        """Check that drafts are available; see `RemoteStore.check`.
 
         Raises:
-            LookupServiceError: the service is away or refuses, or its drafts are not for this tokenizer or model.
+            LookupServiceError: the service is down or refuses, or its drafts do not fit this tokenizer or model.
         """
         await self._resolved(seconds)
         return await self._carry(self._checking(strategy, seconds))
 
     async def releases(self, seconds: float = CHECK_SECONDS) -> list[dict[str, Any]]:
-        """Return what the service serves, as far as this client may know; see `RemoteStore.releases`.
+        """Return the releases visible to this client; see `RemoteStore.releases`.
 
         Raises:
-            LookupServiceError: the service is away or refuses.
+            LookupServiceError: the service is down or refuses.
         """
         await self._resolved(seconds)
         return await self._carry(self._listing(seconds))
@@ -113,14 +113,14 @@ class AsyncRemoteStore(ReleaseClient):
         await self.close()
 
     async def _draft(self, call: DraftCall) -> list[Draft]:
-        """Ask what a call of `draft` wants to know."""
+        """Send the requests of a call of `draft`."""
         with call:
             for request in call.requests:
                 call.take(request, await self._connection().ask(request, call.end))
         return call.drafts
 
     async def _carry(self, dialogue: Dialogue[Result]) -> Result:
-        """Carry a dialogue with the service to its end, and return what comes of it."""
+        """Run a dialogue with the service to its end and return its result."""
         try:
             question = next(dialogue)
             while True:
@@ -134,21 +134,21 @@ class AsyncRemoteStore(ReleaseClient):
             return end.value  # type: ignore[no-any-return]
 
     async def _resolved(self, seconds: float) -> None:
-        """Wait until a host name is resolved, or could not be."""
+        """Wait until the host name is resolved or resolution fails."""
         if not len(self._endpoint):
             await asyncio.to_thread(self._endpoint.wait, seconds)
 
     def _start(self) -> None:
-        """Get ready to keep a connection for each loop."""
+        """Prepare one connection per loop."""
         self._connections: dict[asyncio.AbstractEventLoop, SharedConnection] = {}
         self._refresh: asyncio.Task[None] | None = None
 
     def _start_refresh(self) -> None:
-        """Learn the projection that the release has moved to; in a task, as nobody should wait for it."""
+        """Fetch the release's new projection, in a background task."""
         self._refresh = asyncio.create_task(self._carry(self._refreshing()))
 
     def _connection(self) -> SharedConnection:
-        """Return the connection of this event loop; a new one makes those of loops that have ended be forgotten."""
+        """Return this event loop's connection; creating one drops those of closed loops."""
         loop = asyncio.get_running_loop()
         connection = self._connections.get(loop)
         if connection is None:
@@ -161,9 +161,9 @@ class AsyncRemoteStore(ReleaseClient):
         return connection
 
     def _renew(self) -> None:
-        """Make the client anew in a forked process."""
+        """Reset the client in a forked process."""
         super()._renew()
-        _of_the_parent.append(self._connections)  # to let go of them would touch the parent's loop
+        _of_the_parent.append(self._connections)  # kept: their finalisers would touch the parent's loop
         self._start()
 
 

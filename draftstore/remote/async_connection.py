@@ -1,4 +1,4 @@
-"""Connections of event loops to the lookup service: one for each loop, with many requests under way."""
+"""The asyncio transport to the lookup service: one connection per event loop with concurrent requests."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ loop looks at its sockets."""
 
 
 class SharedConnection(Transport):
-    """The connection that all tasks of one event loop share, made when it is needed and again when it has gone."""
+    """The connection shared by all tasks of an event loop, opened on demand and reopened when lost."""
 
     def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
         """Start without a connection; see `Transport`."""
@@ -29,10 +29,10 @@ class SharedConnection(Transport):
         self._connecting: asyncio.Task[AsyncConnection] | None = None
 
     async def ask(self, request: PreparedRequest, end: float) -> Frame:
-        """Send a request and return its answer, or a failure that concerns the whole connection.
+        """Send a request and return its answer, or a failure of the whole connection.
 
         Raises:
-            Trouble: there is no answer.
+            Trouble: no answer arrived.
         """
         attempt = 1
         while True:
@@ -54,13 +54,13 @@ class SharedConnection(Transport):
             await asyncio.wait([task])
         if self._connection is not None:
             self._connection.close()
-            await asyncio.sleep(0)  # transports close in the next round of the loop
+            await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
     async def _connect(self, end: float) -> "AsyncConnection":
-        """Return a new connection, the same to all who wait for one; it goes on being made after the deadline.
+        """Return a new connection, shared by all waiters; connecting continues after the deadline.
 
         Raises:
-            Trouble: there is none, or not yet.
+            Trouble: connecting failed, or is not finished yet.
         """
         task = self._connecting
         if task is None:
@@ -74,16 +74,16 @@ class SharedConnection(Transport):
         return task.result()
 
     def _made(self, task: "asyncio.Task[AsyncConnection]") -> None:
-        """Keep a connection that has been made."""
+        """Keep an established connection."""
         self._connecting = None
         if not task.cancelled() and task.exception() is None:
             self._connection = task.result()
 
     async def _make(self) -> "AsyncConnection":
-        """Make a connection.
+        """Open a connection.
 
         Raises:
-            Trouble: nobody listens there, or no more connections are taken.
+            Trouble: nobody listens there, or no more connections are accepted.
         """
         loop = asyncio.get_running_loop()
         made, place, connected = start_connecting(self._endpoint)
@@ -106,10 +106,10 @@ class SharedConnection(Transport):
 
 
 class AsyncConnection(asyncio.Protocol):
-    """One connection with many requests under way."""
+    """One connection with concurrent requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hello: bytes, counters: Counters) -> None:
-        """Get ready to be connected."""
+        """Prepare to be connected."""
         self._loop = loop
         self._state = ConnectionState(hello, counters)
         self._waiting: dict[int, asyncio.Future[Frame | Trouble]] = {}
@@ -122,7 +122,7 @@ class AsyncConnection(asyncio.Protocol):
         """Send a request and return its answer; see `Connection.ask`.
 
         Raises:
-            Trouble: there is no answer.
+            Trouble: no answer arrived.
         """
         if not self.usable or self._transport is None:
             raise Trouble(Outcome.CLOSED, "the service closed the connection")
@@ -145,19 +145,19 @@ class AsyncConnection(asyncio.Protocol):
         return found
 
     def close(self) -> None:
-        """Close it at once; who still waits for an answer is told."""
+        """Close it at once; waiting requests fail."""
         self.usable = False
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take requests."""
-        self._transport = cast("asyncio.Transport", transport)  # that of uvloop is no instance
+        """Start sending requests."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not an instance
         self._transport.set_write_buffer_limits(high=MOST_UNSENT)
         self.usable = True
 
     def data_received(self, data: bytes) -> None:
-        """Hand answers to those who wait for them."""
+        """Deliver answers to their requests."""
         try:
             for frame in self._state.received(data, monotonic()):
                 future = self._waiting.get(frame.header.request_id)
@@ -165,7 +165,7 @@ class AsyncConnection(asyncio.Protocol):
                     if future is not None:
                         future.set_result(frame)
                     else:
-                        self._end(frame)  # a failure that concerns the whole connection
+                        self._end(frame)  # a failure of the whole connection
         except WireError as error:
             self._end(Trouble(Outcome.GARBAGE, str(error)))
         if self._state.closing:
@@ -174,37 +174,37 @@ class AsyncConnection(asyncio.Protocol):
                 self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody that there will be no answer."""
+        """Fail all pending requests."""
         reason = f"the connection has gone: {exc}" if exc else "the service closed the connection"
         self._end(Trouble(Outcome.CLOSED, reason))
 
     def pause_writing(self) -> None:
-        """Send no more until the service has read what it was sent."""
+        """Pause sending until the service reads."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """Send again."""
+        """Resume sending."""
         self._full = False
 
     def _expire(self, request_id: int) -> None:
-        """End the wait for an answer. A loop that comes late itself takes what has come by now first."""
+        """Time a request out. If the loop itself is late, it first processes received data."""
         self._settle(request_id, Trouble(Outcome.TIMEOUT, "no answer in time"))
         self._give_up_if_hopeless(monotonic())
 
     def _give_up_if_hopeless(self, now: float) -> None:
-        """Use another connection from now on if nothing comes over this one."""
+        """Stop using this connection if nothing arrives on it."""
         if self._state.hopeless(now):
             self.close()
 
     def _end(self, found: Frame | Trouble) -> None:
-        """Take no more requests, and answer those under way with what has been found."""
+        """Accept no more requests and complete the pending ones with `found`."""
         self.usable = False
         for number in self._waiting:
             self._settle(number, found)
         self.close()
 
     def _settle(self, request_id: int, found: Frame | Trouble) -> None:
-        """Wake whoever waits for an answer."""
+        """Complete a pending request."""
         future = self._waiting[request_id]
         if not future.done():
             future.set_result(found)

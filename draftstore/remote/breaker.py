@@ -1,10 +1,10 @@
-"""A circuit breaker: after some failures in a row nobody asks for a while; then a probe finds out whether all is well.
+"""A circuit breaker: after several failures in a row requests pause; then a probe tests the service.
 
     closed --3 failures in a row--> open for 50 ms --time--> one probe --answered--> closed
                                       ^                          |
                                       +--- twice as long, to 5 s, failed
 
-How long it stays open varies at random, so that many clients of one service do not come back at once.
+The open time is randomised, so that the clients of a service do not return all at once.
 """
 
 import random
@@ -17,10 +17,10 @@ REFUSED = -1
 
 
 class Breaker:
-    """Decides who may ask; threads share it.
+    """Admits or refuses requests; thread-safe.
 
-    A caller takes a ticket, and hands it in with the outcome. Tickets from before the last change of state are ignored:
-    they say nothing about the service of now.
+    A caller takes a ticket and returns it with the outcome. Tickets from before the last state change are ignored: they
+    say nothing about the present service.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Breaker:
         """Start closed.
 
         Args:
-            failures: in a row, after which it opens.
-            first: seconds that it is open at first, at most; at least half of that.
-            longest: seconds that it is open at most.
-            probe: seconds after which an unanswered probe is given up.
+            failures: failures in a row that open it.
+            first: maximum seconds of the first open period; the minimum is half of it.
+            longest: maximum seconds of any open period.
+            probe: seconds after which an unanswered probe is abandoned.
             clock: returns seconds.
-            chance: returns numbers from 0 to 1.
+            chance: returns random numbers from 0 to 1.
         """
         self._most = failures
         self._first = first
@@ -57,12 +57,12 @@ class Breaker:
         self.renew()
 
     def renew(self) -> None:
-        """Make the lock anew: in a forked process nobody may be left to release it."""
+        """Replace the lock: in a forked process its holder may not exist."""
         self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
-        """Whether only a probe, now and then, may ask."""
+        """Whether only occasional probes are admitted."""
         return self._open
 
     def enter(self) -> int:
@@ -73,9 +73,9 @@ class Breaker:
             return self._probe_ticket()
 
     def _probe_ticket(self) -> int:
-        """Return the ticket of a probe, if it is time for one."""
+        """Return a probe's ticket if one is due."""
         if not self._open:
-            return self._ticket  # since a moment ago
+            return self._ticket  # closed meanwhile
         now = self._clock()
         if now < self._until:
             return REFUSED
@@ -84,7 +84,7 @@ class Breaker:
         return self._ticket
 
     def succeed(self, ticket: int) -> None:
-        """Note that the service has answered."""
+        """Record an answer."""
         if not self._failures and not self._open:
             return
         with self._lock:
@@ -92,7 +92,7 @@ class Breaker:
                 self._close()
 
     def fail(self, ticket: int) -> bool:
-        """Note that the service has failed; return whether that opened the breaker."""
+        """Record a failure; return whether it opened the breaker."""
         with self._lock:
             if ticket != self._ticket:
                 return False
@@ -105,30 +105,30 @@ class Breaker:
             return True
 
     def pause(self, ticket: int, seconds: float) -> None:
-        """Have nobody ask for so many seconds, and up to a tenth more, as the service wants it."""
+        """Open for `seconds`, plus up to a tenth, as requested by the service."""
         with self._lock:
             if ticket == self._ticket:
                 self._stay_open(seconds * (1.0 + 0.1 * self._chance()))
 
     def abandon(self, ticket: int) -> None:
-        """Hand in a ticket that was not used. If it was that of the probe, the next caller gets the probe."""
+        """Return an unused ticket; if it was the probe's, the next caller gets the probe."""
         with self._lock:
             if ticket == self._ticket and self._open:
                 self._until = self._clock()
 
     def reset(self) -> None:
-        """Close: the service is known to be well."""
+        """Close it: the service is known to work."""
         with self._lock:
             self._ticket += 1
             self._close()
 
     def _close(self) -> None:
-        """Let everybody ask."""
+        """Admit all requests."""
         self._failures = self._openings = 0
         self._open = False
 
     def _stay_open(self, seconds: float) -> None:
-        """Let nobody ask for a while; tickets given so far are void."""
+        """Stay open for a while; earlier tickets become invalid."""
         self._until = self._clock() + seconds
         self._ticket += 1
         self._open = True

@@ -1,4 +1,4 @@
-"""A stream of bytes, cut into frames."""
+"""Splitting of a byte stream into frames."""
 
 from collections.abc import Iterator
 
@@ -6,22 +6,22 @@ from draftstore.remote.wire import HEADER, MAX_PAYLOAD, Frame, read_header
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes into frames."""
+    """Splits a byte stream into frames."""
 
     def __init__(self, most: int = MAX_PAYLOAD) -> None:
-        """Take payloads of at most `most` bytes."""
+        """Accept payloads of at most `most` bytes."""
         self.most = most
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take in what has arrived and yield the frames that are now complete.
+        """Append received data and yield the complete frames.
 
         Raises:
-            WireError: the bytes are no frames; nothing that follows can be read.
+            WireError: the data are not frames; the stream is unusable.
         """
         if not self._rest and len(data) >= HEADER.size:
             header = read_header(data, self.most)
-            if len(data) == HEADER.size + header.length:  # nearly always
+            if len(data) == HEADER.size + header.length:  # the common case
                 yield Frame(header, data[HEADER.size :])
                 return
         self._rest += data

@@ -1,7 +1,7 @@
-"""Connections of threads to the lookup service: non-blocking, so that nobody waits beyond a deadline.
+"""The threaded transport to the lookup service: non-blocking, so that no call exceeds its deadline.
 
-What is under way at the deadline goes on without anyone waiting: the next call uses a connection that was still being
-made, and an answer that comes late is known by its id and dropped.
+Work in progress at the deadline continues without a waiter: the next call uses a connection that was still being
+opened, and a late answer is recognised by its id and dropped.
 """
 
 import errno
@@ -28,10 +28,10 @@ _SELECTABLE = 1024
 
 
 def start_connecting(endpoint: Endpoint) -> tuple[socket.socket, Destination, bool]:
-    """Return a non-blocking socket, where it leads, and whether it is connected already.
+    """Return a non-blocking socket, its destination, and whether it is connected already.
 
     Raises:
-        Trouble: nobody listens there, or no more connections are taken.
+        Trouble: nobody listens there, or no more connections are accepted.
     """
     try:
         place = endpoint.pick()
@@ -48,7 +48,7 @@ def start_connecting(endpoint: Endpoint) -> tuple[socket.socket, Destination, bo
         assert made is not None
         if error.errno == errno.EINPROGRESS:
             return made, place, False
-        made.close()  # a Unix socket whose queue is full: there is nothing to wait for
+        made.close()  # a Unix socket with a full queue: waiting does not help
         raise Trouble(Outcome.UNREACHABLE, "the service takes no more connections") from None
     except OSError as error:
         if made is not None:
@@ -59,24 +59,24 @@ def start_connecting(endpoint: Endpoint) -> tuple[socket.socket, Destination, bo
 
 
 class Transport:
-    """The way to one service, over connections that are made when they are needed; the base of both transports."""
+    """Access to one service over connections opened on demand; base of both transports."""
 
     def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
         """Start without connections.
 
         Args:
-            endpoint: of the service.
-            hello: a frame to send first on every connection; may be empty.
-            counters: for connections, retries and answers that come late.
+            endpoint: endpoint of the service.
+            hello: first frame on every connection; may be empty.
+            counters: for connections, retries and late answers.
         """
         self._endpoint = endpoint
         self._hello = hello
         self._counters = counters
 
     def _again(self, trouble: Trouble, attempt: int) -> bool:
-        """Return whether to send a request once more, on a new connection."""
+        """Return whether to retry a request on a new connection."""
         if trouble.outcome is Outcome.CLOSED:
-            again = attempt == 1  # that service may be gone, and another in its place
+            again = attempt == 1  # the service may have been replaced
         else:
             again = trouble.outcome is Outcome.UNREACHABLE and attempt < len(self._endpoint)
         if again:
@@ -85,7 +85,7 @@ class Transport:
 
 
 class ConnectionPool(Transport):
-    """Connections for any number of threads; the idle one that was used last goes out first."""
+    """Connections for any number of threads; the most recently used idle one is reused first."""
 
     def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
         """Start without connections; see `Transport`."""
@@ -98,7 +98,7 @@ class ConnectionPool(Transport):
         """Send a request and return its answer; see `Connection.ask`.
 
         Raises:
-            Trouble: there is no answer.
+            Trouble: no answer arrived.
         """
         attempt = 1
         while True:
@@ -110,22 +110,22 @@ class ConnectionPool(Transport):
             attempt += 1
 
     def close(self) -> None:
-        """Close what is idle; what is in use is closed when it comes back."""
+        """Close idle connections; those in use are closed when returned."""
         self._closed = True
         while (connection := self._take()) is not None:
             self._drop(connection)
 
     def abandon(self) -> None:
-        """Close all connections in a forked process; the parent's stay as they are."""
+        """Close all connections in a forked process; the parent's are unaffected."""
         self._idle.clear()
         for connection in list(self._all):
             self._drop(connection)
 
     def _ask_once(self, request: PreparedRequest, end: float, *, fresh: bool) -> Frame:
-        """Ask over an idle connection, or over a new one; see `Connection.ask`.
+        """Send over an idle connection or a new one; see `Connection.ask`.
 
         Raises:
-            Trouble: there is no answer.
+            Trouble: no answer arrived.
         """
         connection = None if fresh else self._take()
         if connection is None:
@@ -137,14 +137,14 @@ class ConnectionPool(Transport):
             self._give(connection)
 
     def _take(self) -> "Connection | None":
-        """Return an idle connection, if there is one; of two threads only one can get it."""
+        """Return an idle connection if there is one; thread-safe."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _give(self, connection: "Connection") -> None:
-        """Keep a connection for the next call, if it is of use."""
+        """Keep a usable connection for the next call."""
         if not connection.usable or self._closed or len(self._idle) >= MOST_IDLE:
             self._drop(connection)
         else:
@@ -160,10 +160,10 @@ class Connection:
     """One connection, used by one thread at a time."""
 
     def __init__(self, endpoint: Endpoint, hello: bytes, counters: Counters) -> None:
-        """Start to connect; see `Transport`.
+        """Start connecting; see `Transport`.
 
         Raises:
-            Trouble: nobody listens there, or no more connections are taken.
+            Trouble: nobody listens there, or no more connections are accepted.
         """
         self._endpoint = endpoint
         self._socket, self._place, self._connected = start_connecting(endpoint)
@@ -178,16 +178,16 @@ class Connection:
         """Whether another request may be sent."""
 
     def ask(self, request: PreparedRequest, end: float) -> Frame:
-        """Send a request and return its answer, or a failure that concerns the whole connection.
+        """Send a request and return its answer, or a failure of the whole connection.
 
         Args:
-            request: what to send.
-            end: time, as `time.monotonic` tells it, by which the answer must be here.
+            request: the request.
+            end: deadline, as `time.monotonic`.
 
         Raises:
-            Trouble: there is no answer.
+            Trouble: no answer arrived.
         """
-        self.usable = False  # until this is over: an interrupt must not leave half a frame behind
+        self.usable = False  # until done: an interrupt must not leave half a frame behind
         try:
             if not self._connected:
                 self._finish_connecting(end)
@@ -199,15 +199,15 @@ class Connection:
             raise Trouble(Outcome.CLOSED, f"the connection has gone: {error}") from None
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self.usable = False
         self._socket.close()
 
     def _finish_connecting(self, end: float) -> None:
-        """Wait until the connection is there.
+        """Wait until connected.
 
         Raises:
-            Trouble: it is not, or not yet.
+            Trouble: connecting failed or timed out.
         """
         if not self._wait(end, select.POLLOUT):
             self.usable = monotonic() - self._started < SILENCE
@@ -223,28 +223,28 @@ class Connection:
         """Send a request.
 
         Raises:
-            Trouble: the service does not read; the connection is usable if nothing was sent.
+            Trouble: the service does not read; the connection stays usable if nothing was sent.
         """
         data = self._state.bytes_of(request)
         sent = 0
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may have said why, so read on
+        with suppress(BrokenPipeError, ConnectionResetError):  # the reason may have been sent, so read on
             sent = self._send_some(data)
             if sent < len(data):
                 self._send_slowly(data, sent, end)
         self._state.sent(request, monotonic())
 
     def _send_some(self, data: bytes | memoryview) -> int:
-        """Send what can be sent without waiting; return how many bytes."""
+        """Send without waiting; return the number of bytes sent."""
         try:
             return self._socket.send(data, socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
 
     def _send_slowly(self, data: bytes, sent: int, end: float) -> None:
-        """Send the rest of `data` as the service reads.
+        """Send the rest of `data` as the service reads it.
 
         Raises:
-            Trouble: it does not.
+            Trouble: the service does not read.
         """
         while sent < len(data):
             if monotonic() >= end or not self._wait(end, select.POLLOUT):
@@ -253,11 +253,11 @@ class Connection:
             sent += self._send_some(memoryview(data)[sent:])
 
     def _receive(self, request_id: int, end: float) -> Frame:
-        """Wait for the answer.
+        """Wait for an answer.
 
         Raises:
-            Trouble: it does not come in time, or the connection is closed.
-            WireError: something else comes.
+            Trouble: it does not arrive in time, or the connection is closed.
+            WireError: invalid data arrived.
         """
         over = False
         self._spin(end)
@@ -266,7 +266,7 @@ class Connection:
             if not data:
                 raise Trouble(Outcome.CLOSED, "the service closed the connection")
             now = monotonic()
-            over = now >= end  # what has come by now is read, and no more
+            over = now >= end  # read what has arrived, then stop
             for frame in self._state.received(data, now):
                 awaited = frame.header.request_id == request_id
                 if self._state.settle(frame, awaited):
@@ -276,7 +276,7 @@ class Connection:
         raise Trouble(Outcome.TIMEOUT, "no answer in time")
 
     def _spin(self, end: float) -> None:
-        """Look for an answer for a moment, leaving the processor to whoever wants it: perhaps the service."""
+        """Poll for an answer for a moment, yielding the CPU to other processes, perhaps the service."""
         if self._events != select.POLLIN:
             return
         end = min(end, monotonic() + SPIN)
@@ -284,7 +284,7 @@ class Connection:
             os.sched_yield()
 
     def _wait(self, end: float, events: int) -> bool:
-        """Wait until the socket can do what is asked, looking at least once; return whether it can."""
+        """Wait until the socket is ready, polling at least once; return whether it is."""
         if events != self._events:
             self._poll.modify(self._number, events)
             self._events = events
@@ -300,5 +300,5 @@ class Connection:
 
 
 def _millis(seconds: float) -> int:
-    """Return a time for `poll`: whole milliseconds, rounded down so that none is too long, but one at least."""
+    """Return a timeout for `poll`: whole milliseconds, rounded down, but at least one."""
     return max(int(seconds * 1000), 1) if seconds > 0 else 0

@@ -1,11 +1,11 @@
-"""What a client of the lookup service counts: how each call ended, and what it brought."""
+"""Counters of a lookup service client: outcomes of calls, and drafts."""
 
 import enum
 import threading
 
 
 class Outcome(enum.StrEnum):
-    """How a call of `draft` ended; only the first brings drafts."""
+    """Outcome of a call of `draft`; only the first brings drafts."""
 
     ANSWERED = "answered"
     SKIPPED = "skipped"
@@ -40,14 +40,14 @@ OTHERS = ("contexts", "drafted", "nodes", "retries", "late", "connections", "ope
 class Counters:
     """Totals of one client, shared by its threads; read one with `counters["timeout"]`.
 
-    The outcomes add up to the number of calls. Besides them:
+    The outcomes sum to the number of calls. There are also:
 
-        contexts      that drafts were wanted for
-        drafted       contexts that got a draft, of at least one node
-        nodes         of all drafts
-        retries       requests that were sent once more, as their connection had gone
-        late          answers that came after the deadline, and were dropped
-        connections   made
+        contexts      contexts of these calls
+        drafted       contexts with a draft of at least one node
+        nodes         nodes of all drafts
+        retries       requests sent again after their connection was lost
+        late          answers after the deadline, which were dropped
+        connections   connections opened
         opened        times that the circuit breaker opened
     """
 
@@ -57,7 +57,7 @@ class Counters:
         self.renew()
 
     def renew(self) -> None:
-        """Make the lock anew: in a forked process nobody may be left to release it."""
+        """Replace the lock: in a forked process its holder may not exist."""
         self._lock = threading.Lock()
 
     def call(self, outcome: Outcome, contexts: int, drafted: int = 0, nodes: int = 0) -> None:
@@ -70,7 +70,7 @@ class Counters:
             totals["nodes"] += nodes
 
     def add(self, name: str, number: int = 1) -> None:
-        """Count something else than a call."""
+        """Increase another counter."""
         with self._lock:
             self._totals[name] += number
 
@@ -79,7 +79,7 @@ class Counters:
 
     @property
     def calls(self) -> int:
-        """Calls of `draft` so far that wanted at least one node."""
+        """Number of calls of `draft` for at least one node."""
         with self._lock:
             return sum(self._totals[outcome] for outcome in Outcome)
 

@@ -1,4 +1,4 @@
-"""Drafts of one release: a call for a batch of contexts, and what the drafters of both clients share."""
+"""Draft calls for a batch of contexts, and the common base of both clients' drafters."""
 
 from time import monotonic
 from typing import Self
@@ -17,12 +17,12 @@ from draftstore.trees.tree import DraftTree
 
 
 class DraftCall:
-    """One call of `draft`, entered while its requests are asked: trouble with the service ends it with empty drafts.
+    """One call of `draft`, a context manager around its requests: service failures end it with empty drafts.
 
     Attributes:
-        requests: to ask; none where nothing can be drafted, or the service is left alone for now.
-        end: the time by which all answers must be here.
-        drafts: one for each context, when all is over.
+        requests: requests to send; none if nothing can be drafted, or the breaker is open.
+        end: deadline for all answers.
+        drafts: one for each context, at the end.
     """
 
     __slots__ = ("_batch", "_client", "_queries", "_ticket", "drafts", "end", "requests")
@@ -39,7 +39,7 @@ class DraftCall:
         """Prepare the requests; see `ContextDrafter.draft`.
 
         Raises:
-            DraftstoreError: the arguments are those that a local store refuses too.
+            DraftstoreError: arguments that a local store refuses too.
         """
         self.end = monotonic() + client.deadline
         self.requests = prepare_drafts(
@@ -56,10 +56,10 @@ class DraftCall:
                 self.requests = []
 
     def take(self, request: PreparedRequest, answer: Frame) -> None:
-        """Take in the answer to a request.
+        """Process the answer to a request.
 
         Raises:
-            Trouble: it is of no use.
+            Trouble: it is unusable.
         """
         self.drafts += self._client._drafts(request, answer)
 
@@ -83,23 +83,22 @@ class DraftCall:
 
 
 def _misses(batch: int) -> list[Draft]:
-    """Return a draft without nodes for each context."""
+    """Return empty drafts."""
     return [Draft(DraftTree.empty(), 0, 0) for _ in range(batch)]
 
 
 class ReleaseDrafter:
-    """Drafts of one release by one strategy; the base of the drafters of both clients.
+    """Drafts of one release with one strategy; base of both clients' drafters.
 
     Attributes:
-        strategy: how the service drafts; empty for the default of the store.
-        context_size: tokens of a context; one of a dense release.
-        vocab_size: ids of the vocabulary.
-        projection: from hidden states to the queries of a dense release, else None. It changes when a text begins,
-            never in between.
+        strategy: drafting strategy; empty for the store's default.
+        context_size: tokens of a context; one for a dense release.
+        vocab_size: size of the vocabulary.
+        projection: maps hidden states to queries of a dense release, else None. It changes only when a text begins.
     """
 
     def __init__(self, store: ReleaseClient, strategy: str, projection: Projection | None) -> None:
-        """Draft from `store`, with what `projection` makes of hidden states."""
+        """Draft from `store`, with `projection` for hidden states."""
         self._store = store
         self._moved = False
         self.strategy = strategy
@@ -114,7 +113,7 @@ class ReleaseDrafter:
         min_prob: float,
         queries: NDArray[np.float32] | None,
     ) -> DraftCall:
-        """Return what to ask for a batch of contexts; without queries, a dense release has nothing to draft from."""
+        """Return the call for a batch of contexts; a dense release gives no drafts without queries."""
         asked, projection = None, self.projection
         if projection is not None:
             if queries is None:
@@ -123,14 +122,14 @@ class ReleaseDrafter:
         return DraftCall(self._store, contexts, budget, min_prob, self.strategy, asked)
 
     def _for_text(self, hidden: NDArray[np.float32] | None) -> tuple[Self, NDArray[np.float32] | None]:
-        """Take over the projection that the release has by now, and return a drafter that keeps it for one text.
+        """Update to the release's present projection, and return a drafter that keeps it for one text.
 
         Args:
-            hidden: float32 [d], a state that was projected with `projection`, as whoever did it knew that.
+            hidden: float32 [d], a state projected with the `projection` known before.
 
         Returns:
-            The drafter, whatever other threads take over meanwhile; the state, or None if it was made by the projection
-            before.
+            The drafter, unaffected by other threads' updates; the state, or None if it was projected with an outdated
+            projection.
         """
         known, latest = self.projection, self._store.projection
         if known is None:
@@ -140,5 +139,5 @@ class ReleaseDrafter:
             self.projection = known = latest
             hidden = None
         elif self._moved and hidden is not None and hidden.shape != (known.dims,):
-            hidden = None  # another thread's text began in between
+            hidden = None  # another thread's text began meanwhile
         return type(self)(self._store, self.strategy, known), hidden

@@ -1,4 +1,4 @@
-"""What a client learns of a release, and how it follows one that moves to a build with another projection."""
+"""A client's knowledge of a release, and its update when the release moves to a build with another projection."""
 
 from collections.abc import Generator, Iterator
 from time import monotonic
@@ -25,23 +25,23 @@ Dialogue = Generator[tuple[PreparedRequest, float], Frame, Result]
 
 
 class Follower:
-    """What is known of one release.
+    """What a client knows about a release.
 
     Attributes:
-        vocab_size: ids of the vocabulary; 2 ** 31 while nobody has said.
-        projection: from hidden states to the queries of a dense release; None while none is known.
+        vocab_size: size of the vocabulary; 2 ** 31 while unknown.
+        projection: maps hidden states to queries of a dense release; None while unknown.
     """
 
     def __init__(
         self, name: str, ids: Iterator[int], vocab_size: int | None, target_model: str | None
     ) -> None:
-        """Start with what the user has said; see `ReleaseClient`.
+        """Start with the user's settings; see `ReleaseClient`.
 
         Args:
-            name: of the release.
-            ids: of requests.
-            vocab_size: given, or None.
-            target_model: given, or None.
+            name: name of the release.
+            ids: generator of request ids.
+            vocab_size: from the user, or None.
+            target_model: from the user, or None.
         """
         self.vocab_size = vocab_size or ANY_TOKEN
         self.projection: Projection | None = None
@@ -52,22 +52,22 @@ class Follower:
         self._next_refresh = 0.0
 
     def renew(self) -> None:
-        """Forget a refresh under way: a forked process has no such thread."""
+        """Drop a refresh in progress: a forked process does not have its thread."""
         self._next_refresh = 0.0
 
     def listing(self, seconds: float) -> Dialogue[list[dict[str, Any]]]:
-        """Ask what the service serves.
+        """Ask for the served releases.
 
         Raises:
-            Trouble: it does not say.
+            Trouble: no answer arrived.
         """
         return read_releases((yield self._request(Operation.RELEASES, seconds)))
 
     def learning(self, seconds: float) -> Dialogue[dict[str, Any]]:
-        """Learn what is served under the name, and its projection where that is new.
+        """Fetch the release's description, and its projection if that is new.
 
         Raises:
-            Trouble: the service does not say, the release is for another model, or it moves on all the time.
+            Trouble: no answer, the release is for another model, or it keeps moving.
         """
         for _ in range(3):
             releases = yield from self.listing(seconds)
@@ -87,17 +87,17 @@ class Follower:
         raise Trouble(Outcome.UNAVAILABLE, "it moves from one build to the next all the time: try again")
 
     def must_refresh(self, trouble: Trouble, queries: Queries | None) -> bool:
-        """Return whether to learn the projection anew: it was refused, and no refresh is under way or just over."""
+        """Return whether to fetch the projection: it was refused, and no refresh is running or recent."""
         known, now = self.projection, monotonic()
         if trouble.outcome is not Outcome.OTHER_PROJECTION or queries is None or now < self._next_refresh:
             return False
         if known is not None and known.digest != queries.projection.digest:
-            return False  # the new one is known already; only the text that asked still has the old one
+            return False  # the new one is known; only the text that asked still has the old one
         self._next_refresh = now + LONGEST_REFRESH
         return True
 
     def refreshing(self) -> Dialogue[None]:
-        """Learn the projection that the release has moved to.
+        """Fetch the projection that the release has moved to.
 
         Raises:
             Trouble: see `learning`.
@@ -108,7 +108,7 @@ class Follower:
             self._next_refresh = monotonic() + REFRESH_SECONDS
 
     def _request(self, operation: Operation, seconds: float) -> tuple[PreparedRequest, float]:
-        """Return a request for something else than drafts, and the time by which its answer must be here."""
+        """Return a request other than for drafts, and its deadline."""
         number = next(self._ids)
         if operation == Operation.PROJECTION:
             data, longest = frame(operation, number, self._name.encode()), MAX_PAYLOAD
@@ -117,7 +117,7 @@ class Follower:
         return PreparedRequest(number, data, longest_answer=longest), monotonic() + seconds
 
     def _take_over(self, described: dict[str, Any]) -> None:
-        """Take over the size of the vocabulary that the service tells, unless one was given.
+        """Adopt the vocabulary size from the service, unless the user gave one.
 
         Raises:
             Trouble: the release is for another model.
@@ -135,17 +135,17 @@ class Follower:
 
 
 def _digest_of(described: dict[str, Any]) -> str | None:
-    """Return the digest of the projection of a release; None if it has none."""
+    """Return the digest of a release's projection; None if it has none."""
     projection = described.get("projection")
     digest = projection.get("digest") if isinstance(projection, dict) else None
     return digest if isinstance(digest, str) else None
 
 
 def _check_size(projection: Projection, before: Projection | None) -> None:
-    """Refuse a projection of other states than the one before: those of the decoding model stay as they are.
+    """Refuse a projection for another size of states than before: the decoding model stays the same.
 
     Raises:
-        Trouble: it takes states of another size.
+        Trouble: the sizes differ.
     """
     if before is not None and before.hidden_size != projection.hidden_size:
         raise Trouble(

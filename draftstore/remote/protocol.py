@@ -1,7 +1,7 @@
-"""The protocol of the lookup service as a client speaks it, without I/O: requests, connections, answers.
+"""The client side of the lookup protocol without I/O: requests, connection state, answers.
 
-Transports send the bytes and wait (`connection` in threads, `async_connection` in event loops); `release` decides what
-to ask and what follows from the answers.
+Transports send and receive bytes (`connection` for threads, `async_connection` for event loops); `release` decides what
+to ask and how to handle answers.
 """
 
 import json
@@ -53,11 +53,11 @@ _STATUS_OUTCOMES = {int(status): Outcome[status.name] for status in Status if st
 
 
 class Trouble(Exception):  # noqa: N818
-    """A request got no usable answer. Never leaves the clients.
+    """A request without a usable answer. Never leaves the clients.
 
     Attributes:
-        outcome: what the counters call it.
-        failure: what the service said, if it refused.
+        outcome: its name in the counters.
+        failure: the service's refusal, if any.
     """
 
     def __init__(self, outcome: Outcome, message: str, failure: Failure | None = None) -> None:
@@ -67,14 +67,14 @@ class Trouble(Exception):  # noqa: N818
 
 
 class PreparedRequest(NamedTuple):
-    """An encoded request, and what its answer must keep to.
+    """An encoded request, and limits for its answer.
 
     Attributes:
-        id: which the answer repeats.
+        id: request id, repeated in the answer.
         data: the frame.
-        batch: drafts that are asked for.
-        budget: most nodes of each.
-        longest_answer: bytes of the longest answer, where that may be more than `MOST_BYTES`.
+        batch: number of drafts.
+        budget: maximum nodes of each.
+        longest_answer: maximum size of the answer, where that may exceed `MOST_BYTES`.
     """
 
     id: int
@@ -93,10 +93,10 @@ def prepare_draft(
     strategy: str,
     queries: Queries | None = None,
 ) -> PreparedRequest:
-    """Return the request for drafts of a batch of contexts; the arguments are those of `wire.DraftRequest`.
+    """Return the request for a batch of drafts; the arguments are those of `wire.DraftRequest`.
 
     Raises:
-        WireError: the format cannot carry them.
+        WireError: the arguments do not fit the wire format.
     """
     sections = None if queries is None else queries.sections()
     data = encode_request(request_id, name, contexts, budget, min_prob, strategy, sections)
@@ -113,12 +113,12 @@ def prepare_drafts(
     strategy: str,
     queries: Queries | None = None,
 ) -> list[PreparedRequest]:
-    """Return the requests for a batch of contexts: one, none where nothing can be drafted, or several.
+    """Return the requests for a batch of contexts: one, several, or none if nothing can be drafted.
 
-    The first of `ids` are theirs; the other arguments are those of `ContextDrafter.draft` and `prepare_draft`.
+    They take the next of `ids`; the other arguments are those of `ContextDrafter.draft` and `prepare_draft`.
 
     Raises:
-        DraftstoreError: the arguments are those that a local store refuses too.
+        DraftstoreError: arguments that a local store refuses too.
     """
     contexts, level = check_request(contexts, budget, min_prob)
     batch, width = contexts.shape
@@ -128,8 +128,8 @@ def prepare_drafts(
         queries.check(batch)
         if not queries.any:
             return []
-    # The wire carries the probability as float32. Rounded, it may fall on the other side of a level, so send that of
-    # the level itself.
+    # The wire format has float32 probabilities. Rounding may cross a level's bound, so send the level's own
+    # probability.
     least = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
     if batch == 1 and width <= MAX_CONTEXT:
         return [prepare_draft(next(ids), name, contexts, budget, least, strategy, queries)]
@@ -146,12 +146,12 @@ def prepare_drafts(
 
 
 def greeting(token: str | None) -> bytes:
-    """Return the frame that presents a bearer token, to send before the first request; empty without one."""
+    """Return the frame that presents a bearer token before the first request; empty without one."""
     return b"" if token is None else frame(Operation.HELLO, 0, token.encode(errors="surrogatepass"))
 
 
 class ConnectionState:
-    """What one connection still owes, and since when nothing has come.
+    """The pending requests of a connection, and the time since data last arrived.
 
     Attributes:
         closing: whether the service wants no more requests on this connection.
@@ -161,8 +161,8 @@ class ConnectionState:
         """Start without requests.
 
         Args:
-            hello: a frame to send before the first request; may be empty.
-            counters: for answers that come late.
+            hello: frame to send before the first request; may be empty.
+            counters: for late answers.
         """
         self.closing = False
         self._hello = hello
@@ -173,11 +173,11 @@ class ConnectionState:
         self._since = 0.0
 
     def bytes_of(self, request: PreparedRequest) -> bytes:
-        """Return what to send for a request, the greeting before the first one."""
+        """Return the data to send for a request, with the greeting before the first one."""
         return self._hello + request.data if self._hello else request.data
 
     def sent(self, request: PreparedRequest, now: float) -> None:
-        """Note that a request is on its way."""
+        """Record a sent request."""
         self._hello = b""
         if not self._owed:
             self._since = now
@@ -186,25 +186,25 @@ class ConnectionState:
             self._frames.most = request.longest_answer
 
     def received(self, data: bytes, now: float) -> Iterator[Frame]:
-        """Take in what has come, and return the frames that are now complete; `settle` says what each is.
+        """Process received data and yield the complete frames; `settle` classifies each.
 
         Raises:
-            WireError: the bytes are no frames.
+            WireError: the data are not frames.
         """
         self._since = now
         return self._frames.feed(data)
 
     def settle(self, answer: Frame, awaited: bool) -> bool:
-        """Note an answer, and return whether it is of use.
+        """Record an answer; return whether it is relevant.
 
-        A failure with the id 0 is: it concerns the whole connection, and answers every request.
+        A failure with id 0 is relevant: it concerns the whole connection, and answers every request.
 
         Args:
-            answer: a frame that has come.
-            awaited: whether someone waits for the answer to the request of this id.
+            answer: a received frame.
+            awaited: whether a caller waits for the answer with this id.
 
         Raises:
-            WireError: it answers what was not asked.
+            WireError: it answers no request.
         """
         header = answer.header
         if header.flags & CLOSING:
@@ -222,15 +222,15 @@ class ConnectionState:
         return False
 
     def hopeless(self, now: float) -> bool:
-        """Return whether the connection should be given up."""
+        """Return whether to give the connection up."""
         return len(self._owed) > MOST_OWED or (bool(self._owed) and now - self._since > SILENCE)
 
 
 def check_answer(answer: Frame, operation: Operation) -> bytes:
-    """Return the payload of an answer that is no failure.
+    """Return the payload of a successful answer.
 
     Raises:
-        Trouble: it is one, or it answers something else.
+        Trouble: it is a failure, or answers another operation.
     """
     header, payload = answer
     if header.operation != operation | ANSWER and header.request_id:
@@ -246,10 +246,10 @@ def check_answer(answer: Frame, operation: Operation) -> bytes:
 
 
 def read_drafts(request: PreparedRequest, answer: Frame, vocab_size: int = ANY_TOKEN) -> DraftAnswer:
-    """Return the drafts of an answer; every tree is checked, as a decoder follows them blindly.
+    """Return the drafts of an answer, with every tree validated, since decoders trust them.
 
     Raises:
-        Trouble: the answer is a failure, or breaks a promise.
+        Trouble: the answer is a failure or invalid.
     """
     payload = check_answer(answer, Operation.DRAFT)
     if not answer.header.request_id:
@@ -264,10 +264,10 @@ def read_drafts(request: PreparedRequest, answer: Frame, vocab_size: int = ANY_T
 
 
 def read_releases(answer: Frame) -> list[dict[str, Any]]:
-    """Return what a service says that it serves.
+    """Return the releases in an answer.
 
     Raises:
-        Trouble: the answer is a failure, or no list of releases.
+        Trouble: the answer is a failure or not a list of releases.
     """
     payload = check_answer(answer, Operation.RELEASES)
     try:
@@ -281,10 +281,10 @@ def read_releases(answer: Frame) -> list[dict[str, Any]]:
 
 
 def read_projection(answer: Frame) -> Projection:
-    """Return the projection that a service has sent.
+    """Return the projection in an answer.
 
     Raises:
-        Trouble: the answer is a failure, or no projection.
+        Trouble: the answer is a failure or not a projection.
     """
     payload = check_answer(answer, Operation.PROJECTION)
     try:

@@ -1,8 +1,8 @@
-"""What dense stores are asked with, in frames: projected hidden states, and the projection; see docs/frames.md.
+"""Queries of dense stores in frames: projected hidden states, and the projection; see docs/frames.md.
 
 offset  type   payload of the answer to the operation PROJECTION
-0       u32    dims, numbers of a query
-4       u32    hidden size, numbers of a hidden state
+0       u32    dims, dimensions of a query
+4       u32    hidden size, dimensions of a hidden state
 8       f32 [dims, hidden size] weights, then f32 [dims] bias
 """
 
@@ -25,35 +25,35 @@ _NUMBER = np.dtype("<f4")
 
 
 class OtherProjectionError(DraftstoreError):
-    """Queries lie in another space than the vectors of a store."""
+    """Queries were projected to another space than the vectors of a store."""
 
 
 class Queries(NamedTuple):
-    """What a batch of contexts asks a dense store with.
+    """The queries of a batch of contexts to a dense store.
 
     Attributes:
-        vectors: float32 [batch, dims], projected hidden states, of any length; a row that holds NaN is none.
-        projection: that made them.
+        vectors: float32 [batch, dims], projected hidden states, of any length; rows with NaN are missing queries.
+        projection: the projection that made them.
     """
 
     vectors: NDArray[np.float32]
     projection: Projection
 
     def check(self, batch: int) -> None:
-        """Refuse what does not fit a batch of contexts.
+        """Check the shape against a batch of contexts.
 
         Raises:
-            DraftstoreError: the queries have another shape.
+            DraftstoreError: the shape is wrong.
         """
         check_queries(self.vectors, batch, self.projection.dims)
 
     @property
     def any(self) -> bool:
-        """Whether a row is a query."""
+        """Whether there is at least one query."""
         return not bool(np.isnan(self.vectors).any(axis=1).all())
 
     def part(self, start: int, stop: int) -> "Queries":
-        """Return those of some contexts."""
+        """Return the queries of some contexts."""
         return Queries(self.vectors[start:stop], self.projection)
 
     def sections(self) -> dict[int, bytes]:
@@ -67,16 +67,16 @@ class Queries(NamedTuple):
 def read_queries(
     sections: Mapping[int, bytes], batch: int, projection: Projection
 ) -> NDArray[np.float32] | None:
-    """Return the queries of a draft request for a dense store, float32 [batch, dims]; None if it holds none.
+    """Return the queries of a draft request for a dense store, float32 [batch, dims]; None if there are none.
 
     Args:
-        sections: of the request.
-        batch: its contexts.
-        projection: of the store.
+        sections: sections of the request.
+        batch: number of its contexts.
+        projection: projection of the store.
 
     Raises:
         OtherProjectionError: they were made by another projection.
-        WireError: a section of another size, or nothing says which projection made them.
+        WireError: a section has the wrong size, or the projection is not named.
     """
     named, hidden = sections.get(Tag.PROJECTION), sections.get(Tag.HIDDEN)
     if named is not None:
@@ -101,10 +101,10 @@ def read_queries(
 
 
 def encode_projection(projection: Projection) -> bytes:
-    """Return the payload of the answer that holds a projection.
+    """Return the payload of an answer with a projection.
 
     Raises:
-        WireError: it is longer than a frame.
+        WireError: it does not fit into a frame.
     """
     payload = _SHAPE.pack(projection.dims, projection.hidden_size) + projection.to_bytes()
     if len(payload) > MAX_PAYLOAD:
@@ -116,10 +116,10 @@ def encode_projection(projection: Projection) -> bytes:
 
 
 def decode_projection(payload: bytes) -> Projection:
-    """Read what `encode_projection` wrote.
+    """Decode `encode_projection`.
 
     Raises:
-        WireError: it is no projection.
+        WireError: it is invalid.
     """
     if len(payload) < _SHAPE.size:
         raise WireError(f"a projection has at least {_SHAPE.size} bytes, found {len(payload)}")

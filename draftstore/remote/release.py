@@ -1,6 +1,6 @@
-"""One release as a client of the lookup service sees it: what to ask, and what follows from the answers; without I/O.
+"""A release from the view of a client of the lookup service: requests and handling of answers, without I/O.
 
-A client carries *dialogues*: generators that yield requests and are sent the answers. `client` does so in threads,
+Clients run *dialogues*: generators that yield requests and receive the answers. `client` runs them in threads,
 `async_client` in event loops.
 """
 
@@ -66,12 +66,12 @@ _HINTS = {
 
 
 class ReleaseClient:
-    """One release or store of a lookup service; the base of both clients. Threads may share it.
+    """One release or store of a lookup service; base of both clients. Threads may share it.
 
     Attributes:
-        name: of the release or store.
-        address: of the service.
-        counters: what has been asked so far, and what came of it.
+        name: name of the release or store.
+        address: address of the service.
+        counters: counters of requests and outcomes.
     """
 
     def __init__(
@@ -87,22 +87,22 @@ class ReleaseClient:
         deadline: float = DEADLINE,
         breaker: Breaker | None = None,
     ) -> None:
-        """Get ready to ask, without asking: the service may be started later.
+        """Prepare a client without connecting: the service may be started later.
 
         Args:
             address: `unix:/path`, `/path`, `tcp://host:port` or `host:port`; by default the socket that
-                `draftstore serve` makes on this machine for this user.
-            name: of the release or store.
-            token: a bearer token, where the service wants one.
-            tokenizer: of the model; drafts of another one are refused. By default that of the first answer is kept to.
-            vocab_size: ids of the model's vocabulary; drafts with others are refused.
-            target_model: the model; `check` refuses a release that is bound to another one. None takes any.
+                `draftstore serve` opens on this machine for this user.
+            name: name of the release or store.
+            token: bearer token, if the service needs one.
+            tokenizer: tokenizer of the model; drafts of another one are refused. Default: that of the first answer.
+            vocab_size: size of the model's vocabulary; drafts with other ids are refused.
+            target_model: the model; `check` refuses a release bound to another one. None accepts any.
             context_size: tokens of a text that sessions send.
-            deadline: seconds that a call takes at most, from its start to the drafts of all its contexts.
-            breaker: when to leave the service alone; by default after three failures in a row, for 50 ms to 5 s.
+            deadline: maximum seconds of a call, up to the drafts of all its contexts.
+            breaker: circuit breaker; default: opens after three failures in a row, for 50 ms to 5 s.
 
         Raises:
-            DraftstoreError: a setting that makes no sense.
+            DraftstoreError: invalid settings.
         """
         if not name:
             raise DraftstoreError("a client needs the name of a release or a store: RemoteStore(name=...)")
@@ -121,7 +121,7 @@ class ReleaseClient:
         self._breaker = breaker or Breaker()
         self._closed = False
         self._warned: dict[str, float] = {}
-        self._ids = itertools.count(1)  # 0 concerns a whole connection
+        self._ids = itertools.count(1)  # id 0 is for the whole connection
         self._follower = Follower(name, self._ids, vocab_size, target_model)
         _warm_up(name)
         self._hello = greeting(token)
@@ -132,32 +132,32 @@ class ReleaseClient:
 
     @property
     def vocab_size(self) -> int:
-        """Ids of the vocabulary: as given, or as `check` found them; 2 ** 31 while nobody has said."""
+        """Size of the vocabulary: as given, or as found by `check`; 2 ** 31 while unknown."""
         return self._follower.vocab_size
 
     @property
     def projection(self) -> Projection | None:
-        """From hidden states to the queries of a dense release, as `check` found it, or as it has moved since."""
+        """Projection to queries of a dense release, as found by `check` and updated since."""
         return self._follower.projection
 
     def _start(self) -> None:
-        """Get ready to keep connections."""
+        """Prepare connections."""
 
     def _start_refresh(self) -> None:
-        """Carry `_refreshing` without making anyone wait."""
+        """Run `_refreshing` in the background."""
 
     def _renew(self) -> None:
-        """Make a client anew in a forked process."""
+        """Reset a client in a forked process."""
         self._breaker.renew()
         self.counters.renew()
         self._endpoint.renew()
         self._follower.renew()
 
     def _drafts(self, request: PreparedRequest, answer: Frame) -> list[Draft]:
-        """Return the drafts of an answer; the tokenizer of the first answer is kept to, unless one was given.
+        """Return the drafts of an answer; fixes the tokenizer at the first answer, unless one was given.
 
         Raises:
-            Trouble: the answer is a failure, breaks a promise, or comes from another tokenizer.
+            Trouble: the answer is a failure, is invalid, or comes from another tokenizer.
         """
         _, tokenizer, _, drafts = read_drafts(request, answer, self._follower.vocab_size)
         if self._tokenizer is None:
@@ -171,7 +171,7 @@ class ReleaseClient:
         return drafts
 
     def _fail(self, ticket: int, trouble: Trouble, batch: int, queries: Queries | None) -> None:
-        """Note a call that brought no drafts, and decide when to ask again."""
+        """Record a failed call and update the breaker."""
         outcome, opened = trouble.outcome, False
         retry_after = trouble.failure.retry_after if trouble.failure else 0.0
         self.counters.call(outcome, batch)
@@ -180,7 +180,7 @@ class ReleaseClient:
         elif outcome in _PAUSES and retry_after > 0:
             self._breaker.pause(ticket, min(retry_after, LONGEST_PAUSE))
         elif outcome in _OURS:
-            self._breaker.succeed(ticket)  # the service is well; the next request may be a better one
+            self._breaker.succeed(ticket)  # the service works; another request may succeed
         else:
             opened = self._breaker.fail(ticket)
             self.counters.add("opened", opened)
@@ -190,7 +190,7 @@ class ReleaseClient:
             self._start_refresh()
 
     def _warn(self, trouble: Trouble, kind: str) -> None:
-        """Log a warning, unless one of its kind was logged lately."""
+        """Log a warning, unless one of its kind was logged recently."""
         now = monotonic()
         if now - self._warned.get(kind, -math.inf) < WARN_SECONDS:
             return
@@ -201,10 +201,10 @@ class ReleaseClient:
         )  # fmt: skip
 
     def _checking(self, strategy: str, seconds: float) -> Dialogue[dict[str, Any]]:
-        """Find out whether drafts can be had, and learn what drafting takes.
+        """Check that drafts are available, and fetch what drafting needs.
 
         Raises:
-            LookupServiceError: they cannot.
+            LookupServiceError: they are not.
         """
         nothing = np.full((1, self.context_size), -1, np.int32)
         (request,) = prepare_drafts(self._ids, self.name, nothing, 1, 0.0, strategy)
@@ -217,10 +217,10 @@ class ReleaseClient:
         return found
 
     def _listing(self, seconds: float) -> Dialogue[list[dict[str, Any]]]:
-        """Ask what the service serves.
+        """Ask for the served releases.
 
         Raises:
-            LookupServiceError: it does not say.
+            LookupServiceError: no answer arrived.
         """
         try:
             return (yield from self._follower.listing(seconds))
@@ -228,24 +228,24 @@ class ReleaseClient:
             raise self._error(trouble) from None
 
     def _refreshing(self) -> Dialogue[None]:
-        """Learn the projection that the release has moved to, or log why not."""
+        """Fetch the release's new projection, or log the failure."""
         try:
             yield from self._follower.refreshing()
         except Trouble as trouble:
             self._warn(trouble, "refresh")
 
     def _error(self, trouble: Trouble) -> LookupServiceError:
-        """Return what `check` and `releases` raise."""
+        """Return the exception for `check` and `releases`."""
         text = f"no drafts of {self.name!r} from {self.address}: {str(trouble).rstrip('.')}"
         hint = _HINTS.get(trouble.outcome)
         return LookupServiceError(f"{text}; {hint}" if hint else text)
 
 
 def _tokenizer_hash(tokenizer: TokenizerIdentity) -> int:
-    """Return what answers name a tokenizer by.
+    """Return the hash of a tokenizer in answers.
 
     Raises:
-        DraftstoreError: its fingerprint is no hash.
+        DraftstoreError: its fingerprint is not a hash.
     """
     try:
         return short_hash(tokenizer.fingerprint)
@@ -256,10 +256,10 @@ def _tokenizer_hash(tokenizer: TokenizerIdentity) -> int:
 
 
 def _warm_up(name: str) -> None:
-    """Have the kernels loaded, and the name checked, before the first draft is waited for.
+    """Load the kernels and validate the name before the first draft.
 
     Raises:
-        WireError: no request can carry the name.
+        WireError: the name does not fit into a request.
     """
     encode_request(0, name, np.zeros((1, 1), np.int32), 0)
     batches.warm_up()
@@ -270,7 +270,7 @@ _everyone: weakref.WeakSet[ReleaseClient] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Make every client anew: connections belong to the parent, locks may be held by threads that are not here."""
+    """Reset every client: connections belong to the parent, locks may be held by threads that do not exist here."""
     for client in list(_everyone):
         client._renew()
 

@@ -1,10 +1,10 @@
-"""Sections of a draft request: data by tag, of which a reader skips those that it does not know; see docs/frames.md.
+"""Sections of a draft request: tagged data; readers skip unknown tags; see docs/frames.md.
 
 offset  type   section
 0       u16    tag
 2       u16    zero
-4       u32    bytes of its data
-8       data, filled up with zeros to a multiple of four
+4       u32    size of its data in bytes
+8       data, zero-padded to a multiple of four
 """
 
 import enum
@@ -17,9 +17,9 @@ _SECTION = struct.Struct("<HHI")
 
 
 class Tag(enum.IntEnum):
-    """What a section holds, see `draftstore.remote.queries`.
+    """Content of a section, see `draftstore.remote.queries`.
 
-    2 is never used: it was kept for the sampled tokens, which are the last ones of the contexts.
+    Tag 2 is never used: it was reserved for the sampled tokens, which are the last ones of the contexts.
     """
 
     HIDDEN = 1
@@ -29,17 +29,17 @@ class Tag(enum.IntEnum):
 
 
 def encode_sections(sections: Mapping[int, bytes]) -> bytes:
-    """Return all sections, each filled up to a multiple of four."""
+    """Return all sections, each padded to a multiple of four."""
     return b"".join(
         _SECTION.pack(tag, 0, len(data)) + data + bytes(-len(data) % 4) for tag, data in sections.items()
     )
 
 
 def decode_sections(payload: bytes, start: int, stop: int) -> dict[int, bytes]:
-    """Return the sections between two places by tag.
+    """Return the sections in a range of a payload by tag.
 
     Raises:
-        WireError: one of them does not end where they all do, or comes twice.
+        WireError: a section exceeds the range or is a duplicate.
     """
     found: dict[int, bytes] = {}
     while start < stop:

@@ -1,7 +1,7 @@
-"""The frames in which contexts and drafts travel between a decoder and the lookup service; see docs/frames.md.
+"""The wire format for contexts and drafts between decoders and the lookup service; see docs/frames.md.
 
-Frames follow each other over a Unix socket or TCP: a header of sixteen bytes, then the payload. All numbers are
-little-endian. A connection may have several requests under way; an answer carries the id of its request, and may
+Frames follow each other over a Unix socket or TCP: a header of 16 bytes, then the payload. All numbers are
+little-endian. A connection may have several concurrent requests; an answer carries the id of its request, and may
 overtake others.
 """
 
@@ -48,7 +48,7 @@ _TABLE = np.dtype("<u4")
 
 
 class Operation(enum.IntEnum):
-    """What a request asks for."""
+    """Operation of a request."""
 
     HELLO = 1
     """Present a bearer token (payload: UTF-8, may be empty); the answer holds the limits of the service as JSON."""
@@ -61,7 +61,7 @@ class Operation(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """How a request ended."""
+    """Result of a request."""
 
     OK = 0
     BAD_REQUEST = 1
@@ -97,7 +97,7 @@ class Frame(NamedTuple):
 
 
 class LongFrameError(WireError):
-    """A frame is longer than the reader takes; what comes behind its header is not read."""
+    """A frame exceeds the reader's limit; its payload is not read."""
 
     def __init__(self, header: Header, most: int) -> None:
         super().__init__(f"a frame of {header.length:,} bytes, expected at most {most:,}")
@@ -105,14 +105,14 @@ class LongFrameError(WireError):
 
 
 class DraftRequest(NamedTuple):
-    """What a decoder asks.
+    """A draft request.
 
     Attributes:
         name: a release or a store.
-        strategy: of the store; empty for its default.
+        strategy: drafting strategy; empty for the store's default.
         contexts: int32 [batch, width], the last tokens of each text, padded with -1 on the left.
-        budget: most nodes of a tree.
-        min_prob: least probability of a node.
+        budget: maximum nodes of a tree.
+        min_prob: minimum probability of a node.
         sections: data by tag.
     """
 
@@ -125,11 +125,11 @@ class DraftRequest(NamedTuple):
 
 
 class EncodedDrafts(NamedTuple):
-    """The drafts of some contexts as an answer holds them.
+    """The drafts of some contexts, encoded for an answer.
 
     Attributes:
-        table: u32 [3, contexts], bytes of each tree, match lengths, match counts.
-        trees: all of them, one behind the other.
+        table: u32 [3, contexts], size of each tree in bytes, match lengths, match counts.
+        trees: all trees, concatenated.
     """
 
     table: bytes
@@ -137,12 +137,12 @@ class EncodedDrafts(NamedTuple):
 
 
 class DraftAnswer(NamedTuple):
-    """What the service answers.
+    """An answer with drafts.
 
     Attributes:
-        build: of the store that all drafts come from, see `short_hash`.
-        tokenizer: of that store, see `short_hash`.
-        micros: how long the lookup took, in microseconds.
+        build: build of the store, the same for all drafts, see `short_hash`.
+        tokenizer: tokenizer of that store, see `short_hash`.
+        micros: duration of the lookup in microseconds.
         drafts: one for each context.
     """
 
@@ -153,12 +153,12 @@ class DraftAnswer(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there is no answer.
+    """A failure of a request.
 
     Attributes:
-        status: the kind.
-        retry_after: seconds to wait before another request; 0 where waiting does not help.
-        message: for people.
+        status: kind of failure.
+        retry_after: seconds to wait before another request; 0 if waiting does not help.
+        message: message for people.
     """
 
     status: Status
@@ -167,7 +167,7 @@ class Failure(NamedTuple):
 
 
 def short_hash(digest: str) -> int:
-    """Return the first eight bytes of a hexadecimal digest, big-endian: enough to tell builds apart."""
+    """Return the first eight bytes of a hexadecimal digest, big-endian: enough to distinguish builds."""
     return int(digest[:16], 16)
 
 
@@ -180,12 +180,12 @@ def read_header(data: bytes | bytearray | memoryview, most: int = MAX_PAYLOAD) -
     """Read the header at the start of `data`.
 
     Args:
-        data: at least sixteen bytes.
-        most: bytes of the longest payload that is taken.
+        data: at least 16 bytes.
+        most: maximum size of the payload.
 
     Raises:
-        WireError: another version.
-        LongFrameError: a payload longer than `most`.
+        WireError: unsupported version.
+        LongFrameError: the payload exceeds `most`.
     """
     header = Header(*HEADER.unpack_from(data))
     if header.version != VERSION:
@@ -207,7 +207,7 @@ def encode_request(
     """Return the frame of a draft request; the arguments are those of `DraftRequest`.
 
     Raises:
-        WireError: a name, a batch or a context is longer than the format allows.
+        WireError: a name, batch or context exceeds the format's limits.
     """
     try:
         named, how = name.encode(), strategy.encode()
@@ -225,10 +225,10 @@ def encode_request(
 
 
 def decode_request(payload: bytes) -> DraftRequest:
-    """Read the payload of a draft request.
+    """Decode the payload of a draft request.
 
     Raises:
-        WireError: a length does not fit, or a value is out of its range.
+        WireError: a length does not match, or a value is out of range.
     """
     if len(payload) < _DRAFT.size:
         raise WireError(f"a draft request has at least {_DRAFT.size} bytes, found {len(payload)}")
@@ -253,7 +253,7 @@ def decode_request(payload: bytes) -> DraftRequest:
 
 
 def encode_drafts(batch: DraftBatch) -> EncodedDrafts:
-    """Return what an answer says of a batch of contexts, or of a part of one."""
+    """Encode the drafts of a batch of contexts, or of a part of one."""
     sizes, trees = batch.encode_trees()
     if len(sizes) == 1:  # the same, faster
         count = min(batch.match_counts.item(), _MOST)
@@ -275,7 +275,7 @@ def encode_answer(
 def join_answer(
     request_id: int, build: int, tokenizer: int, micros: int, parts: Sequence[EncodedDrafts], flags: int = 0
 ) -> bytes:
-    """Return the frame of an answer from the parts of its batch, in order; at least one."""
+    """Return the frame of an answer from the parts of its batch, in order, at least one."""
     table, trees = parts[0]
     if len(parts) > 1:
         tables = [np.frombuffer(part.table, _TABLE).reshape(3, -1) for part in parts]
@@ -287,15 +287,15 @@ def join_answer(
 
 
 def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_NODES) -> DraftAnswer:
-    """Read the payload of an answer, and check its trees: a decoder may follow them blindly.
+    """Decode the payload of an answer and validate its trees, since decoders trust them.
 
     Args:
-        payload: of a frame of status `OK`.
+        payload: payload of a frame with status `OK`.
         vocab_size: token ids lie below it.
-        budget: most nodes of a tree.
+        budget: maximum nodes of a tree.
 
     Raises:
-        WireError: a length does not fit, or a tree breaks a promise of `DraftTree`.
+        WireError: a length does not match, or a tree violates a guarantee of `DraftTree`.
     """
     if len(payload) < _DRAFTS.size:
         raise WireError(f"an answer has at least {_DRAFTS.size} bytes, found {len(payload)}")
@@ -314,21 +314,21 @@ def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_N
 
 
 def encode_json(operation: int, request_id: int, document: Any, flags: int = 0) -> bytes:
-    """Return the frame of an answer in JSON."""
+    """Return the frame of a JSON answer."""
     return frame(operation | ANSWER, request_id, json.dumps(document).encode(), Status.OK, flags)
 
 
 def encode_failure(operation: int, request_id: int, failure: Failure, flags: int = 0) -> bytes:
-    """Return the frame of an answer that says why there is none."""
+    """Return the frame of a failure."""
     wait = _FAILURE.pack(math.ceil(min(failure.retry_after * 1000, _MOST)))
     return frame(operation | ANSWER, request_id, wait + failure.message.encode(), failure.status, flags)
 
 
 def decode_failure(header: Header, payload: bytes) -> Failure:
-    """Read the payload of a frame whose status is not `OK`.
+    """Decode the payload of a frame whose status is not `OK`.
 
     Raises:
-        WireError: an unknown status, or no such payload.
+        WireError: unknown status, or an invalid payload.
     """
     try:
         (millis,) = _FAILURE.unpack_from(payload)

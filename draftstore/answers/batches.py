@@ -1,7 +1,7 @@
 """Answers to many prompts at once: left-padded batches through plain `generate` of transformers.
 
-Draws are made from numbers that belong to one answer, not to a batch: which prompts were decoded together, and where a
-run was interrupted, changes what is drawn by rounding alone.
+Random numbers belong to an answer, not to a batch: grouping into batches and interruptions change samples only by
+rounding.
 """
 
 import gc
@@ -21,12 +21,12 @@ HEADS = (128, 2048)
 
 
 class Choice(NamedTuple):
-    """How tokens are chosen.
+    """Sampling settings.
 
     Attributes:
-        max_new_tokens: most tokens of an answer.
+        max_new_tokens: maximum tokens of an answer.
         temperature: 0 takes the most likely token.
-        top_p: probability mass of the most likely tokens that are drawn from.
+        top_p: probability mass of nucleus sampling.
     """
 
     max_new_tokens: int
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
     Attributes:
         prompt: int32 [n].
-        seed: of the draws, each number from 0 on.
+        seed: seed of its random numbers; non-negative integers.
     """
 
     prompt: NDArray[np.int32]
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class Batches:
-    """Decodes rows in batches; halves the batch, for good, where the memory of the device does not suffice."""
+    """Decodes rows in batches; halves the batch size permanently when device memory runs out."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class Batches:
 
         Args:
             loaded: the model.
-            choice: how tokens are chosen.
-            most: rows that are decoded at once.
-            on_tokens: told after every pass how many answers grew.
+            choice: sampling settings.
+            most: maximum rows per batch.
+            on_tokens: called after every pass with the number of answers that grew.
         """
         self.most = most
         self._loaded, self._choice, self._on_tokens = loaded, choice, on_tokens
 
     def decode(self, rows: Sequence[Row]) -> Iterator[list[list[int]]]:
-        """Yield the answers of one batch after the other, without the tokens that end them.
+        """Yield the answers batch by batch, without their end tokens.
 
         Raises:
-            ModelError: not even one row fits into the memory of the device.
+            ModelError: not even one row fits into device memory.
         """
         done = 0
         while done < len(rows):
@@ -91,11 +91,11 @@ class Batches:
                 torch.cuda.empty_cache()
 
     def _attempt(self, rows: Sequence[Row]) -> list[list[int]] | None:
-        """Return the answers, or None where memory does not suffice."""
+        """Return the answers, or None if memory runs out."""
         try:
             return decode_rows(self._loaded, rows, self._choice, self._on_tokens)
         except torch.OutOfMemoryError:
-            return None  # what the traceback holds is free only once this is left
+            return None  # memory held by the traceback is freed only after this block
 
 
 @torch.inference_mode()
@@ -105,7 +105,7 @@ def decode_rows(
     choice: Choice,
     on_tokens: Callable[[int], None] = lambda _: None,
 ) -> list[list[int]]:
-    """Return the answers to rows that are decoded at once, without what ends them."""
+    """Return the answers to one batch of rows, without their end tokens."""
     model: Any = loaded.model
     ends = loaded.ends
     width = max(len(row.prompt) for row in rows)
@@ -122,20 +122,20 @@ def decode_rows(
         max_new_tokens=choice.max_new_tokens,
         eos_token_id=ends or None,
         pad_token_id=padding,
-        # What the model's own settings say of sampling would only make transformers warn that it is ignored.
+        # Otherwise transformers warns that the model's sampling settings are ignored.
         do_sample=False, temperature=None, top_p=None, top_k=None,
     )  # fmt: skip
     return [_until_end(answer, frozenset(ends)) for answer in output[:, width:].tolist()]
 
 
 def _until_end(answer: list[int], ends: frozenset[int]) -> list[int]:
-    """Return an answer without what ends it, and the padding behind that."""
+    """Return an answer without its end token and the padding after it."""
     length = next((place for place, token in enumerate(answer) if token in ends), len(answer))
     return answer[:length]
 
 
 class _Chooser(LogitsProcessor):
-    """Leaves one token to choose, where tokens are drawn; reports every pass."""
+    """Restricts sampling to one drawn token; reports every pass."""
 
     def __init__(
         self, rows: Sequence[Row], width: int, choice: Choice, padding: int, on_tokens: Callable[[int], None]
@@ -156,13 +156,13 @@ class _Chooser(LogitsProcessor):
 
 
 def draw(scores: torch.Tensor, numbers: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
-    """Draw a token for each row from the most likely ones, the fewest that have a mass of `top_p`.
+    """Sample a token for each row by nucleus sampling with mass `top_p`.
 
     Args:
         scores: float [rows, vocabulary], logits.
         numbers: float [rows], in [0, 1).
         temperature: above 0.
-        top_p: 1 draws from all.
+        top_p: 1 samples from all tokens.
 
     Returns:
         int64 [rows].
@@ -181,12 +181,12 @@ def draw(scores: torch.Tensor, numbers: torch.Tensor, temperature: float, top_p:
 
 
 def _pick(mass: torch.Tensor, numbers: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Return where a draw falls in each row.
+    """Return the sampled index in each row.
 
     Args:
-        mass: float [rows, n], probabilities of the places up to each.
+        mass: float [rows, n], cumulative probabilities.
         numbers: float [rows], in [0, 1).
-        allowed: bool [rows, n], which places may be drawn.
+        allowed: bool [rows, n], indices that may be sampled.
 
     Returns:
         int64 [rows].

@@ -1,4 +1,4 @@
-"""Answers that are done, on disk: a line for every batch, so that a run that was killed goes on after the last one."""
+"""A journal of finished answers: one line per batch, so that a killed run resumes after the last one."""
 
 import json
 import os
@@ -15,11 +15,11 @@ class StoredAnswer(NamedTuple):
     """One answer.
 
     Attributes:
-        prompt: number of its prompt.
-        sample: number of it among the answers to that.
-        text: without special tokens.
-        tokens: how many were decoded, without what ended it.
-        ended: the model ended it, rather than a limit.
+        prompt: number of the prompt.
+        sample: number of the answer among those to the prompt.
+        text: text without special tokens.
+        tokens: number of decoded tokens, without the end token.
+        ended: whether the model ended it, rather than a limit.
     """
 
     prompt: int
@@ -30,14 +30,14 @@ class StoredAnswer(NamedTuple):
 
 
 class Journal:
-    """Answers by their numbers; a context manager around the file.
+    """Finished answers by number; a context manager around the file.
 
     Attributes:
-        answers: all that are done.
+        answers: all finished answers.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read what an earlier run left; half a line of it is cut off."""
+        """Read the journal of an earlier run; an incomplete last line is cut off."""
         self.answers: dict[Item, StoredAnswer] = {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, self._read(path))
@@ -51,10 +51,10 @@ class Journal:
         os.close(self._file)
 
     def add(self, answers: Sequence[StoredAnswer]) -> None:
-        """Keep the answers of a batch, on disk before this returns.
+        """Append the answers of a batch; they are on disk when this returns.
 
         Raises:
-            OSError: the disk is full, or fails; the next run cuts off what came of it.
+            OSError: the disk is full or fails; the next run cuts off the partial line.
         """
         rest = memoryview(json.dumps(answers).encode() + b"\n")
         while rest:
@@ -63,7 +63,7 @@ class Journal:
         self._keep(answers)
 
     def _read(self, path: Path) -> int:
-        """Take the answers of a file; return where its last whole line ends."""
+        """Read a file's answers; return the end of its last complete line."""
         whole = 0
         with path.open("rb") as file:
             for line in file:

@@ -1,7 +1,7 @@
-"""Prompts for a model: records of JSON Lines files as texts and conversations, and as the token ids that it sees.
+"""Prompts from JSON Lines files, as text or conversations and as the token ids that the model sees.
 
-A record holds `prompt` (a text, or a list of messages), or `messages` (a conversation, of which the turns before the
-assistant's first one are the prompt, so that all answers in what comes out are the model's own), or `text`.
+A record has `prompt` (a text, or a list of messages), or `messages` (a conversation; the turns before the assistant's
+first one are the prompt, so that all answers in the output are the model's own), or `text`.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ class Prompt(NamedTuple):
     """One prompt.
 
     Attributes:
-        id: the record's own, else its place `file#line`.
-        content: a text that the model goes on with, or a conversation that it answers.
-        tokens: how many ids it has.
+        id: the record's own, else its position `file#line`.
+        content: a text to continue, or a conversation to answer.
+        tokens: number of its ids.
     """
 
     id: str
@@ -36,14 +36,14 @@ class Prompt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asking:
-    """How prompts become what a model sees.
+    """How prompts are read and formatted for a model.
 
     Attributes:
-        chat: texts are questions of a user; None where the model has a chat template.
-        system: message in front of conversations that have none.
-        max_prompt_tokens: longer prompts are left out; None for any length.
-        limit: most prompts.
-        strict: end at the first bad record.
+        chat: whether texts are user messages; None: if the model has a chat template.
+        system: system message for conversations without one.
+        max_prompt_tokens: longer prompts are skipped; None: no limit.
+        limit: maximum number of prompts.
+        strict: whether to stop at the first bad record.
     """
 
     chat: bool | None = None
@@ -55,18 +55,18 @@ class Asking:
 
 @dataclasses.dataclass
 class PromptReport(ReadReport):
-    """What a reading of prompts met; `documents` are the prompts.
+    """Counts of a reading of prompts; `documents` are the prompts.
 
     Attributes:
-        repeated: prompts that were there before.
-        too_long: prompts that were left out for their length.
+        repeated: duplicate prompts.
+        too_long: prompts skipped for their length.
     """
 
     repeated: int = 0
     too_long: int = 0
 
     def absence(self) -> str:
-        """Say why there is no prompt, or nothing where there was nothing to read."""
+        """Say why there is no prompt; empty if there was nothing to read."""
         too_long = f"{counted(self.too_long, 'prompt')} too long" if self.too_long else ""
         return "; ".join(reason for reason in (too_long, super().absence()) if reason)
 
@@ -74,10 +74,10 @@ class PromptReport(ReadReport):
 def read_prompts(
     paths: Sequence[Path], tokenizer: TextTokenizer, asking: Asking
 ) -> tuple[list[Prompt], PromptReport]:
-    """Return the prompts of JSON Lines files (plain, .gz, .zst), each once, in order.
+    """Return the distinct prompts of JSON Lines files (plain, .gz, .zst), in order.
 
     Raises:
-        CorpusError: no such file, one of another kind, a bad record under `strict`, or no prompt left.
+        CorpusError: no such file, wrong kind, a bad record under `strict`, or no prompts left.
         TokenizerError: a system message without a chat.
     """
     chat = tokenizer.has_chat_template if asking.chat is None else asking.chat
@@ -125,10 +125,10 @@ def _read(
 def _prompt(
     record: Mapping[str, Any] | RecordProblem, place: str, tokenizer: TextTokenizer, asking: Asking
 ) -> tuple[Prompt, bytes]:
-    """Return a record's prompt, and what tells it from others.
+    """Return a record's prompt and the key that identifies duplicates.
 
     Raises:
-        CorpusError, TokenizerError: there is none.
+        CorpusError, TokenizerError: the record is invalid.
     """
     if isinstance(record, RecordProblem):
         raise CorpusError(record.reason)
@@ -141,11 +141,11 @@ def _prompt(
 
 
 def _content(record: Mapping[str, Any], asking: Asking) -> Content:
-    """Return what a record asks.
+    """Return the content of a record.
 
     Raises:
-        CorpusError: nothing, or in another type.
-        TokenizerError: a message is not one.
+        CorpusError: it is missing or of the wrong type.
+        TokenizerError: a message is invalid.
     """
     key = next((key for key in KEYS if key in record), None)
     if key is None:
@@ -165,7 +165,7 @@ def _content(record: Mapping[str, Any], asking: Asking) -> Content:
 
 
 def _with_system(messages: list[Message], asking: Asking) -> list[Message]:
-    """Put the system message in front, unless there is one."""
+    """Add the system message unless there is one."""
     if asking.system is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": asking.system}, *messages]

@@ -1,4 +1,4 @@
-"""Answers, decoded or taken over from a response log, as records that builds and replays read."""
+"""Records of answers, decoded or copied from a response log, for builds and replays."""
 
 import dataclasses
 from collections import Counter
@@ -27,17 +27,17 @@ OnProgress: TypeAlias = Callable[[int, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class ResponseOptions(Asking):
-    """What is answered, and how; `max_prompt_tokens` defaults to what fits into the model's positions.
+    """Prompts and settings of answers; `max_prompt_tokens` defaults to what fits into the model's positions.
 
     Attributes:
         prompts: JSON Lines files, see `draftstore.answers.prompts`.
-        logs: response logs of the worker; the answers of this model in them are taken over.
-        logged_as: the model's name in the logs; None where it is its own.
-        max_new_tokens: most tokens of an answer.
+        logs: response logs of the worker; this model's answers in them are copied.
+        logged_as: the model's name in the logs; None: its own.
+        max_new_tokens: maximum tokens of an answer.
         temperature: 0 takes the most likely token.
-        top_p: probability mass of the most likely tokens that are drawn from.
-        samples: answers to each prompt.
-        seed: of the draws.
+        top_p: probability mass of nucleus sampling.
+        samples: answers per prompt.
+        seed: seed of the sampling.
     """
 
     prompts: tuple[Path, ...] = ()
@@ -50,10 +50,10 @@ class ResponseOptions(Asking):
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse what makes no answers.
+        """Refuse invalid settings.
 
         Raises:
-            BuildError: it says what to change.
+            BuildError: the message says what to change.
         """
         if not self.prompts and not self.logs:
             raise BuildError("nothing to answer and nothing to take over: name prompts, or a response log")
@@ -64,16 +64,16 @@ class ResponseOptions(Asking):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Return how tokens are chosen, as records tell it."""
+        """Return the sampling settings in the form of records."""
         drawn = {"top_p": self.top_p, "seed": self.seed} if self.temperature else {}
         return {"temperature": self.temperature, "max_new_tokens": self.max_new_tokens, **drawn}
 
 
 def read_questions(options: ResponseOptions, loaded: LoadedModel) -> tuple[list[Prompt], PromptReport]:
-    """Return what is to be answered.
+    """Return the prompts to answer.
 
     Raises:
-        BuildError: no room for a prompt.
+        BuildError: there is no room for a prompt.
     """
     room = None if loaded.positions is None else loaded.positions - options.max_new_tokens
     if room is not None and room < 1:
@@ -94,9 +94,9 @@ def decode_answers(
     batch: int,
     on_progress: OnProgress,
 ) -> None:
-    """Have a journal hold all answers.
+    """Decode all answers that a journal lacks.
 
-    Prompts of like length go together, the longest first: they need most memory.
+    Prompts of similar length are batched, longest first, since those need most memory.
     """
     from draftstore.answers.batches import Batches, Choice, Row
 
@@ -112,7 +112,7 @@ def decode_answers(
     batches = Batches(loaded, Choice(options.max_new_tokens, options.temperature, options.top_p), batch, grew)
     grew(0)
     for begin in range(0, len(items), batch):
-        # Batches are cut before those that are done are left out: rows that are decoded with others round otherwise.
+        # Batches are formed before finished ones are skipped: batch composition affects rounding.
         todo = [item for item in items[begin : begin + batch] if item not in journal.answers]
         contents = [prompts[number].content for number, _ in todo]
         ids = [encode_conversation(loaded.text, content) for content in contents]
@@ -134,7 +134,7 @@ def decode_answers(
 def _answer_text(
     tokenizer: TextTokenizer, content: Content, prompt: NDArray[np.int32], answer: list[int]
 ) -> str:
-    """Return what ids add to a prompt, without the text that leads to an answer."""
+    """Return the text that ids add to a prompt, without the lead-in of an answer."""
     pieces = Pieces(tokenizer, prompt)
     text = "".join([pieces.push(token) for token in answer]) + pieces.finish()
     return text.removeprefix(answer_lead(tokenizer, content))
@@ -154,7 +154,7 @@ def decoded_records(
         if not answer.text.strip():
             counts["empty"] += 1
         elif any(special and special in answer.text for special in specials):
-            counts["special"] += 1  # a tokenizer would take it for the token
+            counts["special"] += 1  # a tokenizer would read it as the token
         else:
             counts["decoded"] += 1
             counts["cut"] += not answer.ended
@@ -169,7 +169,7 @@ def decoded_records(
 
 
 def _with_output(content: Content, output: str) -> dict[str, Any]:
-    """Return prompt and output as replays and builds read them."""
+    """Return prompt and output in the form that replays and builds read."""
     whole: dict[str, Any] = {"text": f"{content}{output}"}
     if not isinstance(content, str):
         whole = {"messages": [*content, {"role": "assistant", "content": output}]}
@@ -179,10 +179,10 @@ def _with_output(content: Content, output: str) -> dict[str, Any]:
 def logged_records(
     options: ResponseOptions, model: str, counts: "Counter[str]", problems: list[RecordProblem]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a model in response logs, with prompt and output apart where they are.
+    """Yield a model's records in response logs, with prompt and output separate if possible.
 
     Raises:
-        CorpusError: a log is no JSON Lines file, or a bad record under `strict`.
+        CorpusError: a log is not a JSON Lines file, or a bad record under `strict`.
     """
     for path in options.logs:
         for place, record in read_objects(path):
@@ -203,10 +203,10 @@ def logged_records(
 
 
 def _log_record(record: dict[str, Any] | RecordProblem, model: str) -> dict[str, Any] | str:
-    """Return a record to take over, or what to count it as.
+    """Return a record to copy, or the name of the counter for skipping it.
 
     Raises:
-        CorpusError, TokenizerError: it is none of a response log.
+        CorpusError, TokenizerError: it is not a response log record.
     """
     if isinstance(record, RecordProblem):
         raise CorpusError(record.reason)

@@ -1,18 +1,18 @@
-"""Responses: a model's own answers to prompts, as a corpus for stores of what the model itself writes.
+"""Responses: a model's own answers to prompts, as a corpus for its stores.
 
     {"id", "model", "decoding": {...}, "prompt": [messages], "output": "...", "messages": [prompt and output]}
     {"id", "model", "decoding": {...}, "prompt": "...", "output": "...", "text": "prompt and output"}
 
-`draftstore build --corpus` reads `messages` or `text`, `draftstore replay` reads `prompt` and `output`. The answers of
-the worker's response log can be taken over: no decoding is as cheap as that which has been done.
+`draftstore build --corpus` reads `messages` or `text`, `draftstore replay` reads `prompt` and `output`. Answers in the
+worker's response log can be copied, which saves decoding them.
 
-In the working directory `.NAME.partial` beside the output lie
+The working directory `.NAME.partial` beside the output contains
 
-    plan.json        what is decoded; another model, other prompts or settings are refused, or start clean
-    answers.jsonl    a line for every batch that is done, flushed to disk; half a line is cut off
+    plan.json        what is decoded; another model, other prompts or settings are refused or start anew
+    answers.jsonl    one line per finished batch, flushed to disk; an incomplete last line is cut off
 
-so that a run that was killed goes on after its last batch, and writes the same bytes. Beside the output lies
-`NAME.origin`: what made it, and figures. Nothing here imports torch before an answer is decoded.
+so that a killed run resumes after its last batch and writes the same bytes. Beside the output lies `NAME.origin`: its
+origin, and figures. Nothing here imports torch before an answer is decoded.
 """
 
 import dataclasses
@@ -58,12 +58,12 @@ class Responses:
     """Finished answers.
 
     Attributes:
-        path: the file.
-        counts: `answers` in the file, of them `decoded` and `logged`; `tokens` decoded; `cut` answers that are as long
-            as they may be; and left out: `empty`, `special` (they spell a special token), `too_long`, `repeated`,
+        path: path of the file.
+        counts: `answers` in the file, of which `decoded` and `logged`; `tokens` decoded; `cut` answers that reached the
+            maximum length; and skipped ones: `empty`, `special` (they spell a special token), `too_long`, `repeated`,
             `bad_records`, `other_models`.
-        problems: the first bad records, where they were met.
-        reused: the file was there already.
+        problems: the first bad records, if this run met them.
+        reused: whether the file existed already.
     """
 
     path: Path
@@ -83,22 +83,22 @@ def make_responses(
     overwrite: bool = False,
     on_progress: OnProgress = lambda _done, _all, _tokens: None,
 ) -> Responses:
-    """Write a model's answers, go on with an interrupted run of the same, or return the file that is there.
+    """Write a model's answers, resume an interrupted run of them, or return the existing file.
 
     Args:
-        options: what is answered, and how.
-        model: see `load_model`; it is loaded only if there is something to decode.
-        out: the file: .jsonl, .ndjson or .json, also packed (.gz, .zst).
-        dtype: of the weights; see `load_model`.
-        device: where it runs.
-        batch: answers that are decoded at once; halved where memory does not suffice.
-        overwrite: replace answers of another model, to other prompts or with other settings, finished or not; those of
-            this very run are kept, for they would be the same again.
-        on_progress: told how far it is.
+        options: prompts and settings.
+        model: see `load_model`; loaded only if there is something to decode.
+        out: the file: .jsonl, .ndjson or .json, optionally compressed (.gz, .zst).
+        dtype: type of the weights; see `load_model`.
+        device: device of the model.
+        batch: answers decoded at once; halved when memory runs out.
+        overwrite: whether to replace answers of another model, to other prompts or with other settings, finished or
+            not; those of the same run are kept, since they would be identical.
+        on_progress: progress callback.
 
     Raises:
-        BuildError: `out` holds something else, or another run is at work there.
-        CorpusError: prompts or logs cannot be read, or nothing is left of them.
+        BuildError: `out` is something else, or another run is active there.
+        CorpusError: prompts or logs cannot be read, or no answers are left.
         ModelError: the model cannot be loaded, or does not fit.
     """
     options.check()
@@ -111,10 +111,10 @@ def make_responses(
     if found is not None and not (partial / FINISHED).exists():
         return found
     with locked_directory(partial):
-        # Asked again: another run may have ended between the question and the lock.
+        # Checked again: another run may have ended just before the lock was taken.
         found = found or _find_finished(out, plan, overwrite)
         if found is None:
-            # A log grows while answers are decoded: that is no reason to decode them again.
+            # A log may grow during decoding; the decoded answers stay valid.
             _start(partial, {**plan, "logs": len(plan["logs"])}, overwrite)
             try:
                 found = _make(options, model, out, partial, plan, (dtype, device), batch, on_progress)
@@ -127,10 +127,10 @@ def make_responses(
 
 
 def response_plan(options: ResponseOptions, model: str | Path, dtype: str | None) -> dict[str, Any]:
-    """Return what decides the answers, as JSON values.
+    """Return everything that determines the answers, as JSON values.
 
     Raises:
-        CorpusError: no such file of prompts or log.
+        CorpusError: a file of prompts or a log does not exist.
     """
     for path in (*options.prompts, *options.logs):
         if not path.is_file():
@@ -149,7 +149,7 @@ def response_plan(options: ResponseOptions, model: str | Path, dtype: str | None
 
 
 def weights_fingerprint(model: str | Path) -> str | None:
-    """Return a cheap identity of a model on disk, over its files' names, sizes and times; None of one on the hub."""
+    """Return a cheap identity of a model on disk, from its files' names, sizes and times; None for hub models."""
     path = Path(model)
     if not path.exists():
         return None
@@ -159,10 +159,10 @@ def weights_fingerprint(model: str | Path) -> str | None:
 
 
 def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Responses | None:
-    """Return the answers at `out` that this very plan made; None if there are some to make.
+    """Return the answers at `out` with the same plan; None if they must be made.
 
     Raises:
-        BuildError: something else is there, and may not be replaced.
+        BuildError: something else is there and must not be replaced.
     """
     if not os.path.lexists(out):
         return None
@@ -177,7 +177,7 @@ def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Response
 
 
 def _read_origin(out: Path) -> dict[str, Any] | None:
-    """Return what is told of a file of answers, or None."""
+    """Return the origin of an answer file, or None."""
     try:
         found = json.loads(origin_path(out).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -186,12 +186,12 @@ def _read_origin(out: Path) -> dict[str, Any] | None:
 
 
 def origin_path(out: Path) -> Path:
-    """Return where it is told what made a file of answers."""
+    """Return the path of an answer file's origin."""
     return out.with_name(out.name + ORIGIN)
 
 
 def _start(partial: Path, plan: dict[str, Any], overwrite: bool) -> None:
-    """Empty the working directory unless it is of this run.
+    """Empty the working directory unless it belongs to this run.
 
     Raises:
         BuildError: it holds answers of another model or with other settings.
@@ -215,7 +215,7 @@ def _start(partial: Path, plan: dict[str, Any], overwrite: bool) -> None:
 
 
 def _has_answers(partial: Path) -> bool:
-    """Tell whether there is anything to go on from."""
+    """Tell whether there is anything to resume from."""
     journal = partial / JOURNAL
     return journal.exists() and journal.stat().st_size > 0
 
@@ -230,7 +230,7 @@ def _make(
     batch: int,
     on_progress: OnProgress,
 ) -> Responses:
-    """Decode what is not decoded yet, and publish all of it with what the logs hold."""
+    """Decode missing answers, and publish all of them with those from the logs."""
     counts = Counter(dict.fromkeys(COUNTS, 0))
     problems: list[RecordProblem] = []
     records: Iterator[dict[str, Any]] = iter(())
@@ -250,14 +250,14 @@ def _make(
 def _publish(
     out: Path, partial: Path, plan: dict[str, Any], records: Iterator[dict[str, Any]], counts: "Counter[str]"
 ) -> None:
-    """Write the records beside their place, then tell what made them, then give the file its name.
+    """Write the records to a temporary file, then their origin, then rename the file.
 
     Raises:
-        NoTextError: there are none.
+        NoTextError: there are no records.
     """
     file = partial / out.name
     if plan["logs"]:
-        file.touch(0o600)  # as the logs: for their owner's eyes
+        file.touch(0o600)  # like the logs: readable by their owner only
     lines = (json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") for record in records)
     write_lines(file, lines)
     counts["answers"] = counts["decoded"] + counts["logged"]

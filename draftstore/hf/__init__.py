@@ -1,11 +1,11 @@
-"""Decoding with drafts in transformers.
+"""Speculative decoding with transformers.
 
     from draftstore.hf import generate, load_model
 
     model, tokenizer, _ = load_model("models/SmolLM2-135M-Instruct")
     generate(model, **inputs, drafter=drafter, max_new_tokens=200)
 
-torch and transformers are imported with the first of these names that is used.
+torch and transformers are imported on first use of one of these names.
 """
 
 from importlib import import_module
@@ -29,10 +29,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for.
+    """Import a name lazily.
 
     Raises:
-        MissingExtraError: torch or transformers is absent.
+        MissingExtraError: torch or transformers is missing.
     """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""One answer of a loaded model: the one place that turns a request into the arguments of `generate`."""
+"""Decoding of one request with a loaded model: the only place that maps a request to arguments of `generate`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,14 +26,14 @@ def decode_request(
     on_step: Callable[[Step], None] | None = None,
     forward: ForwardFactory | None = None,
 ) -> None:
-    """Decode the answer to one request; the tokens go to `on_step`.
+    """Decode the answer to one request; its tokens go to `on_step`.
 
     Args:
         loaded: the model.
-        request: what is asked.
-        drafter: None decodes without drafts, by the same loop.
-        planner: see `draftstore.hf.generate`, like all that follow.
-        min_prob: least probability of a drafted node.
+        request: the request.
+        drafter: None decodes without drafts, in the same loop.
+        planner: see `draftstore.hf.generate`, as for all that follow.
+        min_prob: minimum probability of a drafted node.
         on_step: called after every pass, the prefill first.
         forward: runs the passes.
     """
@@ -57,7 +57,7 @@ def decode_request(
 
 
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
-    """Return the arguments of `generate` that follow from a request: its end, its choices, its cache."""
+    """Return the arguments of `generate` for a request: stopping, sampling, cache."""
     model: Any = loaded.model
     sampling, ends = request.sampling, loaded.ends
     arguments = {
@@ -71,14 +71,14 @@ def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dic
             len(request.prompt), presence=sampling.presence, frequency=sampling.frequency, bias=sampling.bias
         )
         arguments["logits_processor"] = LogitsProcessorList([penalties])
-    # CUDA graphs need a static cache, and are of use to models alone whose pass is the same every time.
+    # CUDA graphs need a static cache, and help only models with the same pass every time.
     if model.device.type == "cuda" and getattr(model, "_can_compile_fullgraph", False):
         arguments["cache_implementation"] = "static"
     return arguments
 
 
 def _choices(sampling: Sampling, own: Any) -> dict[str, Any]:
-    """Return how tokens are chosen; the model's `own` settings fill in what the request leaves open."""
+    """Return the sampling arguments; the model's `own` settings fill in what the request leaves open."""
 
     def setting(name: str, default: Any) -> Any:
         values = (getattr(sampling, name), getattr(own, name, None), default)
@@ -87,8 +87,8 @@ def _choices(sampling: Sampling, own: Any) -> dict[str, Any]:
     chosen = {"repetition_penalty": setting("repetition_penalty", 1.0)}
     temperature, top_p = float(setting("temperature", 1.0)), float(setting("top_p", 1.0))
     if temperature < GREEDY or top_p == 0.0:
-        # The model's own settings for sampling would only make transformers warn that they are ignored.
+        # Otherwise transformers warns that the model's sampling settings are ignored.
         return chosen | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    # Transformers keeps 50 tokens unless told otherwise.
+    # The default of transformers is 50 tokens.
     filters = {"top_p": top_p, "top_k": setting("top_k", 0), "min_p": setting("min_p", None)}
     return chosen | {"do_sample": True, "temperature": temperature} | filters

@@ -1,13 +1,13 @@
-"""Taking rejected rows out of the caches of transformers.
+"""Removal of rejected rows from the caches of transformers.
 
-A pass appends one row of keys and values for the text's last token and one for every drafted node. Those of the
-accepted path stay, in order, as if the model had read these tokens one by one; the others go.
+A pass appends one row of keys and values for the text's last token and one for every drafted node. Rows of the accepted
+path are kept, in order, as if the model had read these tokens one by one; the others are removed.
 
     cached      a b c | root n0 n1 n2 n3        accepted: n1, n3
     kept        a b c | root n1 n3
 
-Where accepted rows already stand in place, which is so for every chain and for the first branch of a tree, nothing is
-copied: the cache is only made shorter.
+If accepted rows are already in place, as for every chain and for the first branch of a tree, nothing is copied: the
+cache is only truncated.
 """
 
 from abc import ABC, abstractmethod
@@ -19,11 +19,11 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCa
 
 
 class RollbackCache(ABC):
-    """A cache of transformers that has been filled, and of which rows can be taken back.
+    """A filled cache of transformers with rollback of rows.
 
     Attributes:
-        trees: whether any rows of a pass may stay; else only the first ones.
-        drafts: whether rows can be taken back at all.
+        trees: whether any subset of rows can be kept; else only a prefix.
+        drafts: whether rows can be removed at all.
         length: tokens in the cache.
     """
 
@@ -31,16 +31,16 @@ class RollbackCache(ABC):
     drafts = True
 
     def __init__(self, cache: Any) -> None:
-        """Handle a cache that has been filled."""
+        """Wrap a filled cache."""
         self._cache = cache
         self.length = int(cache.get_seq_length())
 
     def room(self) -> int | None:
-        """Return how many rows a pass may have; None for any number."""
+        """Return the maximum rows of a pass; None: unlimited."""
         return None
 
     def width(self, rows: int) -> int:
-        """Return the columns that the attention of a pass sees; sliding windows see less."""
+        """Return the number of columns in a pass's attention; sliding windows see less."""
         return self.length + rows
 
     @abstractmethod
@@ -49,19 +49,19 @@ class RollbackCache(ABC):
 
         Args:
             total: rows that the pass appended.
-            rows: those that stay, ascending; none undoes the pass.
+            rows: rows to keep, ascending; empty undoes the pass.
         """
 
     def close(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Leave the cache as plain decoding leaves it."""
+        """Restore the cache's normal state."""
 
 
 def rollback_cache(cache: Cache, drafting: bool = True) -> RollbackCache:
-    """Return what handles a cache that has been filled.
+    """Wrap a filled cache.
 
     Args:
-        cache: of transformers.
-        drafting: whether rows will be taken back.
+        cache: cache of transformers.
+        drafting: whether rows will be removed.
     """
     if isinstance(cache, DynamicCache) and _consists_of(cache, DynamicLayer):
         return GrowingCache(cache)
@@ -71,14 +71,14 @@ def rollback_cache(cache: Cache, drafting: bool = True) -> RollbackCache:
 
 
 def can_go_back(cache: Cache) -> bool:
-    """Tell whether rows can be taken out of a cache, which may still be empty."""
+    """Tell whether a cache, possibly still empty, supports removal of rows."""
     if isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer):
         return True
     return cache.is_croppable and not any(map(_stores_otherwise, cache.layers))
 
 
 def _stores_otherwise(layer: Any) -> bool:
-    """Tell whether a layer stores in a way of its own, yet is made shorter like any other: quantized layers."""
+    """Tell whether a layer has its own storage format but standard truncation: quantized layers."""
     kind = type(layer)
     return (
         isinstance(layer, DynamicLayer)
@@ -88,17 +88,17 @@ def _stores_otherwise(layer: Any) -> bool:
 
 
 def _consists_of(cache: Cache, layer_type: type) -> bool:
-    """Tell whether all layers of a cache are of exactly one type and stay on their device."""
+    """Tell whether all layers of a cache have exactly this type and stay on their device."""
     return not cache.offloading and all(type(layer) is layer_type for layer in cache.layers)
 
 
 class _TreeCache(RollbackCache):
-    """A cache in which every layer sees the whole text, so that any rows may stay."""
+    """A cache in which every layer sees the whole text, so that any rows can be kept."""
 
     trees = True
 
     def keep(self, total: int, rows: Sequence[int]) -> None:
-        """Move the rows that stay to the front, and drop the rest; see `RollbackCache`."""
+        """Move the kept rows to the front and drop the rest; see `RollbackCache`."""
         end = self.length + len(rows)
         if len(rows) < total:
             move_rows(self._cache.layers, self.length, rows)
@@ -108,7 +108,7 @@ class _TreeCache(RollbackCache):
 
     @abstractmethod
     def _shorten(self, layer: Any, length: int) -> None:
-        """Drop what a layer holds beyond a length."""
+        """Truncate a layer."""
 
 
 class GrowingCache(_TreeCache):
@@ -123,7 +123,7 @@ class FixedCache(_TreeCache):
     """A `StaticCache` without windows: attention always sees all of it."""
 
     def room(self) -> int:
-        """Return the rows that are left."""
+        """Return the remaining rows."""
         return self.width(0) - self.length
 
     def width(self, rows: int) -> int:  # noqa: ARG002
@@ -135,27 +135,27 @@ class FixedCache(_TreeCache):
 
 
 class CroppedCache(RollbackCache):
-    """A cache of any kind that can go back by some tokens: sliding windows, layers that share keys, offloaded ones."""
+    """A cache that can only be truncated: sliding windows, layers that share keys, offloaded ones."""
 
     def __init__(self, cache: Any) -> None:
-        """Handle a cache that has been filled; from now on it remembers what slides out of a window."""
+        """Wrap a filled cache; from now on it keeps what slides out of a window."""
         super().__init__(cache)
         cache.activate_past_recording()
 
     def keep(self, total: int, rows: Sequence[int]) -> None:
-        """Drop the rows behind those that stay. Called even if all stay: windows shrink only here."""
+        """Drop the rows after the kept ones. Called even if all are kept: windows shrink only here."""
         self._cache.crop(len(rows) - total)
         self.length += len(rows)
 
     def close(self) -> None:
-        """Stop remembering what slides out of a window."""
+        """Stop keeping what slides out of a window."""
         for layer in self._cache.layers:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
 
 
 class ForwardOnlyCache(RollbackCache):
-    """A cache that cannot go back: quantized, or static with a sliding window. It serves decoding without drafts."""
+    """A cache without rollback: quantized, or static with a sliding window. For decoding without drafts."""
 
     drafts = False
 
@@ -165,12 +165,12 @@ class ForwardOnlyCache(RollbackCache):
 
 
 def move_rows(layers: Sequence[Any], past: int, rows: Sequence[int]) -> None:
-    """Copy rows of the last pass to its front, in every layer; those that stand in place are left alone.
+    """Copy rows of the last pass to its front, in every layer; rows in place are not copied.
 
     Args:
-        layers: with `keys` and `values` [batch, heads, length, size].
-        past: tokens in front of the pass.
-        rows: ascending, at most one each, so that none is overwritten before it is read.
+        layers: layers with `keys` and `values` [batch, heads, length, size].
+        past: tokens before the pass.
+        rows: ascending and distinct, so that no row is overwritten before it is read.
     """
     settled = rows_in_place(rows)
     if settled == len(rows):
@@ -186,5 +186,5 @@ def move_rows(layers: Sequence[Any], past: int, rows: Sequence[int]) -> None:
 
 
 def rows_in_place(rows: Sequence[int]) -> int:
-    """Return how many of the rows that stay already stand at the front of the pass."""
+    """Return how many of the kept rows are already at the front of the pass."""
     return next((place for place, row in enumerate(rows) if place != row), len(rows))

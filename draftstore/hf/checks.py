@@ -1,4 +1,4 @@
-"""What can be decoded with drafts, and how: clear refusals, and whether a model takes trees or one chain."""
+"""Checks of what can be decoded with drafts, and whether a model supports trees or only chains."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,13 +37,13 @@ def check_request(
     *,
     drafting: bool,
 ) -> None:
-    """Refuse what cannot be decoded with drafts, before anything is computed.
+    """Refuse unsupported requests before any computation.
 
     Args:
-        model: of transformers.
+        model: model of transformers.
         input_ids: int64 [batch, length].
-        config: of the generation.
-        model_kwargs: what the model is called with.
+        config: generation configuration.
+        model_kwargs: arguments of the model.
         drafting: whether there is a drafter.
 
     Raises:
@@ -78,10 +78,10 @@ def check_request(
 
 
 def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> None:
-    """Refuse to decode without a cache, or with drafts over a cache that cannot go back.
+    """Refuse decoding without a cache, or with drafts over a cache without rollback.
 
     Raises:
-        DecodingError: there is no such cache.
+        DecodingError: there is no suitable cache.
     """
     cache = model_kwargs.get("past_key_values")
     if not model_kwargs.get("use_cache") or cache is None:
@@ -101,18 +101,18 @@ def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> 
 
 
 def _linear_layers(model: Any) -> bool:
-    """Tell whether a model has layers that keep a state in place of keys and values."""
+    """Tell whether a model has layers with a recurrent state instead of keys and values."""
     types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     return any(kind in ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba") for kind in types)
 
 
 def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a model can verify trees; else it takes one chain.
+    """Tell whether a model can verify trees; otherwise only chains.
 
     Args:
-        model: of transformers.
+        model: model of transformers.
         memory: its cache.
-        model_kwargs: what plain generate would go on with.
+        model_kwargs: arguments for the pass after the prefill.
     """
     config = model.config.get_text_config(decoder=True)
     positions = model_kwargs.get("position_ids")
@@ -129,10 +129,10 @@ def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, An
 
 
 def depth_limit(model: Any) -> Callable[[int], int]:
-    """Return a function from the position of a text's last token to the depth that a draft may have there.
+    """Return a function from the position of a text's last token to the maximum depth of a draft there.
 
-    Drafts end at the last position that the model was made for. In models whose rotation changes for the whole text
-    once it grows beyond a length (`longrope`), no pass may have rows on both sides of it.
+    Drafts end at the model's last position. In models whose rotary embedding changes for the whole text beyond a
+    certain length (`longrope`), no pass may have rows on both sides of it.
     """
     config = model.config.get_text_config(decoder=True)
     end = getattr(config, "max_position_embeddings", None)
@@ -151,7 +151,7 @@ NO_LIMIT = 2**31
 
 
 def _turning_points(config: Any) -> list[int]:
-    """Return the lengths beyond which the rotation of all positions changes."""
+    """Return the lengths at which the rotary embedding of all positions changes."""
     key = "original_max_position_embeddings"
     return [
         int(rope[key])
@@ -161,6 +161,6 @@ def _turning_points(config: Any) -> list[int]:
 
 
 def rope_settings(config: Any) -> list[dict[str, Any]]:
-    """Return how a model turns positions into rotations: one dictionary, or one for each type of its layers."""
+    """Return a model's rotary embedding settings: one dictionary, or one per layer type."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [value for value in rope.values() if isinstance(value, dict)] or [rope]

@@ -1,7 +1,7 @@
-"""The token that the model emits at a row: what plain `generate` does with one row of logits, for each visited node.
+"""Choice of the token that the model emits at a row, exactly as plain `generate` does, for each visited node.
 
-`Text` is what has been decoded so far, in the two forms that are needed: numbers for drafters, and the tensor that
-logits processors and stopping criteria get, each at its own prefix.
+`Text` is the decoded text in two forms: numbers for drafters, and tensors of each prefix for logits processors and
+stopping criteria.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ SPARE = 256
 
 
 class Text:
-    """The ids of a text that grows: those of the prompt, and what was emitted.
+    """The ids of a growing text: prompt and emitted tokens.
 
     Attributes:
-        ids: every id, padding of the prompt too.
+        ids: all ids, including padding of the prompt.
     """
 
     def __init__(self, input_ids: torch.Tensor) -> None:
@@ -33,16 +33,16 @@ class Text:
         return len(self.ids)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in what was emitted."""
+        """Append emitted tokens."""
         self.ids.extend(tokens)
 
     def tensor(self, emitted: Sequence[int] = ()) -> torch.Tensor:
-        """Return int64 [1, length], the text and what has been emitted behind it, on the device of the prompt.
+        """Return int64 [1, length], the text followed by `emitted`, on the device of the prompt.
 
-        It is a view of a buffer that is only ever appended to, so it keeps its content.
+        It is a view of an append-only buffer, so its content stays valid.
 
         Args:
-            emitted: tokens that will be taken in by `extend` unless decoding fails.
+            emitted: tokens that `extend` will append later unless decoding fails.
         """
         length = len(self.ids) + len(emitted)
         if length > self._buffer.shape[1]:
@@ -60,11 +60,11 @@ class Chooser:
     """Chooses tokens from rows of logits.
 
     Attributes:
-        greedy: whether the choice is the most likely token of the raw logits, so that a pass may settle it for all its
-            rows at once, on the device.
-        scores: [1, vocabulary] for every emitted token, after the processors; None if they were not asked for.
+        greedy: whether the choice is the argmax of the raw logits, which a pass can compute for all rows at once, on
+            the device.
+        scores: [1, vocabulary] for every emitted token, after the processors; None if not requested.
         logits: the same before the processors.
-        layers: the hidden states of every layer for every emitted token; None if they were not asked for.
+        layers: hidden states of every layer for every emitted token; None if not requested.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Chooser:
         """Choose with the logits processors of a request.
 
         Args:
-            text: what is being decoded.
+            text: the text being decoded.
             processors: a `LogitsProcessorList`.
-            sample: draw, instead of taking the most likely token.
-            scores: whether to collect the scores, like the next two.
-            logits: raw logits.
-            layers: hidden states.
+            sample: whether to sample instead of taking the most likely token.
+            scores: whether to collect the scores.
+            logits: whether to collect raw logits.
+            layers: whether to collect hidden states.
         """
         self._text = text
         self._processors = processors
@@ -102,7 +102,7 @@ class Chooser:
         return rows.best()[row] if self.greedy else self._process(rows.logits(row), emitted)
 
     def _process(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
-        """Do with one row of logits, [1, vocabulary], what plain generate does, step by step in its order."""
+        """Process one row of logits, [1, vocabulary], with the same steps in the same order as plain generate."""
         ids = self._text.tensor(emitted)
         logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         scores = self._processors(ids, logits)

@@ -1,12 +1,12 @@
-"""Generation with drafts: what plain `generate` returns, in fewer forward passes.
+"""Generation with drafts: the output of plain `generate`, in fewer forward passes.
 
     from draftstore.hf import generate, speculative_generate
 
     generate(model, **inputs, drafter=drafter, max_new_tokens=200)
     model.generate(**inputs, custom_generate=speculative_generate, drafter=drafter, max_new_tokens=200)
 
-The second form is what the first one calls; `streamer=` and `stop_strings=` work in the first alone, for transformers
-gives neither streamer nor tokenizer to a function of one's own.
+The first form calls the second; `streamer=` and `stop_strings=` work only in the first, because transformers passes
+neither streamer nor tokenizer to a custom function.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,31 +47,31 @@ def speculative_generate(
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Generate with drafts, as `model.generate(..., custom_generate=speculative_generate, drafter=...)`.
 
-    The output is that of plain `generate`: greedy token by token, and sampled with the same seed too, but for
-    rounding, which differs between passes over one row and over many.
+    The output is that of plain `generate`, greedy token by token, and sampled with the same seed, except for rounding,
+    which differs between passes over one row and over many.
 
     Args:
         model: a causal language model of transformers 5.
         input_ids: int64 [1, length], the prompt.
-        logits_processor: as `generate` prepares them, like the next two.
+        logits_processor: as prepared by `generate`, as for the next two.
         stopping_criteria: when the text ends.
-        generation_config: of this call.
+        generation_config: configuration of this call.
         drafter: proposes drafts; None decodes without.
-        budget: most nodes of a draft, without a planner.
+        budget: maximum nodes of a draft, without a planner.
         planner: chooses how much of a draft is verified.
-        min_prob: least probability of a drafted node.
+        min_prob: minimum probability of a drafted node.
         token_streamer: gets the prompt and every token, as `streamer` in plain `generate`.
-        on_step: called after the prefill, as a step with an empty tree, and after every pass. What it raises ends
-            generation; the cache then holds all tokens but the last of that step.
-        forward: runs the passes, see `draftstore.hf.targets`; by default what suits model and cache.
-        model_kwargs: what the model is called with.
+        on_step: called after the prefill, as a step with an empty tree, and after every pass. An exception that it
+            raises ends generation; the cache then holds all tokens but the last of that step.
+        forward: runs the passes, see `draftstore.hf.targets`; by default chosen by model and cache.
+        model_kwargs: arguments of the model.
 
     Returns:
         int64 [1, length], prompt and output, or with `return_dict_in_generate` what plain generate returns.
 
     Raises:
-        DecodingError: drafts cannot serve this way of generating: several texts, beams, encoder-decoder models, linear
-            attention, no cache or one that cannot go back, attentions as an output.
+        DecodingError: unsupported generation: several texts, beams, encoder-decoder models, linear attention, no cache
+            or one without rollback, attentions as an output.
     """
     check_request(model, input_ids, generation_config, model_kwargs, drafting=drafter is not None)
     if token_streamer is not None:
@@ -103,25 +103,25 @@ def generate(
     forward: ForwardFactory | None = None,
     **generate_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Call `model.generate` with drafts; every argument of it works as usual.
+    """Call `model.generate` with drafts; all its arguments work as usual.
 
     Args:
         model: a causal language model of transformers 5.
         inputs: int64 [1, length], the prompt; or `input_ids=`.
-        drafter: see `speculative_generate`, like the next three.
-        budget: most nodes of a draft.
+        drafter: see `speculative_generate`, as for the next three.
+        budget: maximum nodes of a draft.
         planner: chooses how much of it is verified.
-        min_prob: least probability of a node.
+        min_prob: minimum probability of a node.
         streamer: gets the prompt and every token.
-        tokenizer: of transformers, for `stop_strings`.
-        stop_strings: end the text where they are complete.
+        tokenizer: tokenizer of transformers, for `stop_strings`.
+        stop_strings: strings that end the text.
         on_step: see `speculative_generate`.
         forward: runs the passes.
-        generate_kwargs: of `model.generate`.
+        generate_kwargs: further arguments of `model.generate`.
 
     Raises:
         DecodingError: see `speculative_generate`; or there is an `assistant_model`.
-        ValueError: stop strings without a tokenizer, and whatever `model.generate` refuses.
+        ValueError: stop strings without a tokenizer, and errors of `model.generate`.
     """
     if generate_kwargs.get("assistant_model") is not None:
         raise DecodingError(
@@ -144,7 +144,7 @@ def generate(
 
 
 def default_forward(prefilled: Prefilled) -> Forward:
-    """Return how the passes of a text are run: CUDA graphs, else trees, else chains."""
+    """Return the default way to run passes: CUDA graphs, else trees, else chains."""
     if (forward := graph_forward(prefilled)) is not None:
         return forward
     trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
@@ -154,7 +154,7 @@ def default_forward(prefilled: Prefilled) -> Forward:
 def _with_stop_strings(
     model: Any, tokenizer: Any, stop_strings: str | Sequence[str] | None, generate_kwargs: dict[str, Any]
 ) -> StoppingCriteriaList:
-    """Return the stopping criteria of a request and, if there are any, that of its stop strings.
+    """Return the stopping criteria of a request, including that of its stop strings.
 
     Raises:
         ValueError: stop strings without a tokenizer.
@@ -164,7 +164,7 @@ def _with_stop_strings(
         for config in (generate_kwargs.get("generation_config"), model.generation_config):
             if config is not None and config.stop_strings is not None:
                 stop_strings = config.stop_strings
-                generate_kwargs["stop_strings"] = None  # or transformers looks for the tokenizer itself
+                generate_kwargs["stop_strings"] = None  # otherwise transformers needs the tokenizer
                 break
     if stop_strings is not None:
         if tokenizer is None:

@@ -1,6 +1,6 @@
-"""The buffers and graphs of one model: how a pass is filled in, captured, run again, and read.
+"""The buffers and CUDA graphs of one model: filling in, capturing, replaying and reading passes.
 
-See `draftstore.hf.graphs` for what they are good for.
+See `draftstore.hf.graphs` for their purpose.
 """
 
 import logging
@@ -35,13 +35,13 @@ class GraphPass(Pass):
     """A `Pass` whose tensors lie in the memory of a graph."""
 
     def __init__(self, rows: Pass, count: int, host: torch.Tensor | None, copied: Any) -> None:
-        """Show the first rows of a padded pass.
+        """Show the valid rows of a padded pass.
 
         Args:
-            rows: of the graph.
-            count: of them that mean something.
-            host: int64 [at least count, any], pinned, into which the choices are being copied; None without a graph.
-            copied: the event of that.
+            rows: the graph's pass.
+            count: number of valid rows.
+            host: int64 [at least count, any], pinned, destination of the choices; None without a graph.
+            copied: event after that copy.
         """
         self._logits, self._hidden, self._layers = rows._logits, rows._hidden, rows._layers
         self._choices, self._offset = rows._choices, rows._offset
@@ -60,23 +60,23 @@ class GraphPass(Pass):
         return self._host
 
     def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return copies of the hidden states of a row; see `Pass`. They are collected, and the next pass comes."""
+        """Return copies of the hidden states of a row, see `Pass`: the caller keeps them beyond the next pass."""
         return tuple(layer.clone() for layer in super().layers(row))
 
 
 class CapturedPass(NamedTuple):
-    """The graph of a pass, and the tensors that it writes."""
+    """The graph of a pass, and its output tensors."""
 
     rows: Pass
     graph: Any
 
 
 class GraphRunner:
-    """Runs the passes of one model as CUDA graphs: its buffers, and a graph for every shape of a pass.
+    """Runs the passes of one model as CUDA graphs: its buffers, and one graph for every shape of a pass.
 
     Attributes:
         pool: keys and values.
-        mark: of the weights and of how the model is run; with others the graphs mean nothing.
+        mark: hash of the weights' addresses and the attention; graphs are valid only for it.
     """
 
     def __init__(self, model: Any, pool: CachePool, mark: int) -> None:
@@ -109,7 +109,7 @@ class GraphRunner:
         """Start a text.
 
         Raises:
-            DecodingError: another one is not done.
+            DecodingError: another text is being decoded.
         """
         if self.busy:
             raise DecodingError(
@@ -123,7 +123,7 @@ class GraphRunner:
             self._seen[:length] = padding
 
     def end(self, owner: object) -> bool:
-        """End a text; return whether it was this one that was being decoded."""
+        """End a text; return whether it was the one being decoded."""
         mine = self._owner is not None and self._owner() is owner
         if mine:
             self._owner = None
@@ -132,14 +132,14 @@ class GraphRunner:
     def run(
         self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants, past: int, shift: int
     ) -> GraphPass:
-        """Run a pass over some rows behind `past` tokens; positions are places in the cache plus `shift`."""
+        """Run a pass over rows after `past` tokens; positions are cache positions plus `shift`."""
         count = len(tokens)
         rows = next(bucket for bucket in BUCKETS if bucket >= count)
         shape = (rows, self._width(past + rows), wants)
         with (
             torch.inference_mode(mode=False),
             torch.no_grad(),
-        ):  # what is kept must be writable in and out of it
+        ):  # tensors that are kept must be writable inside and outside of inference mode
             self._fill_in(tokens, tree, rows, past, shift)
             if self._captures and shape not in self._captured:
                 self._captured[shape] = self._capture(*shape)
@@ -150,16 +150,16 @@ class GraphRunner:
             return GraphPass(captured.rows, count, self._fetch(captured.rows._choices, count), self._copied)
 
     def _width(self, columns: int) -> int:
-        """Return how many columns a pass sees that needs `columns` at least."""
+        """Return the columns of a pass that needs at least `columns`."""
         width = LEAST_WIDTH
         while width < columns:
             width *= 2
         return min(width, self.pool.length)
 
     def _fill_in(self, tokens: NDArray[np.int64], tree: DraftTree, rows: int, past: int, shift: int) -> None:
-        """Write what the pass computes from, and send it to the device."""
+        """Write a pass's inputs to the buffers and send them to the device."""
         if self._sent is not None:
-            self._sent.synchronize()  # the last pass may still be reading the buffers of the host
+            self._sent.synchronize()  # the last pass may still be reading the host buffers
         count, shape = len(tokens), shape_of(tree)
         integers = self._host_integers.numpy()[: _HEAD + 2 * rows]
         integers[:] = 0
@@ -176,7 +176,7 @@ class GraphRunner:
             self._sent.record(torch.cuda.current_stream(self._device))
 
     def _fetch(self, choices: torch.Tensor | None, count: int) -> torch.Tensor | None:
-        """Queue the copy of the choices to the host; return int64 [count, any], which hold once the event has come."""
+        """Queue the copy of the choices to the host; return int64 [count, any], valid after the event."""
         if choices is None:
             return None
         host: torch.Tensor = self._host_choices[: choices[:count].numel()].view(count, choices.shape[1])
@@ -185,7 +185,7 @@ class GraphRunner:
         return host
 
     def _compute(self, rows: int, width: int, wants: Wants) -> Pass:
-        """Run the pass from the buffers alone, so that it can be captured: no value is looked at on the way."""
+        """Run the pass from the buffers, capturable: no value is read on the host."""
         model = self._model()
         assert model is not None
         past, first = self._integers[0:1], self._integers[1:2]
@@ -212,15 +212,15 @@ class GraphRunner:
         return pass_of(outputs, rows, wants, hidden)
 
     def _keep_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Copy logits, [1, rows, vocabulary], to the tensor of all graphs, so that their own memory is free again."""
+        """Copy logits, [1, rows, vocabulary], to the tensor shared by all graphs, to free their own memory."""
         if self._logits is None:
             self._logits = logits.new_zeros(MOST_ROWS, logits.shape[-1])
         return self._logits[: logits.shape[1]].copy_(logits[0])[None]
 
     def _capture(self, rows: int, width: int, wants: Wants) -> CapturedPass | None:
-        """Capture the graph of a number of rows and columns; None if something in the model does not let it be.
+        """Capture the graph for a number of rows and columns; None if the model cannot be captured.
 
-        On the way what is in the buffers is computed, which does no harm.
+        This also computes the buffers' present content, which is harmless.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
@@ -253,5 +253,5 @@ def captures(device: torch.device) -> bool:
 
 
 def event(device: torch.device) -> Any:
-    """Return a mark in the work that a GPU has queued; None on a processor."""
+    """Return a CUDA event; None on a CPU."""
     return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

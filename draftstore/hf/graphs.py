@@ -1,25 +1,25 @@
 """Forward passes as CUDA graphs: static buffers, one graph for each number of rows, no logits on the host.
 
-A pass over a tree of 20 nodes runs some thousand small kernels; to queue them takes the processor longer than an 8B
-model's weights take to be read. A CUDA graph is queued at once. It always computes the same shapes at the same
-addresses, so everything that a pass needs lies in buffers that are written in place:
+A pass over a tree of 20 nodes runs some thousand small kernels; launching them takes the CPU longer than the GPU needs
+to read an 8B model's weights. A CUDA graph is launched at once. It always computes the same shapes at the same
+addresses, so all inputs and outputs of a pass lie in static buffers:
 
     pool      keys, values [layers, 1, heads, length, size], of all layers: keeping the accepted rows is one gather each
     integers  tokens in the cache, position of row 0, ids and depths of the rows      host -> device, pinned
     bias      float32 [rows, rows], which row attends to which                          host -> device, pinned
     choices   int64 [rows, 1 or 9], the most likely tokens                              device -> host, pinned
 
-The rows of a pass are filled up to the next of 1, 2, 4, 8, 16, 32, 64, 96, 128. What is filled in attends to the past
-and to itself, nothing attends to it, and its keys lie behind the last row, where the next pass writes its own.
+The rows of a pass are padded to the next of 1, 2, 4, 8, 16, 32, 64, 96, 128. Padding attends to the past and to itself,
+nothing attends to it, and its keys lie behind the last row, where the next pass overwrites them.
 
-Attention sees 256, 512, 1024, ... columns of the pool, as many as the text has come to need: its cost grows with the
-text, and not with what the pool could hold.
+Attention sees 256, 512, 1024, ... columns of the pool, as many as the text needs: its cost grows with the text, not
+with the size of the pool.
 
-A graph is captured when its numbers of rows and columns first occur, after the same pass has run outside of it on a
-stream of its own. All graphs of a model share one pool of memory, and one tensor that takes their logits: the outputs
-of one are not used once the next one runs. CachePool and graphs stay with the model, for all texts that fit.
+A graph is captured when its numbers of rows and columns first occur, after a warm-up run of the same pass on a separate
+stream. All graphs of a model share one memory pool and one tensor for logits: the outputs of one graph are not used
+once the next one runs. CachePool and graphs stay with the model, for all texts that fit.
 
-On a processor the same code runs without capture, which is how it is tested where there is no GPU.
+On a CPU the same code runs without capture, so that it can be tested without a GPU.
 """
 
 import logging
@@ -45,9 +45,9 @@ LOG = logging.getLogger(__name__)
 
 
 def graph_forward(prefilled: Prefilled) -> Forward | None:
-    """Return passes as CUDA graphs where they can be had: model on a GPU, `sdpa`, a static cache, nothing in the way.
+    """Return passes as CUDA graphs if possible: model on a GPU, `sdpa`, a static cache, no obstacles.
 
-    None stands for: run them in another way. A model that is decoding another text gets None too.
+    None: passes must run in another way. A model that is decoding another text also gets None.
     """
     if prefilled.model.device.type != "cuda":
         return None
@@ -61,7 +61,7 @@ def graph_forward(prefilled: Prefilled) -> Forward | None:
 
 
 def why_not(prefilled: Prefilled) -> str | None:
-    """Return why passes cannot be captured; None if they can."""
+    """Return the reason why passes cannot be captured; None if they can."""
     model, cache = prefilled.model, prefilled.model_kwargs.get("past_key_values")
     config = model.config.get_text_config(decoder=True)
     if not isinstance(prefilled.memory, FixedCache) or not isinstance(cache, StaticCache):
@@ -89,10 +89,10 @@ class GraphForward:
     trees = True
 
     def __init__(self, prefilled: Prefilled) -> None:
-        """Take the prompt's keys and values into the model's pool.
+        """Copy the prompt's keys and values into the model's pool.
 
         Raises:
-            DecodingError: passes cannot be captured, or the model is at work on another text.
+            DecodingError: passes cannot be captured, or the model is decoding another text.
         """
         why = why_not(prefilled)
         if why is not None:
@@ -106,7 +106,7 @@ class GraphForward:
         self._runner.begin(self, self._cache, self._length, kwargs.get("attention_mask"))
 
     def room(self) -> int:
-        """Return the nodes that the next pass may have: what the given cache could take, and the largest graph."""
+        """Return the maximum nodes of the next pass: room in the given cache, and the largest graph."""
         return min(self._size - self._length, MOST_ROWS) - 1
 
     def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> "GraphPass":
@@ -114,12 +114,12 @@ class GraphForward:
         return self._runner.run(tokens, tree, wants, self._length, self._shift)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Move the rows that stay to the front of the pass; see `Forward`."""
+        """Move the kept rows to the front of the pass; see `Forward`."""
         self._runner.pool.move(self._length, rows)
         self._length += len(rows)
 
     def close(self) -> None:
-        """Bring the given cache up to date, and let go of the pool."""
+        """Update the given cache and release the pool."""
         if self._runner.end(self):
             self._runner.pool.spill(self._cache, self._prompt, self._length)
 
@@ -128,11 +128,11 @@ _RUNNERS: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDiction
 
 
 def _runner_of(model: Any, cache: StaticCache, length: int) -> GraphRunner:
-    """Return the runner of a model, a new one if its pool is too small or the weights have moved."""
+    """Return a model's runner, a new one if its pool is too small or the weights have moved."""
     mark = _mark_of(model)
     runner = _RUNNERS.get(model)
     if runner is None or runner.mark != mark or not runner.pool.fits(cache, length):
-        with torch.inference_mode(mode=False):  # or the buffers could not be written outside of it
+        with torch.inference_mode(mode=False):  # the buffers must be writable outside of it
             layer, size = cache.layers[0], -(-length // LEAST_WIDTH) * LEAST_WIDTH
             pool = CachePool(layer, len(cache.layers), size, MOST_ROWS)
             runner = GraphRunner(model, pool, mark)
@@ -141,6 +141,6 @@ def _runner_of(model: Any, cache: StaticCache, length: int) -> GraphRunner:
 
 
 def _mark_of(model: Any) -> int:
-    """Return a hash of where the weights lie and of how attention is computed: what a graph has taken for granted."""
+    """Return a hash of the weights' addresses and the attention implementation, which graphs depend on."""
     places = tuple(parameter.data_ptr() for parameter in model.parameters())
     return hash((places, model.config._attn_implementation, model.training))

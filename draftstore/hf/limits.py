@@ -1,7 +1,7 @@
-"""How large a draft may be: the end of the text, of the cache and of the model's positions, and one chain only.
+"""Limits on the size of a draft: end of the text, of the cache and of the model's positions; single chains.
 
-What lies beyond is cut off before the pass, so that decoding goes on to the very end of a static cache, and no node is
-verified that could not be emitted any more.
+Nodes beyond them are cut off before the pass, so that decoding can fill a static cache completely, and no node is
+verified that could not be emitted.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from draftstore.trees.tree import DraftTree
 
 
 class Limited:
-    """A planner under limits."""
+    """A planner with limits."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class Limited:
         """Limit a planner.
 
         Args:
-            planner: chooses under the limits.
-            nodes: most nodes that a pass may have now; None for any number.
-            depth: most tokens from the text to a node that are of use now; None for any number.
-            chain: only one chain can be verified.
+            planner: planner within the limits.
+            nodes: maximum nodes of the next pass; None: unlimited.
+            depth: maximum useful depth now; None: unlimited.
+            chain: whether only a chain can be verified.
         """
         self._planner = planner
         self._nodes = nodes
@@ -44,13 +44,13 @@ class Limited:
         self._planner.begin()
 
     def budget(self) -> int:
-        """Return the planner's budget, or less."""
+        """Return the planner's budget, limited."""
         if self._nodes() == 0 or self._depth() == 0:
             return 0
         return self._planner.budget()
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return what the planner chooses of a tree that is cut to the limits."""
+        """Cut a tree to the limits, then to the planner's choice."""
         if len(tree):
             tree = cut_depth(tree, self._depth())
         if len(tree) and self._chain:
@@ -60,21 +60,21 @@ class Limited:
         return self._planner.trim(tree)
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
-        """Pass on how a draft fared."""
+        """Pass a draft's outcome on."""
         self._planner.learn(proposed, verified, accepted)
 
 
 def cut_depth(tree: DraftTree, depth: int | None) -> DraftTree:
-    """Return the nodes of a tree that are at most `depth` tokens from the text."""
+    """Return the nodes of a tree up to a depth."""
     if depth is None or depth >= len(tree):
         return tree
     return select(tree, shape_of(tree).offsets[1:] <= depth)
 
 
 def best_chain(tree: DraftTree) -> DraftTree:
-    """Return the path from the text to a leaf that promises most accepted tokens: the highest sum of probabilities."""
+    """Return the path to a leaf with the most expected accepted tokens: the highest sum of probabilities."""
     parents = tree.parents.tolist()
-    promise = [0.0] * (len(tree) + 1)  # of the best path below each node; the text stands last, as parent -1
+    promise = [0.0] * (len(tree) + 1)  # of the best path below each node; the root is last, as parent -1
     best = [-1] * (len(tree) + 1)
     for node in range(len(tree) - 1, -1, -1):
         value = float(tree.probs[node]) + promise[node]
@@ -93,7 +93,7 @@ def select(tree: DraftTree, chosen: Any) -> DraftTree:
 
     Args:
         tree: in canonical order.
-        chosen: bool [n]; with a node its parent is chosen.
+        chosen: bool [n]; includes the parents of chosen nodes.
     """
     if bool(chosen.all()):
         return tree

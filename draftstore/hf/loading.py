@@ -24,12 +24,12 @@ _ACCEPTED = f"a directory with {CONFIG_FILE}, a hub name organisation/model, or 
 
 
 class LoadedModel(NamedTuple):
-    """A model that is ready to decode.
+    """A model and its tokenizer, ready to decode.
 
     Attributes:
-        model: of transformers, in evaluation mode, on its device.
-        tokenizer: of transformers, for its streamers and stop strings.
-        text: the same tokenizer as draftstore knows it: its `identity` is what stores are checked against.
+        model: model of transformers, in evaluation mode, on its device.
+        tokenizer: tokenizer of transformers, for streamers and stop strings.
+        text: the same tokenizer for draftstore: its `identity` is compared with stores'.
     """
 
     model: "PreTrainedModel"
@@ -38,24 +38,24 @@ class LoadedModel(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call the model: the directory's name, the file's, or the hub name."""
+        """Name of the model: the directory's, the file's, or the hub name."""
         return self.text.name
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the model can emit; padding may make it larger than the tokenizer's."""
+        """Size of the model's vocabulary; padding may make it larger than the tokenizer's."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def hidden_size(self) -> int | None:
-        """Numbers of the hidden states that its head is given; None without a head of its own."""
+        """Dimensions of the input of the model's head; None without a head of its own."""
         model: Any = self.model
         head = model.get_output_embeddings()
         return None if head is None else int(head.weight.shape[1])
 
     @property
     def ends(self) -> list[int]:
-        """Ids that end an answer: those that the model names, else its tokenizer's; there may be none."""
+        """Ids that end an answer: the model's, else its tokenizer's; may be empty."""
         model: Any = self.model
         ends = model.generation_config.eos_token_id
         if ends is None:
@@ -64,12 +64,12 @@ class LoadedModel(NamedTuple):
 
     @property
     def positions(self) -> int | None:
-        """Most tokens of prompt and answer together; None where the model does not say."""
+        """Maximum tokens of prompt and answer together; None if the model does not say."""
         return positions_of(self.model)
 
 
 def positions_of(model: Any) -> int | None:
-    """Return how many positions a model knows; None if it does not say."""
+    """Return the maximum positions of a model; None if it does not say."""
     known = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return known if isinstance(known, int) and known > 0 else None
 
@@ -84,17 +84,17 @@ def load_model(
     """Load a causal language model and its tokenizer.
 
     Args:
-        name_or_path: a directory, a hub name `organisation/model` (taken from the local cache where there is no
-            network), or a GGUF file, whose weights are unpacked.
-        dtype: of the weights, as torch or its name, `auto` for what the files say. By default that on a GPU, and
-            float32 on a CPU, which is slow in half precision.
-        device: `cpu`, `cuda`, `cuda:1`, ...; by default the GPU if there is one.
-        attention: `sdpa`, `eager`, `flex_attention`; by default what transformers takes.
+        name_or_path: a directory, a hub name `organisation/model` (from the local cache without a network), or a GGUF
+            file, whose weights are dequantised.
+        dtype: type of the weights, from torch or by name, or `auto` for the files' type. Default: that on a GPU, and
+            float32 on a CPU, where half precision is slow.
+        device: `cpu`, `cuda`, `cuda:1`, ...; default: the GPU if there is one.
+        attention: `sdpa`, `eager`, `flex_attention`; default: transformers' choice.
 
     Raises:
-        ModelError: nothing there, not reachable, broken, or not a model that generates text from left to right.
+        ModelError: not found, unreachable, broken, or not a causal language model.
         TokenizerError: the model has no tokenizer that draftstore can use.
-        MissingExtraError: a package of the extra `hf` is absent.
+        MissingExtraError: a package of the extra `hf` is missing.
     """
     with needs_extra("torch", EXTRA):
         import torch
@@ -112,7 +112,7 @@ def load_model(
         if file is not None:
             options["gguf_file"] = file
         elif where.type != "cpu":
-            options["device_map"] = {"": where}  # without a copy of the weights in the memory of the host
+            options["device_map"] = {"": where}  # without a copy of the weights in host memory
         model = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
         torch.nn.Module.to(model, where)
     with _low_noise(), _told(name_or_path, "tokenizer of "):
@@ -122,16 +122,16 @@ def load_model(
 
 
 def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, name: str) -> TextTokenizer:
-    """Return a model's tokenizer as draftstore knows it.
+    """Return a model's tokenizer for draftstore.
 
     Args:
-        tokenizer: of transformers.
-        source: the directory or hub name that it was loaded from. Where that holds no `tokenizer.json` (an older
-            model), or there is none (a GGUF file), what transformers made of it is taken.
-        name: for people.
+        tokenizer: tokenizer of transformers.
+        source: the directory or hub name that it was loaded from. If that has no `tokenizer.json` (an older model), or
+            there is none (a GGUF file), transformers' conversion is used.
+        name: display name.
 
     Raises:
-        TokenizerError: it is none that the package `tokenizers` knows.
+        TokenizerError: the package `tokenizers` does not support it.
     """
     if source is not None and (not Path(source).is_dir() or (Path(source) / TOKENIZER_FILE).is_file()):
         return load_tokenizer(source, name=name)
@@ -141,12 +141,12 @@ def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, nam
             f"the tokenizer of {name!r} is {type(tokenizer).__name__}, which has no {TOKENIZER_FILE}: expected one "
             "that the package 'tokenizers' knows"
         )
-    state = backend.to_str()  # a copy: draftstore switches truncation and padding off in its own
+    state = backend.to_str()  # a copy: draftstore disables truncation and padding in its own
     return TextTokenizer(type(backend).from_str(state), name, _files_of(tokenizer, state))
 
 
 def _files_of(tokenizer: "PreTrainedTokenizerBase", state: str) -> dict[str, bytes]:
-    """Return the files that such a tokenizer would have had."""
+    """Return the files that such a tokenizer would have."""
     named = ("bos_token", "eos_token", "unk_token", "pad_token")
     config: dict[str, Any] = {key: getattr(tokenizer, key, None) for key in named}
     config["chat_template"] = getattr(tokenizer, "chat_template", None)
@@ -156,10 +156,10 @@ def _files_of(tokenizer: "PreTrainedTokenizerBase", state: str) -> dict[str, byt
 
 
 def _source(name_or_path: str | Path) -> tuple[str, str | None]:
-    """Return what transformers loads from: a directory or hub name, and the name of a GGUF file in it or None.
+    """Return the source for transformers: a directory or hub name, and the name of a GGUF file in it or None.
 
     Raises:
-        ModelError: there is no such thing.
+        ModelError: it does not exist.
     """
     path, name = Path(name_or_path), str(name_or_path)
     if path.is_dir():
@@ -174,14 +174,14 @@ def _source(name_or_path: str | Path) -> tuple[str, str | None]:
         if path.suffix == GGUF_SUFFIX:
             return str(path.parent), path.name
         raise ModelError(f"{path} is a file, but no {GGUF_SUFFIX} file: pass {_ACCEPTED}")
-    here = "/" in name and path.parent.is_dir()  # a mistyped path, rather than a name on the hub
+    here = "/" in name and path.parent.is_dir()  # rather a mistyped path than a hub name
     if here or name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ModelError(f"no model at {name}: pass {_ACCEPTED}")
     return name, None
 
 
 def model_name(name_or_path: str | Path) -> str:
-    """Return what to call a model: the directory's name, the file's without its ending, or the hub name."""
+    """Return the name of a model: the directory's, the file's without its suffix, or the hub name."""
     path = Path(name_or_path)
     if path.is_file():
         return path.stem
@@ -189,10 +189,10 @@ def model_name(name_or_path: str | Path) -> str:
 
 
 def _dtype(dtype: "torch.dtype | str | None", device: "torch.device") -> "torch.dtype | str":
-    """Return the type of weights to ask transformers for.
+    """Return the type of weights for transformers.
 
     Raises:
-        ModelError: there is none of that name.
+        ModelError: unknown type.
     """
     if dtype is None:
         return "float32" if device.type == "cpu" else "auto"
@@ -203,7 +203,7 @@ def _dtype(dtype: "torch.dtype | str | None", device: "torch.device") -> "torch.
 
 @contextmanager
 def _low_noise() -> Iterator[None]:
-    """Show the progress bars of transformers only where somebody looks; warnings are shown everywhere."""
+    """Show the progress bars of transformers only on a terminal; warnings are always shown."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -214,7 +214,7 @@ def _low_noise() -> Iterator[None]:
     try:
         with redirect_stderr(
             io.StringIO()
-        ):  # the bar of GGUF files asks nobody; logging keeps its own stream
+        ):  # the bar of GGUF files ignores settings; logging keeps its own stream
             yield
     finally:
         if shown:
@@ -223,7 +223,7 @@ def _low_noise() -> Iterator[None]:
 
 @contextmanager
 def _told(name_or_path: str | Path, what: str = "") -> Iterator[None]:
-    """Turn what transformers raises while it loads into one sentence.
+    """Turn transformers' loading errors into a single sentence.
 
     Raises:
         ModelError: it cannot load.
@@ -233,7 +233,7 @@ def _told(name_or_path: str | Path, what: str = "") -> Iterator[None]:
     except (MemoryError, DraftstoreError):
         raise
     except Exception as error:
-        # Configurations, weights and hub are read by many libraries: any of their errors means the same here.
+        # Many libraries read configurations, weights and the hub: all their errors mean the same here.
         text = " ".join(str(error).split())
         reason = text if len(text) <= 300 else text[:300] + "..."
         raise ModelError(

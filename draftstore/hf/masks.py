@@ -1,7 +1,7 @@
-"""Which rows of a pass may attend to which: the past, themselves, and their ancestors in the tree.
+"""Attention masks of a pass: each row attends to the past, itself, and its ancestors in the tree.
 
-A pass over a tree of n nodes has n + 1 rows: row 0 is the text's last token, row i + 1 is node i. Their keys stand
-behind those of the past, in the same order:
+A pass over a tree of n nodes has n + 1 rows: row 0 is the text's last token, row i + 1 is node i. Their keys follow
+those of the past, in the same order:
 
             past  | 0 1 2 3          tree   | 1 - 2
     row 0   x x x | x . . .                 | 3
@@ -9,10 +9,10 @@ behind those of the past, in the same order:
     row 2   x x x | x x x .
     row 3   x x x | x . . x
 
-`sdpa` and `eager` take a bias that is added to the attention scores, 0 or minus infinity, in the model's type. (A
-boolean mask would be turned into the same bias by every layer of its own in `sdpa`, and be added as 0 and 1 in
-`eager`.) `flex_attention` takes blocks of 128 x 128 and a function; it would take the bias too, but then what torch
-2.13 compiles for processors crashes.
+`sdpa` and `eager` take an additive bias for the attention scores, 0 or minus infinity, in the model's type. (A boolean
+mask would be converted to it in every layer by `sdpa`, and be added as 0 and 1 by `eager`.) `flex_attention` takes
+blocks of 128 x 128 and a function; it would accept the bias too, but the code that torch 2.13 then compiles for CPUs
+crashes.
 """
 
 from collections.abc import Iterator
@@ -32,11 +32,11 @@ BLOCK = 128
 
 
 class Shape(NamedTuple):
-    """How the rows of a pass hang together.
+    """The tree structure of a pass's rows.
 
     Attributes:
         bias: float32 [n + 1, n + 1], 0 where a row may attend to a column, else minus infinity.
-        offsets: int64 [n + 1], tokens from the text's last one to each row: 0 for row 0.
+        offsets: int64 [n + 1], depth of each row: 0 for row 0.
     """
 
     bias: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(tree: DraftTree) -> Shape:
-    """Return how the rows of a tree hang together."""
+    """Return the structure of a tree's rows."""
     return Shape(*_shape(read_only(np.ascontiguousarray(tree.parents, np.int16))))
 
 
@@ -66,15 +66,15 @@ def _shape(parents):  # type: ignore[no-untyped-def]
 def attention_bias(
     shape: Shape, past: int, width: int, hidden: torch.Tensor | None, like: torch.Tensor
 ) -> torch.Tensor:
-    """Return the bias of a pass.
+    """Return the attention bias of a pass.
 
     Args:
-        shape: of its tree.
-        past: keys that were there before the pass.
-        width: columns: past + n + 1, or all of a static cache.
-        hidden: float [at most past], what is added at the first columns of every row, minus infinity at padding. None
-            if all are seen.
-        like: a tensor of the type and on the device of the result.
+        shape: structure of its tree.
+        past: keys before the pass.
+        width: number of columns: past + n + 1, or all of a static cache.
+        hidden: float [at most past], bias of the first columns in every row, minus infinity at padding. None without
+            padding.
+        like: a tensor with the type and device of the result.
 
     Returns:
         [1, 1, n + 1, width].
@@ -94,8 +94,8 @@ def block_mask(
 ) -> BlockMask:
     """Return the mask of a pass for `flex_attention`; see `attention_bias`.
 
-    Blocks of the past are computed without asking the function, blocks behind the rows not at all. The function reads
-    a tensor, so that it is the same code in every pass and is compiled once.
+    Blocks of the past are computed without calling the function, blocks behind the rows not at all. The function reads
+    a tensor, so that it has the same code in every pass and is compiled once.
     """
     rows = len(shape.offsets)
     tiles, blocks = -(-rows // BLOCK), -(-width // BLOCK)
@@ -122,19 +122,19 @@ def block_mask(
 def _block_list(
     start: int, stop: int, tiles: int, blocks: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many blocks every tile of rows attends to, int32 [1, 1, tiles], and which, [1, 1, tiles, blocks]."""
+    """Return the number of blocks for every tile of rows, int32 [1, 1, tiles], and which, [1, 1, tiles, blocks]."""
     order = torch.arange(start, start + blocks, dtype=torch.int32, device=device).clamp_(max=blocks - 1)
     counts = torch.full((1, 1, tiles), stop - start, dtype=torch.int32, device=device)
     return counts, order.expand(1, 1, tiles, blocks).contiguous()
 
 
 def padding_bias(attention_mask: torch.Tensor | None, past: int, like: torch.Tensor) -> torch.Tensor | None:
-    """Return what hides the padding: float [past], on the device of `like`; None if there is none.
+    """Return the bias for padding: float [past], on the device of `like`; None without padding.
 
     Args:
-        attention_mask: int [1, at least past], 0 where the text is padding.
+        attention_mask: int [1, at least past], 0 at padding.
         past: keys in the cache.
-        like: a tensor of the type and on the device of the result.
+        like: a tensor with the type and device of the result.
     """
     if attention_mask is None or bool((attention_mask[0, :past] != 0).all()):
         return None
@@ -144,9 +144,9 @@ def padding_bias(attention_mask: torch.Tensor | None, past: int, like: torch.Ten
 
 @contextmanager
 def masks_by_model(model: Any, cache: Any) -> Iterator[None]:
-    """Have a model with `flex_attention` and a static cache make its masks itself.
+    """Let a model with `flex_attention` and a static cache create its own masks.
 
-    Otherwise transformers (5.20 to 5.23 at least) makes them before, and fails: a `BlockMask` is not `contiguous()`.
+    Otherwise transformers (at least 5.20 to 5.23) creates them earlier and fails: a `BlockMask` is not `contiguous()`.
     """
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     if attention != "flex_attention" or not cache.is_compileable:

@@ -1,4 +1,4 @@
-"""What a forward pass yields: logits, the most likely tokens, hidden states; on the device until they are asked for."""
+"""The outputs of a forward pass: logits, most likely tokens, hidden states; kept on the device until requested."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ CHUNK = 128
 
 
 class Wants(NamedTuple):
-    """What a pass is asked for beside its logits.
+    """The outputs needed from a pass besides its logits.
 
     Attributes:
-        best: the most likely token of every row.
-        candidates: the 8 most likely tokens of every row.
-        hidden: the last hidden state of every row.
-        layers: the hidden states of every layer.
+        best: most likely token of every row.
+        candidates: 8 most likely tokens of every row.
+        hidden: last hidden state of every row.
+        layers: hidden states of every layer.
     """
 
     best: bool = True
@@ -35,7 +35,7 @@ class Wants(NamedTuple):
 
 
 class Pass:
-    """What a forward pass over n + 1 rows yields. It is on the device until it is asked for."""
+    """The outputs of a forward pass over n + 1 rows, on the device until requested."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Pass:
         hidden: torch.Tensor | None = None,
         layers: tuple[torch.Tensor, ...] | None = None,
     ) -> None:
-        """Queue what was asked for.
+        """Queue the requested outputs.
 
         Args:
             logits: [n + 1, vocabulary].
-            wants: what will be asked for.
+            wants: outputs needed.
             hidden: [n + 1, d], the last hidden states.
-            layers: of each layer [1, n + 1, d]. A single row takes all of them, as that of the prefill does in plain
+            layers: [1, n + 1, d] for each layer. A single row returns all of them, as the prefill does in plain
                 generate.
         """
         self._logits = logits
@@ -62,17 +62,17 @@ class Pass:
         self._host: NDArray[np.int64] | None = None
 
     def best(self) -> list[int]:
-        """Return [n + 1], the most likely token at each row, the lowest id among equals as float32."""
+        """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
         if self._best is None:
             self._best = self._fetch()[:, 0].tolist()
         return self._best
 
     def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, -1 where there are fewer."""
+        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, filled up with -1."""
         return self._fetch()[:, self._offset :].astype(np.int32)
 
     def _fetch(self) -> NDArray[np.int64]:
-        """Copy everything that was asked for to the host, at once."""
+        """Copy all requested outputs to the host at once."""
         if self._host is None:
             assert self._choices is not None, "asked for what was not wanted"
             self._host = self._choices.cpu().numpy()
@@ -85,10 +85,10 @@ class Pass:
     def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
         """Return float32 [d], the hidden state after the final norm at a row, projected if a projection is given.
 
-        None if it is not known.
+        None if unknown.
 
         Raises:
-            DecodingError: the projection is that of a model with states of another size.
+            DecodingError: the projection is for another size of states.
         """
         if self._hidden is None:
             return None
@@ -98,7 +98,7 @@ class Pass:
         return vector
 
     def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return [1, 1, d] of each layer: the hidden states at a row, as `output_hidden_states` gives them."""
+        """Return [1, 1, d] of each layer: the hidden states at a row, in the form of `output_hidden_states`."""
         assert self._layers is not None, "asked for what was not wanted"
         if len(self._logits) == 1:
             return self._layers
@@ -106,16 +106,16 @@ class Pass:
 
 
 def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
-    """Return int64 [n + 1, any], the most likely token and the candidates of every row, as far as they are wanted.
+    """Return int64 [n + 1, any], the most likely token and the candidates of every row, as requested.
 
-    The largest of many numbers are looked for in the chunks whose peaks are largest: a maximum without its place takes
-    a tenth of the time of one with it, and the whole a quarter of the time of `argmax` and `topk`.
+    The top values are searched only in the chunks with the largest maxima: a maximum without its index takes a tenth of
+    the time of one with it, and the whole a quarter of the time of `argmax` and `topk`.
 
     Args:
         logits: [n + 1, vocabulary].
-        wants: what is wanted.
+        wants: outputs needed.
     """
-    if logits.dtype == torch.float64:  # plain generate compares as float32, in which more of them are equal
+    if logits.dtype == torch.float64:  # plain generate compares in float32, which has more ties
         logits = logits.float()
     size = logits.shape[-1]
     known = min(CANDIDATES, size)
@@ -129,7 +129,7 @@ def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
         chunks = logits.reshape(len(logits), -1, CHUNK)
         peaks = chunks.amax(-1)
         if wants.best:
-            places = peaks.argmax(-1, keepdim=True)  # the first of equal peaks, and so on: the lowest id
+            places = peaks.argmax(-1, keepdim=True)  # the first among ties: the lowest id
             columns.append(places * CHUNK + _of_chunks(chunks, places).argmax(-1, keepdim=True))
         if wants.candidates:
             places = peaks.topk(known, -1).indices
@@ -143,7 +143,7 @@ def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
 
 
 def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return some chunks of every row, side by side.
+    """Return selected chunks of every row, side by side.
 
     Args:
         chunks: [rows, chunks, width].
@@ -157,12 +157,12 @@ def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
-    """Catch what the model's head is given by this thread: the last hidden states, after the final norm.
+    """Capture the input of the model's head in this thread: the last hidden states, after the final norm.
 
-    A model is shared: other threads run passes of other texts meanwhile.
+    A model is shared: other threads may run passes of other texts meanwhile.
 
     Yields:
-        a list that takes [1, rows, d] for every forward pass inside the block; it stays empty if they are not wanted or
+        A list that receives [1, rows, d] for every forward pass inside the block; it stays empty if not wanted or if
         the model has no head of its own.
     """
     caught: list[torch.Tensor] = []
@@ -184,13 +184,13 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
 
 
 def pass_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> Pass:
-    """Return the last rows of what a model returned.
+    """Return a model's outputs for the last rows.
 
     Args:
-        outputs: of the model, for one text.
-        rows: how many.
-        wants: what will be asked for.
-        hidden: what `last_hidden` caught.
+        outputs: outputs of the model for one text.
+        rows: number of rows.
+        wants: outputs needed.
+        hidden: states from `last_hidden`.
     """
     return Pass(
         outputs.logits[0, -rows:],

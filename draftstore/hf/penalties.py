@@ -1,4 +1,4 @@
-"""What requests add to logits: penalties for what the answer says already, and a bias for single tokens."""
+"""Logits processors of requests: penalties for tokens in the answer, and biases for single tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,9 @@ from transformers import LogitsProcessor
 
 
 class Penalties(LogitsProcessor):
-    """OpenAI's presence and frequency penalties, of the answer alone, and its logit bias.
+    """OpenAI's presence and frequency penalties, for the answer only, and its logit bias.
 
-    It reads everything from the ids that it is called with, so it is exact at every node of a draft: each is judged by
-    the prefix that it would have.
+    It depends only on the ids passed in, so it is exact at every node of a draft: each is scored with its own prefix.
     """
 
     def __init__(
@@ -22,12 +21,12 @@ class Penalties(LogitsProcessor):
         frequency: float = 0.0,
         bias: Mapping[int, float] | None = None,
     ) -> None:
-        """Change the logits of one answer.
+        """Prepare for one answer.
 
         Args:
-            prompt_tokens: ids before it.
-            presence: taken from the logit of each token that is in the answer.
-            frequency: the same, for each time that it is.
+            prompt_tokens: number of ids before it.
+            presence: subtracted from the logit of each token in the answer.
+            frequency: the same for each occurrence.
             bias: added to logits, by token id.
         """
         self._start = prompt_tokens

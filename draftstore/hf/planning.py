@@ -1,4 +1,4 @@
-"""How much of a draft is verified: a planner for a loaded model, by what its forward passes cost."""
+"""Choice of a planner for a loaded model, by the cost of its forward passes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,13 +21,13 @@ its bandwidth and arithmetic. They keep drafts that do not pay from being verifi
 
 
 class Effort(NamedTuple):
-    """How much is verified.
+    """How much of a draft to verify.
 
     Attributes:
-        budget: most nodes of a draft; None is 64, and with `fixed` what suits the device.
-        min_prob: least probability of a node.
-        curve: file of a cost curve; None takes the one that `draftstore tune` has stored, or a typical one.
-        fixed: verify as many nodes as the budget lets, whatever they cost.
+        budget: maximum nodes of a draft; None: 64, and with `fixed` a number for the device.
+        min_prob: minimum probability of a node.
+        curve: file of a cost curve; None: the curve stored by `draftstore tune`, or a typical one.
+        fixed: whether to verify drafts up to the budget regardless of cost.
     """
 
     budget: int | None = None
@@ -37,17 +37,17 @@ class Effort(NamedTuple):
 
 
 class VerificationPlan(NamedTuple):
-    """A planner, and what it does in words."""
+    """A planner and its description."""
 
     planner: Planner
     words: str
 
 
 def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
-    """Return the planner of a model: by its cost curve, or where none was measured by a typical one of such devices.
+    """Return a planner for a model: with its measured cost curve, else a typical one for such devices.
 
     Raises:
-        CurveError: the curve that was named cannot be read, or is that of another model or device.
+        CurveError: the named curve cannot be read, or belongs to another model or device.
     """
     from draftstore.hf.tuning import conditions_of, find_curve, load_curve
 

@@ -1,9 +1,9 @@
-"""Keys and values of all layers of a model in one tensor each, written in place.
+"""Keys and values of all layers in one tensor each, updated in place.
 
     keys, values     [layers, 1, heads, length, size]
 
-Rows of a pass that was accepted are moved to its front by one gather for keys and one for values, whatever the number
-of layers; and the addresses never change, as CUDA graphs need it.
+Accepted rows are moved to the front of a pass by one gather for keys and one for values, whatever the number of layers;
+addresses never change, as CUDA graphs require.
 """
 
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ class CachePool:
     """Keys and values of all layers in one tensor each.
 
     Attributes:
-        length: tokens that fit.
-        keys: [layers, 1, heads, length, size]; 0 where nothing was written yet, for what is masked must be finite.
-        values: in the same form.
-        places: int64 [rows], where the rows of the pass at hand are written.
+        length: maximum tokens.
+        keys: [layers, 1, heads, length, size]; initially 0, because masked values must be finite.
+        values: same shape.
+        places: int64 [rows], positions to write the current pass's rows to.
         width: columns that it sees.
-        cache: the same tensors, as a model sees them.
+        cache: the same tensors as a cache of the model.
     """
 
     def __init__(self, like: Any, layers: int, length: int, rows: int) -> None:
-        """Reserve memory.
+        """Allocate memory.
 
         Args:
-            like: a layer of a `StaticCache` that has been filled.
-            layers: how many of them.
-            length: tokens that shall fit.
-            rows: most rows of a pass.
+            like: a filled layer of a `StaticCache`.
+            layers: number of layers.
+            length: maximum tokens.
+            rows: maximum rows of a pass.
         """
         self.length = self.width = length
         self.keys, self.values = (
@@ -49,7 +49,7 @@ class CachePool:
         self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
 
     def fits(self, cache: StaticCache, length: int) -> bool:
-        """Tell whether the texts of a cache fit."""
+        """Tell whether a cache's texts fit."""
         layer: Any = cache.layers[0]
         alike = (layer.keys.dtype, layer.keys.device) == (self.keys.dtype, self.keys.device)
         return alike and self.length >= length
@@ -62,7 +62,7 @@ class CachePool:
             self.values[index, :, :, :length] = layer.values[:, :, :length]
 
     def spill(self, cache: StaticCache, start: int, stop: int) -> None:
-        """Copy the tokens from `start` on back, so that the cache holds `stop` tokens."""
+        """Copy tokens from `start` on back to a cache, which then holds `stop` tokens."""
         layers: Sequence[Any] = cache.layers
         for index, layer in enumerate(layers):
             layer.keys[:, :, start:stop] = self.keys[index, :, :, start:stop]
@@ -75,7 +75,7 @@ class CachePool:
         count = len(rows) - settled
         if count == 0:
             return
-        # The last copy from this buffer is done: after it came a pass, and a token of that pass has been chosen.
+        # This buffer's last copy is done: a later pass has already returned a token.
         self._source.numpy()[:count] = rows[settled:]
         index = self._index[:count].copy_(self._source[:count], non_blocking=True).add_(past)
         for states in (self.keys, self.values):
@@ -83,7 +83,7 @@ class CachePool:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """A layer of the pool as the model sees it: new keys and values go to the rows that the pool names."""
+    """A layer of the pool as a cache of the model: new keys and values go to the rows set in the pool."""
 
     is_compileable = True
     is_sliding = False
@@ -95,12 +95,12 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the pool is there."""
+        """Do nothing: the pool is allocated."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows of a pass, [1, heads, rows, size] each; return the columns that it sees."""
+        """Write the rows of a pass, [1, heads, rows, size] each; return the visible columns."""
         assert self.keys is not None
         assert self.values is not None
         self.keys.index_copy_(2, self._pool.places, key_states)
@@ -112,7 +112,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._pool.width, 0
 
     def get_seq_length(self) -> int:
-        """Return 0: positions and mask are always given, so no model asks."""
+        """Return 0: positions and mask are always given, so no model uses it."""
         return 0
 
     def get_max_length(self) -> int:
@@ -121,11 +121,11 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def fits_pool(cache: StaticCache) -> bool:
-    """Tell whether the layers of a cache, which has been filled, are all of one shape."""
+    """Tell whether the layers of a filled cache all have the same shape."""
     layers: list[Any] = list(cache.layers)
     return len({(layer.keys.shape, layer.values.shape) for layer in layers}) == 1
 
 
 def host_buffer(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return memory of the host, pinned where a GPU copies from it."""
+    """Return host memory, pinned if a GPU copies from it."""
     return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")

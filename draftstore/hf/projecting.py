@@ -1,4 +1,4 @@
-"""Hidden states as the queries of dense stores, projected where they lie: then only a few numbers leave the device."""
+"""Projection of hidden states to queries of dense stores on the device, so that only a few numbers are copied."""
 
 import weakref
 
@@ -12,17 +12,17 @@ _KEPT: "weakref.WeakKeyDictionary[Projection, dict[torch.device, _Weights]]" = w
 
 
 def project(projection: Projection, states: torch.Tensor) -> torch.Tensor:
-    """Project hidden states, in float32 whatever their type.
+    """Project hidden states in float32, whatever their type.
 
     Args:
-        projection: of a dense store; its weights are copied to a device once.
+        projection: projection of a dense store; its weights are copied to a device once.
         states: [..., hidden_size].
 
     Returns:
         float32 [..., dims], on the same device.
 
     Raises:
-        DecodingError: the states are of another size.
+        DecodingError: the states have the wrong size.
     """
     if states.shape[-1] != projection.hidden_size:
         raise DecodingError(
@@ -37,7 +37,7 @@ def _weights_on(projection: Projection, device: torch.device) -> _Weights:
     """Return weights, float32 [dims, hidden_size], and bias, float32 [dims], on a device."""
     places = _KEPT.setdefault(projection, {})
     if device not in places:
-        with torch.inference_mode(mode=False):  # they serve outside of it too
+        with torch.inference_mode(mode=False):  # they are also used outside of it
             weights, bias = (torch.tensor(array) for array in (projection.weights, projection.bias))
             places[device] = weights.to(device), bias.to(device)
     return places[device]

@@ -1,4 +1,4 @@
-"""The hidden states of recorded outputs, computed again: what dense stores are asked with when outputs are replayed."""
+"""Recomputed hidden states of recorded outputs, as queries of dense stores in a replay."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,14 @@ TOGETHER = 16
 
 
 def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recording]:
-    """Yield recordings with the states that predicted their outputs, in their order.
+    """Yield recordings with the states that predicted their outputs, in order.
 
-    The model reads prompt and output at once. It must be the one that made the outputs, or drafts are asked for with
-    states that no decoding would have.
+    The model reads prompt and output at once. It must be the model that made the outputs, otherwise the states are not
+    those of decoding.
 
     Args:
-        model: of transformers, on its device.
-        recordings: any number of them; a few are read ahead.
+        model: model of transformers, on its device.
+        recordings: any number; a few are read ahead.
 
     Raises:
         ModelError: see `draftstore.hf.states.last_states`.
@@ -37,16 +37,16 @@ def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recordi
 
 
 def _with(recording: Recording, states: Any) -> Recording:
-    """Return a recording with its states.
+    """Add its states to a recording.
 
     Args:
-        recording: without.
-        states: float32 [prompt + output - 1, hidden_size]; None where that is nothing.
+        recording: recording without states.
+        states: float32 [prompt + output - 1, hidden_size]; None if that is empty.
     """
     wanted = len(recording.output)
     if wanted == 0 or states is None:
         return recording
     hidden = np.full((wanted, states.shape[1]), np.nan, np.float32)
-    known = states[-wanted:]  # without a prompt, nothing predicted the first token
+    known = states[-wanted:]  # without a prompt, the first token has no state
     hidden[wanted - len(known) :] = known
     return dataclasses.replace(recording, hidden=hidden)

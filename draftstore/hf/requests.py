@@ -1,4 +1,4 @@
-"""What is asked of a model: a prompt, a limit, and how tokens are chosen. Nothing here imports torch."""
+"""Generation requests: a prompt, a limit, and sampling settings. Imports no torch."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ GREEDY = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """Sampling settings.
 
-    None leaves a setting to the model's own generation settings, and where these are silent to the defaults of OpenAI's
-    API: temperature 1, and no filter.
+    None takes a setting from the model's generation configuration, or if that lacks it, OpenAI's default: temperature
+    1, no filter.
 
     Attributes:
         temperature: below `GREEDY` the most likely token is taken.
-        top_p: least probability mass that is kept; 0 is greedy.
-        top_k: most tokens that are kept; 0 keeps all.
-        min_p: least probability that is kept, as a share of the highest.
-        repetition_penalty: of every token of prompt and answer; 1 is none.
-        presence: taken from the logit of a token that is in the answer so far.
-        frequency: the same, for each time that it is.
+        top_p: probability mass of nucleus sampling; 0 is greedy.
+        top_k: number of most likely tokens kept; 0 keeps all.
+        min_p: minimum probability relative to the highest.
+        repetition_penalty: for every token of prompt and answer; 1 is none.
+        presence: subtracted from the logit of each token in the answer so far.
+        frequency: the same for each occurrence.
         bias: added to logits, by token id.
-        seed: two requests with the same one and the same rest get the same answer; None takes a new one.
+        seed: equal requests with the same seed get the same answer; None: random.
     """
 
     temperature: float | None = None
@@ -46,8 +46,8 @@ class GenerationRequest:
 
     Attributes:
         prompt: int32 [n], at least one id.
-        max_tokens: most tokens of the answer.
-        sampling: how they are chosen.
+        max_tokens: maximum tokens of the answer.
+        sampling: sampling settings.
     """
 
     prompt: NDArray[np.int32]

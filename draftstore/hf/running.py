@@ -1,4 +1,4 @@
-"""One text: the prompt is read as plain `generate` reads it, then `draftstore.decoding.loop` goes on."""
+"""Decoding of one text: prefill as in plain `generate`, then `draftstore.decoding.loop`."""
 
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns
@@ -63,14 +63,14 @@ class Run:
         min_prob: float,
         factory: ForwardFactory,
     ) -> Generator[Step, None, None]:
-        """Yield the prefill as a step, then those of decoding.
+        """Yield the prefill as a step, then the decoding steps.
 
         Args:
-            model_kwargs: what the model is called with.
+            model_kwargs: arguments of the model.
             drafter: None decodes without drafts.
             planner: chooses how much of a draft is verified.
-            min_prob: least probability of a drafted node.
-            factory: of what runs the passes.
+            min_prob: minimum probability of a drafted node.
+            factory: creates the object that runs the passes.
         """
         step, verdict = self._prefill(model_kwargs, drafter)
         yield step
@@ -81,7 +81,7 @@ class Run:
             session = drafter.session(
                 self._known_ids(), hidden=verdict.hidden(0), candidates=verdict.candidates()
             )
-        del verdict  # it holds what the prefill computed
+        del verdict  # frees the prefill's outputs
         memory = rollback_cache(self._kwargs["past_key_values"], drafter is not None)
         prefilled = Prefilled(self._model, memory, self._kwargs, self._text)
         forward = factory(prefilled)
@@ -99,7 +99,7 @@ class Run:
             target.close()
 
     def _prefill(self, model_kwargs: dict[str, Any], drafter: Drafter | None) -> tuple[Step, ModelVerdict]:
-        """Run the prompt through the model, as plain generate does, and emit the first token."""
+        """Run the prompt through the model as plain generate does, and emit the first token."""
         begin = perf_counter_ns()
         drafting = drafter is not None
         with last_hidden(self._model, drafting) as hidden:
@@ -127,13 +127,13 @@ class Run:
         return self._over
 
     def _known_ids(self) -> NDArray[np.int32]:
-        """Return int32 [any], the text without the padding in front."""
+        """Return int32 [any], the text without left padding."""
         ids = np.array(self._text.ids, np.int32)
         mask = self._kwargs.get("attention_mask")
         return ids if mask is None else ids[mask[0, -len(ids) :].cpu().numpy() != 0]
 
     def _depth(self) -> Callable[[], int]:
-        """Return a function to the depth that a draft may have now: no deeper than what may still be emitted."""
+        """Return a function to the maximum depth of a draft now, limited by the tokens still to be emitted."""
         most = self._stops.max_length
         limit = depth_limit(self._model)
         positions = self._kwargs.get("position_ids")
@@ -147,7 +147,7 @@ class Run:
         return depth
 
     def result(self) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """Return what plain generate returns."""
+        """Return the result in the form of plain generate."""
         sequences = self._text.tensor().clone()
         if not self._config.return_dict_in_generate:
             return sequences
@@ -162,5 +162,5 @@ class Run:
 
 
 def vocab_size(model: Any) -> int:
-    """Return how many ids a model knows."""
+    """Return the size of a model's vocabulary."""
     return int(model.config.get_text_config(decoder=True).vocab_size)

@@ -1,9 +1,9 @@
-"""The last hidden states of texts that are already there: what dense stores are keyed by.
+"""The last hidden states of given texts, the keys of dense stores.
 
     for index, states in last_states(model, texts):     # in any order; float32 [tokens of texts[index], hidden size]
 
-They are what the model's head is given, as `draftstore.hf.passes.last_hidden` catches it while decoding, computed for
-many texts at once and without the head.
+They are the inputs of the model's head, as `draftstore.hf.passes.last_hidden` captures them during decoding, computed
+in batches and without the head.
 """
 
 import hashlib
@@ -48,23 +48,23 @@ def last_states(
     batch_tokens: int | None = None,
     projection: Projection | None = None,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield the states of texts, those of similar length together; each text once, unless it is empty.
+    """Yield the states of texts, batched by similar length; each text once, unless it is empty.
 
-    Batches depend on the texts and arguments alone, so two calls give the same bits on the same machine. A text longer
-    than `max_length` is read in windows that overlap by a quarter.
+    Batches depend only on texts and arguments, so two calls give the same bits on the same machine. A text longer than
+    `max_length` is read in windows that overlap by a quarter.
 
     Args:
-        model: of transformers, on its device.
-        texts: int [n] each, with BOS where the model expects one.
-        max_length: most tokens of a window; the model's positions where those are fewer.
-        batch_tokens: most tokens of a batch; one window at least is read. None: what suits the device.
+        model: model of transformers, on its device.
+        texts: int [n] each, with BOS if the model expects one.
+        max_length: maximum tokens of a window, limited to the model's positions.
+        batch_tokens: maximum tokens of a batch, but at least one window. None: a default for the device.
         projection: applied on the device, so that only projected states are copied.
 
     Yields:
-        index of a text, float32 [n, hidden size], or [n, dims] with a projection.
+        Index of a text; float32 [n, hidden size], or [n, dims] with a projection.
 
     Raises:
-        ModelError: it has no head of its own, an encoder, or too little memory.
+        ModelError: no head of its own, an encoder, or too little memory.
     """
     yield from StateReader(model).read(texts, max_length, batch_tokens, projection)
 
@@ -73,10 +73,10 @@ class StateReader:
     """Reads the states of one model."""
 
     def __init__(self, model: Any) -> None:
-        """Find out how to run a model without its head.
+        """Prepare to run a model without its head.
 
         Raises:
-            ModelError: it has no head of its own, or an encoder.
+            ModelError: no head of its own, or an encoder.
         """
         self.model = model
         self._decode = _find_decoder(model)
@@ -93,7 +93,7 @@ class StateReader:
         pieces = [
             _Window(index, *cut) for index, ids in enumerate(texts) for cut in cut_windows(len(ids), size)
         ]
-        pieces.sort(key=lambda piece: piece.start - piece.stop)  # the longest first; stable
+        pieces.sort(key=lambda piece: piece.start - piece.stop)  # longest first; stable
         begun: dict[int, tuple[NDArray[np.float32], int]] = {}
         usual = CPU_BATCH_TOKENS if self.model.device.type == "cpu" else BATCH_TOKENS
         for batch in _batches(pieces, batch_tokens or usual):
@@ -111,9 +111,9 @@ class StateReader:
                     yield piece.text, text
 
     def _run(self, ids: list[NDArray[Any]], projection: Projection | None) -> NDArray[np.float32]:
-        """Return float32 [texts, longest, size]; what stands behind a shorter text is to be left out.
+        """Return float32 [texts, longest, size]; rows behind a shorter text are invalid.
 
-        Padding stands on the right, where nothing that counts looks: no mask is needed.
+        Padding is on the right, where no valid position attends: no mask is needed.
         """
         longest = max(map(len, ids))
         padded = np.stack([np.pad(row, (0, longest - len(row)), "edge") for row in ids]).astype(np.int64)
@@ -131,12 +131,12 @@ class StateReader:
 
 
 def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from ids [texts, n] to the states [texts, n, d] that the head is given.
+    """Return a function from ids [texts, n] to the inputs [texts, n, d] of the head.
 
-    The decoder alone is run where that yields the same; some models scale what it yields before the head.
+    It runs only the decoder if that gives the same result; some models scale the decoder's output before the head.
 
     Raises:
-        ModelError: there is no head, or an encoder.
+        ModelError: no head, or an encoder.
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder:
@@ -162,7 +162,7 @@ def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _batches(pieces: Sequence[_Window], batch_tokens: int) -> Iterator[list[_Window]]:
-    """Yield pieces, sorted with the longest first, in batches of at most `batch_tokens` tokens, padding included."""
+    """Yield pieces, sorted longest first, in batches of at most `batch_tokens` tokens, including padding."""
     begin = 0
     while begin < len(pieces):
         longest = pieces[begin].stop - pieces[begin].start
@@ -179,7 +179,7 @@ class ModelStates:
 
         Args:
             loaded: the model.
-            batch_tokens: most tokens of a batch; None: what suits the device.
+            batch_tokens: maximum tokens of a batch; None: a default for the device.
 
         Raises:
             ModelError: see `StateReader`.
@@ -193,7 +193,7 @@ class ModelStates:
         self.positions = loaded.positions
 
     def identity(self) -> dict[str, str]:
-        """Return what decides the states: the type of the weights, their sum, the configuration."""
+        """Return what determines the states: the weights' type and checksum, and the configuration."""
         model = self._reader.model
         return {"dtype": str(model.dtype).removeprefix("torch."), "weights": weights_digest(model)}
 
@@ -206,10 +206,10 @@ class ModelStates:
 
 
 def weights_digest(model: Any) -> str:
-    """Return a SHA-256 that tells models apart, wherever and in whatever files they lie.
+    """Return a SHA-256 that identifies a model, independent of its location and files.
 
-    It is taken over the configuration and, for each tensor, its name, shape, type, and the sum of its bits read as
-    integers: exact, so the same on every device, and as fast as the memory can be read.
+    It covers the configuration and, for each tensor, its name, shape, type, and the sum of its bits as integers: exact,
+    so equal on every device, and computed at memory bandwidth.
     """
     config = model.config.to_diff_dict()
     known = {key: value for key, value in config.items() if key not in VOLATILE}
@@ -220,7 +220,7 @@ def weights_digest(model: Any) -> str:
 
 
 def _bit_sum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's bits, read as integers of 64 bits that wrap around."""
+    """Return the sum of a tensor's bits as 64-bit integers with wrap-around."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().contiguous().flatten().view(integers.get(tensor.element_size(), torch.int8))
     return int(bits.sum(dtype=torch.int64))

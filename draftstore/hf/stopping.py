@@ -1,6 +1,6 @@
-"""Where a text ends: the stopping criteria of transformers, asked for every token as plain `generate` asks them.
+"""Stopping criteria of transformers, evaluated for every token as in plain `generate`.
 
-The three that nearly every request has (length, EOS, time) need no tensors; all others get the text up to the token.
+The three in nearly every request (length, EOS, time) need no tensors; all others get the text up to the token.
 """
 
 import time
@@ -22,19 +22,19 @@ Test = Callable[[int, int], bool]
 
 
 class StopRules:
-    """The stopping criteria of a request; callable as the `ends` of `draftstore.decoding.loop.decode`.
+    """The stopping criteria of a request, callable as `ends` of `draftstore.decoding.loop.decode`.
 
     Attributes:
-        max_length: tokens, the prompt's among them, at which the text ends; None if there is no such criterion.
+        max_length: tokens, including the prompt, at which the text ends; None without such a criterion.
     """
 
     def __init__(self, criteria: Any, text: Text, chooser: Chooser) -> None:
-        """Stop by criteria.
+        """Wrap criteria.
 
         Args:
             criteria: a `StoppingCriteriaList`.
-            text: what is being decoded.
-            chooser: has the scores that criteria may ask for.
+            text: the text being decoded.
+            chooser: has the scores that criteria may need.
         """
         self.max_length: int | None = criteria.max_length
         self._text = text
@@ -49,7 +49,7 @@ class StopRules:
                 self._tests.append(test)
 
     def __call__(self, emitted: Sequence[int]) -> bool:
-        """Tell whether the text ends with the last emitted token. All criteria are asked, for some keep count."""
+        """Tell whether the text ends with the last emitted token. All criteria are called, since some have state."""
         length, token = len(self._text) + len(emitted), emitted[-1]
         over = False
         for test in self._tests:
@@ -60,7 +60,7 @@ class StopRules:
 
 
 def _test_of(criterion: Any) -> Test | None:
-    """Return a criterion as a test of plain numbers; None if it needs tensors, or is of another class."""
+    """Return a criterion as a test without tensors; None if it needs tensors or is of another class."""
     if type(criterion) is MaxLengthCriteria:
         return _length_test(criterion)
     if type(criterion) is EosTokenCriteria:
@@ -73,15 +73,13 @@ def _test_of(criterion: Any) -> Test | None:
 
 
 def _length_test(criterion: MaxLengthCriteria) -> Test:
-    """Return the test of a length."""
+    """Return the test of a maximum length."""
     most = criterion.max_length
     warns_at = most if criterion.max_position_embeddings is None else criterion.max_position_embeddings + 1
 
     def test(length: int, _token: int) -> bool:
         if warns_at <= length < most:
-            criterion(
-                torch.empty(1, 1).expand(1, length), None
-            )  # it looks at the shape alone, and warns once
+            criterion(torch.empty(1, 1).expand(1, length), None)  # it uses only the shape, and warns once
         return length >= most
 
     return test

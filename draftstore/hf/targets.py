@@ -1,17 +1,16 @@
 """A causal language model of transformers as a `Target` of `draftstore.decoding.loop`.
 
-    ModelTarget     knows the text and how tokens are chosen; the same for every model
-      Forward       runs the pass and keeps its cache
+    ModelTarget     the text and the choice of tokens; the same for every model
+      Forward       runs the pass and updates its cache
         TreeForward   any rows of a tree: full attention, `DynamicCache` or `StaticCache`
-        ChainForward  one chain: sliding windows and whatever else can only be made shorter
+        ChainForward  one chain: sliding windows and other caches that can only be truncated
 
-**The seam for other ways to run the pass** (CUDA graphs, static buffers): implement `Forward`, and give
-`speculative_generate` a function from `Prefilled` to it as `forward=`. A pass gets the token of every row (row 0 the
-text's last token, row i + 1 node i), and the tree, of which `draftstore.hf.masks.shape_of` derives mask and
-positions. It appends a row each to the cache behind the `length` tokens that are there, and returns a `Pass`. Then
-`keep` is called once, with the rows that stay, ascending, row 0 first, or with none, which undoes the pass. `room`
-says before each pass how many nodes it may have: smaller trees than were drafted are asked for then. A `Pass` is
-not used once the next one runs, so its tensors may lie in buffers that are used again.
+**Extension point for other ways to run a pass** (CUDA graphs, static buffers): implement `Forward`, and pass
+`speculative_generate` a function from `Prefilled` to it as `forward=`. A pass gets the token of every row (row 0 is the
+text's last token, row i + 1 is node i), and the tree, from which `draftstore.hf.masks.shape_of` derives mask and
+positions. It appends one row each to the cache after its `length` tokens, and returns a `Pass`. Then `keep` is called
+once, with the rows to keep, ascending, row 0 first, or with none, which undoes the pass. Before each pass `room` limits
+its number of nodes. A `Pass` is not used after the next one runs, so its tensors may lie in reused buffers.
 """
 
 import dataclasses
@@ -34,42 +33,42 @@ from draftstore.trees.tree import DraftTree
 
 
 class Forward(Protocol):
-    """Runs forward passes of one text and keeps its cache; see the module's description.
+    """Runs forward passes of one text and updates its cache; see the module's description.
 
     Attributes:
-        trees: whether passes may have any tree; else only a chain.
+        trees: whether passes may have any tree; otherwise only chains.
     """
 
     trees: bool
 
     def room(self) -> int | None:
-        """Return how many nodes the next pass may have; None for any number."""
+        """Return the maximum nodes of the next pass; None: unlimited."""
 
     def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Pass:
         """Run a pass.
 
         Args:
-            tokens: int64 [n + 1], of every row.
-            tree: of n nodes, no more than `room`.
-            wants: what will be asked for.
+            tokens: int64 [n + 1], token of every row.
+            tree: tree of n nodes, at most `room`.
+            wants: outputs needed.
         """
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep some rows of the last pass in the cache: ascending, row 0 first; none undoes the pass."""
 
     def close(self) -> None:
-        """Leave the cache as plain decoding leaves it."""
+        """Restore the cache's normal state."""
 
 
 @dataclasses.dataclass
 class Prefilled:
-    """Where the prefill has left a model: its cache holds the prompt, and the first token has been emitted.
+    """The state after the prefill: the cache holds the prompt, and the first token has been emitted.
 
     Attributes:
-        model: of transformers.
+        model: model of transformers.
         memory: its cache.
-        model_kwargs: what plain generate would go on with, `past_key_values`, `attention_mask` (None without padding)
-            and `position_ids` (int [1, any], the last is that of the next row) among it.
+        model_kwargs: arguments for the next pass, including `past_key_values`, `attention_mask` (None without padding)
+            and `position_ids` (int [1, any], the last is that of the next row).
         text: prompt and first token.
     """
 
@@ -80,16 +79,16 @@ class Prefilled:
 
 
 class _CacheForward:
-    """The half of a `Forward` that keeps a cache of transformers."""
+    """The part of a `Forward` that updates a cache of transformers."""
 
     def __init__(self, prefilled: Prefilled) -> None:
-        """Go on behind a prefill."""
+        """Continue after a prefill."""
         self._model = prefilled.model
         self._memory = prefilled.memory
         self._rows = 0
 
     def room(self) -> int | None:
-        """Return the nodes that the cache can take; see `Forward`."""
+        """Return the maximum nodes for the cache; see `Forward`."""
         room = self._memory.room()
         if not self._memory.drafts:
             return 0
@@ -100,7 +99,7 @@ class _CacheForward:
         self._memory.keep(self._rows, rows)
 
     def close(self) -> None:
-        """Leave the cache as it should be; see `Forward`."""
+        """Restore the cache's normal state; see `Forward`."""
         self._memory.close()
 
 
@@ -110,7 +109,7 @@ class TreeForward(_CacheForward):
     trees = True
 
     def __init__(self, prefilled: Prefilled) -> None:
-        """Go on behind a prefill."""
+        """Continue after a prefill."""
         super().__init__(prefilled)
         kwargs = prefilled.model_kwargs
         self._device = prefilled.model.device
@@ -148,12 +147,12 @@ class TreeForward(_CacheForward):
 
 
 class ChainForward(_CacheForward):
-    """Passes over chains, for caches that can be made shorter; the model is called as plain generate calls it."""
+    """Passes over chains, for caches that can be truncated; the model is called as plain generate calls it."""
 
     trees = False
 
     def __init__(self, prefilled: Prefilled) -> None:
-        """Go on behind a prefill."""
+        """Continue after a prefill."""
         super().__init__(prefilled)
         self._text = prefilled.text
         self._kwargs = prefilled.model_kwargs
@@ -176,7 +175,7 @@ class ChainForward(_CacheForward):
         return pass_of(outputs, self._rows, wants, hidden)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep rows, which are the first ones; see `Forward`."""
+        """Keep the first rows; see `Forward`."""
         super().keep(rows)
         if rows:
             self._kwargs = self._model._update_model_kwargs_for_generation(
@@ -188,12 +187,12 @@ ForwardFactory = Callable[[Prefilled], Forward]
 
 
 class ModelVerdict:
-    """What the model says of a tree: a `Verdict`."""
+    """The model's outputs for a tree: a `Verdict`."""
 
     def __init__(
         self, rows: Pass, chooser: Chooser, wants: Wants, projection: Projection | None = None
     ) -> None:
-        """Answer from a pass; with a projection, hidden states are projected on the device."""
+        """Wrap a pass; with a projection, hidden states are projected on the device."""
         self._rows = rows
         self._chooser = chooser
         self._wants = wants
@@ -208,7 +207,7 @@ class ModelVerdict:
         return self._rows.candidates() if self._wants.candidates else None
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state at a row, or the projected one."""
+        """Return float32 [d], the last hidden state at a row, projected if there is a projection."""
         return self._rows.hidden(row, self._projection) if self._wants.hidden else None
 
 
@@ -220,9 +219,9 @@ class ModelTarget:
 
         Args:
             forward: runs the passes.
-            chooser: of tokens.
+            chooser: chooses tokens.
             text: all but its last token are in the cache.
-            vocab_size: ids that the model knows.
+            vocab_size: size of the model's vocabulary.
         """
         self._forward = forward
         self._chooser = chooser
@@ -233,7 +232,7 @@ class ModelTarget:
         self._pending = False
 
     def ask(self, *, candidates: bool, hidden: bool, projection: Projection | None = None) -> None:
-        """Have every pass tell what a drafter's session needs, hidden states projected if it has a projection."""
+        """Set the outputs that a drafter's session needs from every pass, hidden states projected if requested."""
         self._wants = self._wants._replace(candidates=candidates, hidden=hidden)
         self._projection = projection
 
@@ -257,13 +256,13 @@ class ModelTarget:
         return ModelVerdict(rows, self._chooser, self._wants, self._projection)
 
     def keep(self, accepted: Acceptance) -> None:
-        """Take what was accepted into the text, and its rows into the cache."""
+        """Append accepted tokens to the text, and keep their rows in the cache."""
         self._forward.keep([0, *(node + 1 for node in accepted.path)])
         self._text.extend(accepted.tokens.tolist())
         self._pending = False
 
     def close(self) -> None:
-        """Leave the cache as plain decoding leaves it; a pass of which nothing was kept is undone."""
+        """Restore the cache's normal state; a pass without kept rows is undone."""
         if self._pending:
             self._forward.keep(())
         self._forward.close()

@@ -1,10 +1,10 @@
-"""What a forward pass costs on this device, by its rows: measured once, kept, found again.
+"""The cost curve of a model on this device: seconds of a forward pass by its rows, measured, stored and found again.
 
-    curve = find_curve(model)                   what `draftstore tune` has stored, or None
+    curve = find_curve(model)                   stored by `draftstore tune`, or None
     planner = CostPlanner(curve)                see `draftstore.decoding.budget`
 
-A pass is timed as decoding runs it: over a tree, behind a cache that is filled, until its tokens are known on the host.
-Numbers of rows take turns, so that a machine that slows down does so for all of them alike; the median counts.
+A pass is timed as in decoding: over a tree, with a filled cache, until its tokens are on the host. Numbers of rows are
+interleaved, so that a slowdown of the machine affects all of them; the median counts.
 """
 
 import hashlib
@@ -46,12 +46,12 @@ LOG = logging.getLogger(__name__)
 
 
 def conditions_of(model: Any, cache: str | None = None, name: str | None = None) -> Conditions:
-    """Return what a curve of a model holds for.
+    """Return the conditions of a model's cost curve.
 
     Args:
-        model: of transformers, on its device.
-        cache: `dynamic` or `static`; by default static on a GPU, where it allows CUDA graphs.
-        name: what to call the model; by default as it was loaded.
+        model: model of transformers, on its device.
+        cache: `dynamic` or `static`; default: static on a GPU, where it allows CUDA graphs.
+        name: name of the model; default: as it was loaded.
     """
     on_cpu = model.device.type == "cpu"
     return Conditions(
@@ -66,7 +66,7 @@ def conditions_of(model: Any, cache: str | None = None, name: str | None = None)
 
 
 def _shape_of(model: Any) -> str:
-    """Return a hash of the model's type, and of the name, shape and type of its parameters."""
+    """Return a hash of the model's type, and of its parameters' names, shapes and types."""
     parameters = [[name, list(each.shape), str(each.dtype)] for name, each in model.named_parameters()]
     text = json.dumps([model.config.model_type, *parameters])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -85,7 +85,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def curve_path(conditions: Conditions) -> Path:
-    """Return where the curve of a model is stored: under `XDG_CACHE_HOME`, by default ~/.cache."""
+    """Return the path of a model's stored curve: under `XDG_CACHE_HOME`, by default ~/.cache."""
     parts = [
         getattr(conditions, name) for name in ("shape", "device", "dtype", "attention", "cache", "threads")
     ]
@@ -95,10 +95,10 @@ def curve_path(conditions: Conditions) -> Path:
 
 
 def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
-    """Return the stored curve of a model on its device; None if there is none, or it cannot be used.
+    """Return the stored curve of a model on its device; None if there is none, or it is unusable.
 
     Args:
-        model: of transformers, on its device.
+        model: model of transformers, on its device.
         cache: `dynamic` or `static`, see `conditions_of`.
     """
     conditions = conditions_of(model, cache)
@@ -113,10 +113,10 @@ def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
 
 
 def load_curve(path: Path, conditions: Conditions) -> CostCurve:
-    """Read the curve of a model from a file.
+    """Read a model's curve from a file.
 
     Raises:
-        CurveError: it is damaged, or was measured for another model, device or way of running it.
+        CurveError: it is damaged, or was measured for another model, device or configuration.
     """
     curve = CostCurve.load(path)
     curve.require(conditions)
@@ -137,13 +137,13 @@ def measure(
     """Measure the cost curve of a model.
 
     Args:
-        model: of transformers, on its device.
-        context: tokens in the cache; less, where the model has no room for them and for the largest pass.
+        model: model of transformers, on its device.
+        context: tokens in the cache; fewer if the model has no room for them and the largest pass.
         repeats: timed passes for each number of rows.
-        rows: numbers of rows, ascending, the first is 1.
+        rows: numbers of rows, ascending, starting with 1.
         cache: `dynamic` or `static`, see `conditions_of`.
-        name: what to call the model.
-        on_pass: called after every pass with how many are done, and how many there are.
+        name: name of the model.
+        on_pass: called after every pass with the passes done and the total.
 
     Raises:
         ModelError: the model has no room for such passes.
@@ -169,10 +169,10 @@ def measure(
 
 
 def _room_for(model: Any, context: int, rows: int) -> int:
-    """Return how many tokens may be in the cache.
+    """Return the number of tokens that fit into the cache.
 
     Raises:
-        ModelError: none.
+        ModelError: there is no room.
     """
     end = positions_of(model)
     room = context if end is None else min(context, end - rows)
@@ -209,7 +209,7 @@ def _prefill(model: Any, context: int, rows: int, cache: str) -> Prefilled:
 
 
 def _time_pass(forward: Forward, count: int, vocab_size: int) -> float:
-    """Return the seconds of a pass over `count` rows, which leaves no trace in the cache."""
+    """Return the seconds of a pass over `count` rows; the pass is undone in the cache."""
     tree = _some_tree(count - 1, vocab_size, chain=not forward.trees)
     tokens = np.zeros(count, np.int64)
     tokens[1:] = tree.tokens
@@ -221,7 +221,7 @@ def _time_pass(forward: Forward, count: int, vocab_size: int) -> float:
 
 
 def _some_tree(nodes: int, vocab_size: int, *, chain: bool) -> DraftTree:
-    """Return a tree of `nodes` nodes in which every node has two children; or a chain."""
+    """Return a binary tree of `nodes` nodes, or a chain."""
     places = np.arange(nodes)
     parents = places - 1 if chain else (places + 1) // 2 - 1
     return DraftTree(

@@ -1,1 +1,1 @@
-"""How anything lies on disk: whole or absent, described by a manifest, resumed after a kill."""
+"""Storage on disk: atomic files, manifests, and resumable builds."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, hashes, files and directories published by a rename, locks."""
+"""Atomic files: writes, hashes, publishing by rename, and locks."""
 
 import fcntl
 import hashlib
@@ -38,7 +38,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a small file so that a crash leaves the old one or the new one, never a mixture."""
+    """Write a small file atomically: after a crash it has the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -52,7 +52,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_at(path: Path, array: NDArray[Any], item: int) -> None:
-    """Write an array into a file from an item on, and flush it to disk."""
+    """Write an array into a file at an item offset, and flush it to disk."""
     with path.open("r+b") as file:
         file.seek(item * array.itemsize)
         file.write(array.data)
@@ -64,7 +64,7 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Map a file of a store as a flat read-only array.
 
     Raises:
-        StoreError: the file is empty or no whole number of items.
+        StoreError: the file is empty, or its size is not a multiple of the item size.
     """
     try:
         return read_only(np.memmap(path, dtype, "r"))
@@ -78,7 +78,7 @@ def map_or_empty(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file that never changes a second name, or copy it where the file system has no such links."""
+    """Hard-link an immutable file, or copy it if the file system does not support links."""
     try:
         os.link(source, target)
     except OSError:
@@ -88,7 +88,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 def json_text(value: Any) -> str:
     """Return indented JSON with sorted keys, so that equal values are equal bytes.
 
-    Half a surrogate pair, which stands for a byte in a path that is no UTF-8, stays escaped.
+    Lone surrogates, which stand for non-UTF-8 bytes in a path, stay escaped.
     """
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     return text.encode(errors="backslashreplace").decode() + "\n"
@@ -100,7 +100,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole directory, if it is there."""
+    """Remove a file, a link or a whole directory, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -108,15 +108,15 @@ def remove(path: Path) -> None:
 
 
 def retired_name(target: Path) -> Path:
-    """Return where `publish` moves a directory that it replaces until that is removed."""
+    """Return the temporary name of a directory that `publish` replaces."""
     return target.with_name(f".{target.name}.retired")
 
 
 def publish(finished: Path, target: Path) -> None:
     """Flush a finished directory or file to disk and give it its final name.
 
-    An earlier file is replaced by one rename. An earlier directory is moved aside first and removed last, so that
-    `target` is a whole store at every moment but the one between two renames.
+    An old file is replaced by one rename. An old directory is moved aside first and removed last, so that `target` is
+    complete except between the two renames.
     """
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
@@ -127,15 +127,15 @@ def publish(finished: Path, target: Path) -> None:
         target.rename(retired)
     finished.rename(target)
     fsync_path(target.parent)
-    with suppress(OSError):  # the new one is in place; what is left of the old one is no failure
+    with suppress(OSError):  # the new one is in place; leftovers of the old one are harmless
         remove(retired)
 
 
 @contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
-    """Create `path` and hold it for this process; the lock goes with the process, however it ends.
+    """Create `path` and lock it for this process; the lock ends with the process, however that happens.
 
-    The holder may remove the directory before it lets go.
+    The holder may remove the directory before releasing the lock.
 
     Raises:
         BuildError: another process holds it.
@@ -150,7 +150,7 @@ def locked_directory(path: Path) -> Iterator[None]:
 
 
 def _try_lock(path: Path) -> int | None:
-    """Return the descriptor of the locked directory; None if its last holder removed it just now."""
+    """Return the descriptor of the locked directory; None if its last holder has just removed it."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

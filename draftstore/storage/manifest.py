@@ -1,8 +1,8 @@
-"""The manifest: what a store directory says of itself, and the checks before anything in it is trusted.
+"""The manifest: the description of a store directory, checked before its files are trusted.
 
-`manifest.json` is written last, inside a directory that gets its final name by a rename: a directory with a
-manifest is a finished store. Opening checks versions, identities and file sizes (milliseconds at any size);
-`verify_files` also reads every byte.
+`manifest.json` is written last, inside a directory that gets its final name by a rename: a directory with a manifest is
+a finished store. Opening checks versions, identities and file sizes (milliseconds at any size); `verify_files` also
+reads every byte.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ TOKENIZER_FOLDER = "tokenizer"
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerIdentity:
-    """Which tokenizer made the token ids: a hash of its vocabulary and merges, and a name for people."""
+    """Identity of a tokenizer: a hash of its vocabulary and merges, and a display name."""
 
     name: str
     fingerprint: str
@@ -43,20 +43,20 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Everything a reader needs to know before it maps a store's files.
+    """What a reader must know before it maps a store's files.
 
     Attributes:
         kind: `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards.
-        name: free text for people.
+        name: display name.
         created: UTC time in ISO 8601.
         vocab_size: token ids lie in [0, vocab_size).
         token_dtype: `uint16` or `uint32`, the type of token ids on disk.
         tokenizer: identity of the tokenizer.
         parameters: build parameters, by name.
         corpus: fingerprint and sources of the corpus.
-        counts: `documents`, `tokens`, `entries` and what else the kind counts.
+        counts: `documents`, `tokens`, `entries` and other counts of the kind.
         files: every other file of the store by its relative path.
-        target_model: id of the LLM that the store is bound to, where one matters.
+        target_model: id of the LLM that the store is bound to, if any.
         format_version: version of this layout.
     """
 
@@ -75,7 +75,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files but the manifest itself."""
+        """Bytes of all files except the manifest."""
         return sum(entry.size for entry in self.files.values())
 
     def to_json(self) -> str:
@@ -84,10 +84,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, where: Path) -> "Manifest":
-        """Parse `to_json`'s text; `where` names the file in errors.
+        """Parse `to_json`; `where` names the file in errors.
 
         Raises:
-            StoreError: not JSON, another format version, or a key missing or of the wrong type.
+            StoreError: not JSON, another format version, or a key is missing or of the wrong type.
         """
         try:
             fields = json.loads(text)
@@ -111,10 +111,10 @@ class Manifest:
         """Refuse a model other than the store's.
 
         Args:
-            found: its name; None takes any store.
-            where: the store.
-            held: what of the model the store holds.
-            advice: what to do about another one.
+            found: name of the model; None accepts any store.
+            where: path of the store.
+            held: the model's data in the store, for the message.
+            advice: what the user can do.
 
         Raises:
             StoreError: the names differ.
@@ -156,7 +156,7 @@ COUNTS = ("documents", "entries", "tokens")
 
 
 def _field_problems(fields: dict[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with keys and types of a manifest; after the first problem others may be false."""
+    """Yield problems with a manifest's keys and types; after the first, others may be wrong."""
     yield from _key_problems("it", fields, FIELD_TYPES)
     yield from _key_problems("'tokenizer'", fields["tokenizer"], {"name": str, "fingerprint": str})
     if fields["token_dtype"] not in ("uint16", "uint32") or fields["vocab_size"] < 1:
@@ -171,7 +171,7 @@ def _field_problems(fields: dict[str, Any]) -> Iterator[str]:
 
 
 def _key_problems(what: str, fields: Any, types: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
-    """Yield what is wrong with the keys of one object: absent, unknown, of another type."""
+    """Yield problems with an object's keys: missing, unknown, or of the wrong type."""
     if not isinstance(fields, dict):
         yield f"{what} is {type_name(fields)}"
         return
@@ -190,14 +190,14 @@ def save_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
-    """Read the manifest of a store and check that every file is there in full size.
+    """Read a store's manifest and check the presence and size of every file.
 
     Args:
-        directory: the store.
-        kind: the kind that the caller can read; None takes any.
+        directory: directory of the store.
+        kind: expected kind; None accepts any.
 
     Raises:
-        StoreError: no store there, unknown version, another kind, or a missing or cut file.
+        StoreError: no store there, unknown version, another kind, or a missing or truncated file.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -229,7 +229,7 @@ def manifest_digest(directory: Path) -> str:
 
 
 def _no_store(directory: Path) -> StoreError:
-    """Return the error of a path without a manifest."""
+    """Return the error for a path without a manifest."""
     if directory.is_dir():
         why = f"it has no {MANIFEST_NAME} (an unfinished build has none)"
     else:
@@ -238,7 +238,7 @@ def _no_store(directory: Path) -> StoreError:
 
 
 def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[str]:
-    """Yield one sentence for every file that is missing or not of the recorded size."""
+    """Yield one sentence for every file that is missing or has the wrong size."""
     for name, entry in sorted(files.items()):
         path = directory / name
         if not path.is_file():
@@ -253,12 +253,12 @@ def verify_files(
     """Compare every file of a store with its recorded hash.
 
     Args:
-        directory: the store.
+        directory: directory of the store.
         manifest: its manifest.
-        on_bytes: called with the size of each file once it has been read, for progress bars.
+        on_bytes: called with the size of each file after it was read, for progress bars.
 
     Returns:
-        One sentence for each problem found; empty when all is well.
+        One sentence for each problem; empty if there is none.
     """
     problems = list(size_problems(directory, manifest.files))
     if problems:

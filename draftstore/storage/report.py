@@ -1,4 +1,4 @@
-"""What a reading of texts met: how many documents, and what was left out, with the reasons."""
+"""A report on reading texts: the number of documents, and what was skipped and why."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ PROBLEMS_KEPT = 20
 
 @dataclasses.dataclass(frozen=True)
 class RecordProblem:
-    """A record that could not be read: where (`file:line 7`), and why."""
+    """A record that could not be read: its position (`file:line 7`), and the reason."""
 
     place: str
     reason: str
@@ -19,15 +19,15 @@ class RecordProblem:
 
 @dataclasses.dataclass
 class ReadReport:
-    """What a reading met so far.
+    """Counts of a reading so far.
 
     Attributes:
-        documents: texts handed on.
+        documents: texts read.
         bad_records: records that could not be read.
-        empty_documents: texts of nothing but white space, skipped.
+        empty_documents: texts with only white space, skipped.
         problems: the first `PROBLEMS_KEPT` bad records.
-        unread: files of records none of which gave a text.
-        passed_over: data files in folders that were left out, by the end of their names.
+        unread: files of records without any text.
+        passed_over: skipped data files in folders, by suffix.
     """
 
     documents: int = 0
@@ -44,7 +44,7 @@ class ReadReport:
             self.problems.append(problem)
 
     def absence(self) -> str:
-        """Say why there is no text, or nothing where there was nothing to read."""
+        """Say why there is no text; empty if there was nothing to read."""
         reasons = []
         if self.empty_documents:
             reasons.append(counted(self.empty_documents, "empty document"))
@@ -58,7 +58,7 @@ class ReadReport:
 
 
 def passed_over_text(endings: Mapping[str, int]) -> str:
-    """Say which data files in folders were left out, and what to do about it."""
+    """Say which data files in folders were skipped, and what to do about it."""
     number = sum(endings.values())
     verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
     most = max(sorted(endings), key=lambda ending: endings[ending])

@@ -1,10 +1,10 @@
-"""Where stores and files are made: a locked directory `.NAME.partial` beside the output, published by one rename.
+"""Resumable builds: a locked directory `.NAME.partial` beside the output, published by one rename.
 
-    build.json           what is being built; another corpus, tokenizer or option starts clean
-    store/               the store, published when it is whole
+    build.json           plan of the build; another corpus, tokenizer or option starts anew
+    store/               the store, published when complete
     ...                  markers (`once`) and intermediate files of the kind of build
 
-A killed build leaves no store that opens; the same command again finds the directory and goes on from it.
+A killed build leaves no store that opens; the same command again finds the directory and resumes.
 """
 
 import dataclasses
@@ -44,10 +44,10 @@ class BuildResult:
     """A finished store.
 
     Attributes:
-        path: where it is.
-        manifest: what it says of itself.
-        report: what was read and what was left out; the problems themselves only where they were met.
-        reused: the store was there already.
+        path: directory of the store.
+        manifest: its manifest.
+        report: what was read and what was skipped; problems only if this run met them.
+        reused: whether the store existed already.
     """
 
     path: Path
@@ -59,18 +59,18 @@ class BuildResult:
 def build_store(
     out: Path, plan: dict[str, Any], name: str, overwrite: bool, fill: Callable[[Path], ReadReport]
 ) -> BuildResult:
-    """Build a store, go on with an interrupted build of the same, or return the one that is there.
+    """Build a store, resume an interrupted build of it, or return the existing one.
 
     Args:
-        out: directory of the store; its parent is made if absent.
-        plan: what decides the bytes of the store, as JSON values; `kind` is one of them. The manifest keeps it as the
-            parameter `plan`.
+        out: directory of the store; its parent is created if missing.
+        plan: everything that determines the bytes of the store, as JSON values, including `kind`. The manifest keeps it
+            as the parameter `plan`.
         name: name of the store.
-        overwrite: replace a store that is there, even one of this very build.
-        fill: makes the directory `store` in the working directory a whole store, going on from what is there.
+        overwrite: whether to replace an existing store, even one of the same build.
+        fill: completes the directory `store` in the working directory, resuming from its content.
 
     Raises:
-        BuildError: `out` holds something else, or another build is at work there.
+        BuildError: `out` is something else, or another build is running there.
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
 
@@ -95,23 +95,23 @@ def staged(
     make: Callable[[Path], T],
     worth_keeping: Sequence[str] = WORTH_KEEPING,
 ) -> T:
-    """Return what is at `out`, or make it in a locked directory beside it, and publish it.
+    """Return what is at `out`, or make it in a locked directory beside it and publish it.
 
     Args:
-        out: an absolute path; its parent is made if absent.
-        made: the name, in the working directory, of the finished directory or file.
-        find: returns what is at `out`, None if it is to be made; raises what refuses something else there.
-        make: makes `made` in the working directory, going on from what is there.
-        worth_keeping: patterns of files to go on from; a failed attempt without any of them leaves nothing.
+        out: absolute path; its parent is created if missing.
+        made: name of the finished directory or file in the working directory.
+        find: returns what is at `out`, None if it must be made; raises if something else there must not be replaced.
+        make: makes `made` in the working directory, resuming from its content.
+        worth_keeping: patterns of files to resume from; a failed attempt without any of them leaves nothing.
 
     Raises:
-        BuildError: another build is at work there.
+        BuildError: another build is running there.
     """
     found = find()
     if found is not None and not _has_leftovers(out, made):
         return found
     with _working_directory(out, worth_keeping) as partial:
-        # Asked again: another build may have ended between the question and the lock.
+        # Checked again: another build may have ended just before the lock was taken.
         result = find() if found is None else found
         if result is None:
             result = make(partial)
@@ -121,15 +121,15 @@ def staged(
 
 
 def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
-    """Do a step of a build, unless an earlier attempt has done it.
+    """Run a step of a build unless an earlier attempt has completed it.
 
     Args:
-        marker: the file that says so, written last; it holds what `do` returned.
-        do: does the step, whatever an earlier attempt has left of it, and returns a JSON value, or None.
-        still: whether what was done holds, given that value; otherwise the step is done again.
+        marker: marker file, written last, with the result of `do`.
+        do: runs the step, whatever an earlier attempt has left, and returns a JSON value or None.
+        still: whether the completed step is still valid, given its result; otherwise it is repeated.
 
     Returns:
-        What `do` returned, now or then.
+        The result of `do`, now or in the earlier attempt.
     """
     if marker.exists():
         text = marker.read_text(encoding="utf-8")
@@ -143,7 +143,7 @@ def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambd
 
 
 def _report_of(manifest: Manifest) -> ReadReport:
-    """Return what a store tells of the reading of its corpus."""
+    """Return the reading report in a store's manifest."""
     corpus = manifest.corpus
     return ReadReport(
         manifest.counts["documents"],
@@ -155,10 +155,10 @@ def _report_of(manifest: Manifest) -> ReadReport:
 
 
 def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) -> Manifest | None:
-    """Return the manifest of a store at `out` that this very build made; None if there is one to build.
+    """Return the manifest of a store at `out` from the same build; None if it must be built.
 
     Raises:
-        BuildError: something else is there, and may not be replaced.
+        BuildError: something else is there and must not be replaced.
     """
     if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return None
@@ -176,7 +176,7 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
 
 
 def _has_leftovers(out: Path, made: str) -> bool:
-    """Tell whether a build was killed between publishing what it made and removing what it worked with."""
+    """Tell whether a build was killed between publishing its result and removing its working directory."""
     partial = _partial_name(out)
     published = (partial / FINISHED).exists() and not (partial / made).exists()
     emptied = partial.exists() and not (partial / PLAN).exists()
@@ -189,9 +189,9 @@ def _partial_name(out: Path) -> Path:
 
 @contextmanager
 def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path]:
-    """Lock the working directory; remove it, and what publishing left, if the work in it succeeds.
+    """Lock the working directory; remove it, and leftovers of publishing, if the work succeeds.
 
-    It is removed also if the work failed without anything to go on from.
+    It is also removed if the work failed without anything to resume from.
     """
     partial = _partial_name(out)
     with locked_directory(partial):
@@ -207,12 +207,12 @@ def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path
 
 def _discard(partial: Path) -> None:
     """Remove the working directory."""
-    remove(partial / PLAN)  # first: without it the rest is waste
+    remove(partial / PLAN)  # first: without it the rest is garbage
     remove(partial)
 
 
 def _start(partial: Path, plan: dict[str, Any]) -> None:
-    """Empty the working directory unless it is of this build."""
+    """Empty the working directory unless it belongs to this build."""
     state = {"format_version": FORMAT_VERSION, **plan}
 
     def empty() -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _start(partial: Path, plan: dict[str, Any]) -> None:
 def hash_files(
     store: Path, on_bytes: Callable[[int, int], None] = lambda _done, _all: None
 ) -> dict[str, FileEntry]:
-    """Measure all files of a store, for its manifest; `on_bytes` is told the bytes hashed and those in all."""
+    """Measure all files of a store for its manifest; `on_bytes` gets the bytes hashed and the total."""
     paths = sorted(path for path in store.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in paths)
     files, done = {}, 0

@@ -1,4 +1,4 @@
-"""The bytes of a file, plain or packed (.gz, .zst): in chunks, in lines, or whole; never more than fits."""
+"""Reading and writing of files, plain or compressed (.gz, .zst): in chunks, in lines, or whole, with size limits."""
 
 import gzip
 import os
@@ -20,10 +20,10 @@ STREAM_ERRORS = (OSError, EOFError, zlib.error)
 
 
 def read_whole(path: Path) -> bytes | None:
-    """Return a file's bytes, or None if they are more than `MAX_RECORD_BYTES`.
+    """Return a file's content, or None if it exceeds `MAX_RECORD_BYTES`.
 
     Raises:
-        OSError, EOFError, zlib.error: not readable, damaged, or cut short.
+        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
     """
     data = bytearray()
     for chunk in _chunks(path):
@@ -34,16 +34,16 @@ def read_whole(path: Path) -> bytes | None:
 
 
 def read_lines(path: Path) -> Iterator[bytes | None]:
-    """Yield a file's lines; None for one that is longer than `MAX_RECORD_BYTES`.
+    """Yield a file's lines; None for one longer than `MAX_RECORD_BYTES`.
 
     Raises:
-        OSError, EOFError, zlib.error: not readable, damaged, or cut short.
+        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
     """
     return split_lines(_chunks(path))
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Split a stream at line feeds alone; a line above `MAX_RECORD_BYTES` is dropped and comes as None."""
+    """Split a stream at line feeds only; a line above `MAX_RECORD_BYTES` is dropped and yields None."""
     parts: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -58,11 +58,11 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a new file of lines, packed as its name says, and flush it to disk; equal lines give equal bytes.
+    """Write a new file of lines, compressed by its suffix, and flush it to disk; equal lines give equal bytes.
 
     Args:
-        path: of the file.
-        lines: without their line feeds.
+        path: path of the file.
+        lines: lines without line feeds.
     """
     with path.open("wb") as file:
         with _packed(file, path.suffix.lower()) as packed:
@@ -73,7 +73,7 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
-    """Return what packs into an open file, which stays open."""
+    """Return a compressing writer for an open file, which stays open."""
     if suffix == ".zst":
         return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
     if suffix == ".gz":
@@ -82,23 +82,23 @@ def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes, unpacked if its name says that they are packed.
+    """Yield a file's content, decompressed by its suffix.
 
     Raises:
-        OSError, EOFError, zlib.error: not readable, damaged, or cut short.
+        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
     """
     with path.open("rb") as file:
         if path.suffix.lower() == ".zst":
             yield from _zstd_chunks(file)
         elif path.suffix.lower() == ".gz":
             with gzip.open(file) as unpacked:
-                yield from iter(lambda: unpacked.read1(1 << 20), b"")  # read() would lose what precedes a cut
+                yield from iter(lambda: unpacked.read1(1 << 20), b"")  # read() would lose data before a cut
         else:
             yield from iter(lambda: file.read(1 << 20), b"")
 
 
 def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Unpack a file of zstandard frames; unlike the package's own reader, notice that the last one is cut."""
+    """Decompress zstandard frames; unlike the package's reader, detects a truncated last frame."""
     unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     frame = None
     while packed := file.read(READ_BYTES):

@@ -1,11 +1,10 @@
-"""From what a user names to one drafter: stores, a release of the lookup service, the request, recycled candidates.
+"""Assembly of one drafter from named sources: stores, a release of the lookup service, the request, recycling.
 
     sources = Sources(stores=(Path("stores/chat"),), request=True)
     with assemble(sources, vocab_size=32_000, tokenizer=identity) as drafter:
         session = drafter.session(prompt_ids)
 
-Everything is checked before the first draft: stores and releases against the model's tokenizer, and that kernels are
-compiled.
+Before the first draft, stores and releases are checked against the model's tokenizer, and all kernels are compiled.
 """
 
 import dataclasses
@@ -38,17 +37,17 @@ REQUEST = "request"
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """What to draft from.
+    """The sources of drafts.
 
     Attributes:
-        stores: directories of stores. One of kind `recycling` is where recycling starts.
-        strategy: of those stores, and of the release, that know it; the others draft as they do by default.
-        backend: where the entries of CREST stores are read; None takes the first that each was built for.
-        lookup: address of a lookup service; None is that of this user on this machine, if a release is named.
-        release: name of a release or store that the lookup service serves.
-        token: a bearer token, where the lookup service wants one.
-        request: draft from the prompt and the output so far.
-        recycling: draft from the model's own last candidates.
+        stores: directories of stores; one of kind `recycling` initialises recycling.
+        strategy: strategy for stores and a release that support it; others use their default.
+        backend: backend of CREST stores' entries; None: the first that each was built for.
+        lookup: address of a lookup service; None: this user's service on this machine, if a release is named.
+        release: name of a release or store of the lookup service.
+        token: bearer token, if the lookup service needs one.
+        request: whether to draft from the prompt and the output so far.
+        recycling: whether to draft from the model's own last candidates.
     """
 
     stores: tuple[Path, ...] = ()
@@ -62,13 +61,13 @@ class Sources:
 
 
 class Part(NamedTuple):
-    """One of the drafters of an assembly.
+    """One drafter of an assembly.
 
     Attributes:
         kind: `rest`, `crest`, `dresd`, `lookup`, `request` or `recycling`.
-        name: for people.
-        drafter: alone.
-        strategy: the one that was asked for, if it follows that.
+        name: display name.
+        drafter: the drafter.
+        strategy: the requested strategy, if supported.
     """
 
     kind: str
@@ -78,22 +77,22 @@ class Part(NamedTuple):
 
 
 class Assembly:
-    """One drafter of several, a `Drafter`; it closes what was opened for it.
+    """One drafter made of several, a `Drafter`; it owns the resources opened for it.
 
     Attributes:
-        parts: its drafters; without any it drafts nothing.
-        drafter: the only one of them, or a mixture; None without any.
+        parts: its drafters; may be empty.
+        drafter: a single drafter, or a mixture; None without any.
     """
 
     def __init__(self, parts: Sequence[Part], opened: ExitStack) -> None:
-        """Mix `parts`; what they need is closed with `opened`."""
+        """Mix `parts`; their resources are closed with `opened`."""
         self.parts = tuple(parts)
         self.drafter = _one_drafter([part.drafter for part in parts])
         self._opened = opened
 
     @property
     def projection(self) -> Projection | None:
-        """What hidden states are to be projected with, see `draftstore.drafting.drafter.projection_of`."""
+        """Projection for hidden states, see `draftstore.drafting.drafter.projection_of`."""
         return projection_of(self.drafter)
 
     def session(
@@ -113,7 +112,7 @@ class Assembly:
         return next((part for part in self.parts if part.kind == kind), None)
 
     def close(self) -> None:
-        """Close stores and connections; from now on nothing may be drafted."""
+        """Close stores and connections; no more drafts may be made."""
         self._opened.close()
 
     def __enter__(self) -> "Assembly":
@@ -131,20 +130,20 @@ def assemble(
     model: str | None = None,
     hidden_size: int | None = None,
 ) -> Assembly:
-    """Open everything that is to be drafted from.
+    """Open all sources.
 
     Args:
-        sources: what the user named.
-        vocab_size: ids that the model knows.
-        tokenizer: of the model.
-        model: its name; recycled candidates and hidden states of another one are refused. None takes any.
-        hidden_size: numbers of its hidden states; dense stores of others are refused. None takes any.
+        sources: sources named by the user.
+        vocab_size: size of the model's vocabulary.
+        tokenizer: tokenizer of the model.
+        model: name of the model; candidates and hidden states of another one are refused. None accepts any.
+        hidden_size: dimensions of its hidden states; dense stores for others are refused. None accepts any.
 
     Raises:
-        StoreError: a store cannot be opened, or holds another model's candidates or hidden states.
+        StoreError: a store cannot be opened, or belongs to another model.
         TokenizerError: a store was built with another tokenizer.
-        LookupServiceError: the service is away, or refuses the release.
-        DraftstoreError: settings that make no sense together.
+        LookupServiceError: the service is down or refuses the release.
+        DraftstoreError: inconsistent settings.
     """
     with ExitStack() as opened:
         parts = list(_parts(sources, _TargetModel(vocab_size, tokenizer, model, hidden_size), opened))
@@ -155,7 +154,7 @@ def assemble(
 
 
 class _TargetModel(NamedTuple):
-    """What must fit, see `assemble`."""
+    """The model that sources must fit, see `assemble`."""
 
     vocab_size: int
     tokenizer: TokenizerIdentity
@@ -164,7 +163,7 @@ class _TargetModel(NamedTuple):
 
 
 def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator[Part]:
-    """Yield the drafters, those that others should yield to first."""
+    """Yield the drafters in order of priority."""
     if sources.request:
         yield Part(REQUEST, "the request itself", RequestDrafter(model.vocab_size))
     recycled = False
@@ -182,10 +181,10 @@ def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator
 
 
 def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
-    """Open a store of text, or of hidden states of this model.
+    """Open a store of text, or of this model's hidden states.
 
     Raises:
-        StoreError: it cannot be opened, or is of another model.
+        StoreError: it cannot be opened, or belongs to another model.
         TokenizerError: it was built with another tokenizer.
     """
     store: Store
@@ -201,11 +200,11 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
 
 
 def _recycled(path: Path, model: _TargetModel) -> Part:
-    """Open recycled candidates of this model.
+    """Open this model's recycled candidates.
 
     Raises:
-        StoreError: they are of another model.
-        TokenizerError: or of another tokenizer.
+        StoreError: they belong to another model.
+        TokenizerError: they belong to another tokenizer.
     """
     size = model.vocab_size
     store = RecyclingStore.open(path, target_model=model.name, tokenizer=model.tokenizer, vocab_size=size)
@@ -213,15 +212,15 @@ def _recycled(path: Path, model: _TargetModel) -> Part:
 
 
 def _known(strategy: str | None, strategies: Collection[str]) -> str | None:
-    """Return the strategy that was asked for if it is among those of a store; None is that store's default."""
+    """Return the requested strategy if it is among a store's; None: that store's default."""
     return strategy if strategy in strategies else None
 
 
 def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
-    """Refuse a strategy that no store knows.
+    """Refuse a strategy that no store supports.
 
     Raises:
-        DraftstoreError: no store follows the strategy that was asked for.
+        DraftstoreError: no store supports the requested strategy.
     """
     if sources.strategy is not None and not any(part.strategy for part in parts):
         stores = ", ".join(part.name for part in parts) or "there is none"
@@ -232,10 +231,10 @@ def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
 
 
 def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
-    """Find a release of the lookup service, and that it answers.
+    """Find a release of the lookup service and check that it answers.
 
     Raises:
-        LookupServiceError: it does not.
+        LookupServiceError: it does not answer.
         DraftstoreError: no release is named.
     """
     if not sources.release:
@@ -257,7 +256,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
 
 
 def _served(sources: Sources) -> str:
-    """Say which releases a lookup service serves, if it tells."""
+    """List the releases of a lookup service, if it answers."""
     try:
         with RemoteStore(sources.lookup, "?", token=sources.token) as store:
             names = [str(release.get("name")) for release in store.releases()]
@@ -272,7 +271,7 @@ def _one_drafter(drafters: Sequence[Drafter]) -> Drafter | None:
 
 
 def _warm_up(assembly: Assembly) -> None:
-    """Have every kernel compiled: the first text should not wait."""
+    """Compile every kernel, so that the first text need not wait."""
     for drafter in (*(part.drafter for part in assembly.parts), assembly.drafter):
         warm_up = getattr(drafter, "warm_up", None)
         if warm_up is not None:

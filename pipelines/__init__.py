@@ -1,7 +1,7 @@
 """Flows that build stores on schedule: thin shells over library functions. Never imports `services`.
 
-Prefect reads its settings when it is imported, which comes after this: whoever runs a flow, nobody is told of it,
-unless the environment says otherwise.
+Prefect reads its settings when it is imported, after this module: flow runs send no telemetry, unless the environment
+says otherwise.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Which texts and which tokenizer a flow works with; both have a default that is on every machine."""
+"""Corpus and tokenizer of a flow; both have a default that exists on every machine."""
 
 from pathlib import Path, PurePosixPath
 
@@ -10,13 +10,12 @@ LEFT_OUT = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
 
 
 def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
-    """Return a corpus that names its files: as given, or else the source of Python's standard library.
+    """Return a corpus with named files: the given one, or else the source of Python's standard library.
 
-    That source is gathered in one file under `home`, written anew only if it changed, so that a build of it goes on
-    where it was killed.
+    That source is collected in one file under `home`, rewritten only if it changed, so that a killed build can resume.
 
     Args:
-        corpus: what was asked for.
+        corpus: corpus from the parameters.
         home: data folder.
 
     Raises:
@@ -37,11 +36,11 @@ def _library_sources() -> list[Source]:
 
 
 def resolve_tokenizer(tokenizer: str | None, home: Path) -> TextTokenizer:
-    """Load the tokenizer that is named, or else the quickstart's: an installed package's, or one trained here.
+    """Load the named tokenizer, or else the quickstart's: from an installed package, or trained here.
 
     Args:
         tokenizer: a folder with `tokenizer.json`, that file, or a name on the Hugging Face hub.
-        home: data folder; keeps a tokenizer that was trained.
+        home: data folder, for a trained tokenizer.
 
     Raises:
         TokenizerError: it cannot be loaded.

@@ -1,7 +1,7 @@
-"""The flows, as Prefect's page shows them: parameters in, a few tasks, a summary out.
+"""The Prefect flows: parameters in, a few tasks, a summary out.
 
-Every flow may be killed at any moment and run again with the same parameters: it goes on where it was. A release
-moves last, in one transaction, to a store that verifies.
+Every flow may be killed at any moment and run again with the same parameters: it resumes. A release moves last, in one
+transaction, to a verified store.
 """
 
 from collections.abc import Sequence
@@ -259,7 +259,7 @@ def _rest(
     segment_tokens: int,
     workers: int | None,
 ) -> list[Built]:
-    """Take the REST store that is named, or build that of the corpus; return what was made, the store last."""
+    """Register the named REST store, or build that of the corpus; return the builds, the store last."""
     if rest is not None:
         return [tasks.use_rest(ledger, rest)]
     return _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
@@ -284,6 +284,6 @@ def _publish(ledger: Ledger, release: str | None, built: Built) -> None:
 
 
 def _finish(name: str, builds: Sequence[Built], release: str | None = None) -> dict[str, Any]:
-    """Report a run on its page, and return what it made last."""
+    """Report a run on its page, and return the summary of the last build."""
     tasks.report(name, builds, release)
     return {"name": name, "release": release, **builds[-1].summary()}

@@ -1,7 +1,7 @@
-"""What flow runs tell the catalogue: a row for every build, running, then finished or failed, and never left running.
+"""Records of flow runs in the catalogue: one row per build, running, then finished or failed, never left running.
 
-A row is made before the work and finished after all of it, tables of the database included. A step that is tried again
-goes on with its row. If the run fails, so do its open rows; if it is killed, the next run marks them as failed.
+A row is created before the work and finished after all of it, including database tables. A retried step continues with
+its row. If the run fails, so do its open rows; if it is killed, the next run marks them as failed.
 """
 
 import logging
@@ -34,15 +34,15 @@ Make = Callable[[int, StepLogs], object]
 
 
 class Request(NamedTuple):
-    """What a step is to build.
+    """A build that a step requests.
 
     Attributes:
-        kind: of the store.
-        name: of the store.
+        kind: kind of the store.
+        name: name of the store.
         path: its directory, which depends on inputs and parameters (`places.store_path`).
-        parameters: for the catalogue, JSON values.
-        source_id: the build that it is made from.
-        backends: where the entries of a CREST store lie.
+        parameters: parameters for the catalogue, JSON values.
+        source_id: id of the build that it is made from.
+        backends: backends of a CREST store's entries.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Request(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A row that is neither finished nor failed: its id, and how long its steps took."""
+    """An unfinished row: its id, and the timings of its steps."""
 
     build_id: int
     logs: StepLogs
@@ -64,10 +64,10 @@ class Ledger:
     """The builds of one flow run: a context manager around all of its steps."""
 
     def __init__(self, logger: Logger | None = None) -> None:
-        """Know of no build yet; the database is first asked by a step, which may be tried again.
+        """Start without builds; the first step connects to the database, so that a failure can be retried.
 
         Args:
-            logger: where progress goes.
+            logger: logger for progress.
         """
         self.logger = logger or logging.getLogger(__name__)
         self._open: dict[Path, _Open] = {}
@@ -93,10 +93,10 @@ class Ledger:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Hold a transaction in the catalogue: committed at the end of the block, undone if it fails.
+        """Run a transaction in the catalogue: committed at the end of the block, rolled back on an exception.
 
         Raises:
-            DatabaseError: the database is away, refuses, or has the tables of another version.
+            DatabaseError: the database is down, refuses, or has tables of another revision.
         """
         if self._engine is None:
             self._engine = make_engine()
@@ -107,12 +107,12 @@ class Ledger:
         """Find a registered store, or make it and register it.
 
         Args:
-            request: what it is to be.
-            make: makes the store at its path, or finds it there, and fills its tables; called again, it goes on.
+            request: the requested build.
+            make: makes or finds the store at its path and fills its tables; resumes when called again.
 
         Raises:
-            DatabaseError: the database is away, refuses, or has the tables of another version.
-            DraftstoreError: what `make` raises.
+            DatabaseError: the database is down, refuses, or has tables of another revision.
+            DraftstoreError: raised by `make`.
         """
         found = self._finished(request.path)
         if found is not None:
@@ -126,7 +126,7 @@ class Ledger:
             with self.session() as session:
                 finish_build(session, row.build_id, timings=timings)
         except CatalogueError:
-            found = self._finished(request.path)  # another run was faster to say so
+            found = self._finished(request.path)  # another run may have registered it first
             if found is None:
                 raise
             return found
@@ -141,7 +141,7 @@ class Ledger:
         return Built(row.build_id, request.path, manifest, reused=False, timings=timings)
 
     def _begin(self, request: Request) -> _Open:
-        """Make a row for a build, after marking those whose processes are gone."""
+        """Create a row for a build, after marking those of dead processes as failed."""
         with self.session() as session:
             for cut_off in fail_cut_off(session):
                 self.logger.info("build %d was cut off: marked as failed", cut_off)
@@ -159,10 +159,10 @@ class Ledger:
         return row
 
     def _finished(self, path: Path) -> Built | None:
-        """Return the store at a path if it is whole and registered with all that belongs to it.
+        """Return the store at a path if it is complete and fully registered.
 
-        A row of this run for it is settled: it is the registered one, if an attempt was not told that it had succeeded,
-        or another run came first.
+        This run's own row for it is settled: it is the registered one, if an earlier attempt succeeded without knowing
+        it, or another run came first.
         """
         try:
             manifest = load_manifest(path)
@@ -184,7 +184,7 @@ class Ledger:
 
 
 def _sentence(error: BaseException | None) -> str:
-    """Say in the catalogue why a build failed."""
+    """Return the reason why a build failed, for the catalogue."""
     if isinstance(error, DraftstoreError | OSError):
         return " ".join(str(error).split())
     if isinstance(error, Exception):

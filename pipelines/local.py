@@ -1,11 +1,11 @@
 """Prefect on this machine: a server, a work pool, the deployments of prefect.yaml and a worker, until Ctrl-C.
 
     python -m pipelines.local up        all of it (`make prefect`)
-    python -m pipelines.local deploy    work pool and deployments alone, on the server that PREFECT_API_URL names
+    python -m pipelines.local deploy    only work pool and deployments, on the server in PREFECT_API_URL
 
-A worker starts every flow run in a session of its own; told to end, it waits for all of them, and killed, it leaves
-them behind. So this program adopts what its services leave (it is their subreaper), and ends flow runs before the
-worker. What a flow run had not finished, the next one goes on with.
+A worker starts every flow run in its own session; when stopped, it waits for all of them, and when killed, it leaves
+them running. So this program adopts orphans of its services (as their subreaper), and ends flow runs before the worker.
+The next run resumes what a flow run had not finished.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ Ctrl-C stops everything.
 
 
 class LocalError(click.ClickException):
-    """A service did not start, or ended by itself."""
+    """A service did not start, or ended unexpectedly."""
 
 
 def prefect_command(*arguments: str) -> list[str]:
@@ -58,7 +58,7 @@ def prefect_environment(state: Path, url: str) -> dict[str, str]:
     """Return the environment of the server, the worker and every flow run.
 
     Args:
-        state: folder of the server's database and of what Prefect keeps for itself.
+        state: folder for the server's database and Prefect's own files.
         url: the server's API.
     """
     return {
@@ -107,7 +107,7 @@ def up(host: str, port: int, state: Path) -> None:
             click.echo(WELCOME.format(host=host, port=port, log=log, prefect=prefect))
             names = {server.pid: f"server (see {log})", worker.pid: "worker"}
             while (ended := os.wait())[0] not in names:
-                pass  # a process that a service left to us
+                pass  # an orphan of a service
             status = os.waitstatus_to_exitcode(ended[1])
             raise LocalError(f"the {names[ended[0]]} ended by itself with status {status}")
     except KeyboardInterrupt:
@@ -121,7 +121,7 @@ def deploy_command() -> None:
 
 
 def deploy(environment: dict[str, str]) -> None:
-    """Make the work pool and every deployment of prefect.yaml, or bring them up to date.
+    """Create or update the work pool and every deployment of prefect.yaml.
 
     Raises:
         LocalError: `prefect` refused; its output is in the message.
@@ -145,10 +145,10 @@ def deploy(environment: dict[str, str]) -> None:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Refuse a port that something listens on.
+    """Refuse a port in use.
 
     Raises:
-        LocalError: it is taken, or the address is not this machine's.
+        LocalError: the port is taken, or the address is not this machine's.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -162,7 +162,7 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _start(environment: dict[str, str], *arguments: str, log: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start `prefect`; it gets SIGTERM when this program ends, however that happens."""
+    """Start `prefect`; it gets SIGTERM when this program ends in any way."""
     with log.open("wb") if log else contextlib.nullcontext() as output:
         return subprocess.Popen(  # noqa: S603 - our own arguments
             prefect_command(*arguments),
@@ -171,7 +171,7 @@ def _start(environment: dict[str, str], *arguments: str, log: Path | None = None
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if log else None,
-            start_new_session=True,  # Ctrl-C in a terminal is for this program alone
+            start_new_session=True,  # Ctrl-C goes only to this program
             preexec_fn=lambda: _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),
         )
 
@@ -194,7 +194,7 @@ def _wait_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 @contextlib.contextmanager
 def _everything_ended() -> Iterator[None]:
-    """Adopt all processes below this one, and end them on leaving, which SIGTERM has it do as Ctrl-C does."""
+    """Adopt all descendants, and end them on exit, including by SIGTERM."""
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
     _PRCTL(_SET_CHILD_SUBREAPER, 1)
@@ -202,17 +202,17 @@ def _everything_ended() -> Iterator[None]:
         yield
     finally:
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # nothing may cut the tidying short
-        # Flow runs first: a worker that ends would not leave them the time to tell the catalogue. Once more at the
-        # end, as the worker may have started one meanwhile.
+            signal.signal(number, signal.SIG_IGN)  # do not interrupt the cleanup
+        # Flow runs first: a worker that ends would not give them time to update the catalogue. Once more at the end, as
+        # the worker may have started one meanwhile.
         for program in ("prefect.engine", "worker", "server", "prefect.engine"):
             _end(program)
-        # The embedded PostgreSQL goes with its last client; one that others use stays.
+        # The embedded PostgreSQL ends with its last client; one with other clients stays.
         psutil.wait_procs(psutil.Process().children(recursive=True), GRACE_SECONDS)
 
 
 def _end(program: str) -> None:
-    """End the processes below this one that have an argument: SIGTERM, and SIGKILL after a while."""
+    """End the descendants with an argument: SIGTERM, then SIGKILL after a while."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

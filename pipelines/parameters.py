@@ -1,7 +1,6 @@
-"""What the flows are asked for: pydantic types whose descriptions, bounds and examples the web page shows.
+"""Parameters of the flows: pydantic types whose descriptions, bounds and examples the web page shows.
 
-Defaults work on a bare machine: without a corpus the source of Python's standard library is read, without a tokenizer
-the one of the quickstart is taken.
+Defaults work on a bare machine: the source of Python's standard library as corpus, and the quickstart's tokenizer.
 """
 
 from pathlib import Path

@@ -1,11 +1,10 @@
-"""Where flows put what they build: one directory for each content, never a live store's place.
+"""Directories of the flows' builds: one for each content, never that of a live store.
 
     DRAFTSTORE_HOME/corpora/                      the default corpus
     DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT  a store; the fingerprint is of its inputs and parameters
 
-So the same request finds what an earlier run finished, or goes on with what it left; another corpus, option or version
-of draftstore gets a directory of its own beside the old one, which `draftstore builds drop` removes when nobody needs
-it.
+So the same request finds what an earlier run finished, or resumes it; another corpus, option or version of draftstore
+gets its own directory beside the old one, which `draftstore builds drop` removes once it is not needed.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ def store_path(home: Path, kind: str, name: str, **made_of: object) -> Path:
         home: data folder.
         kind: kind of the store.
         name: name of the store.
-        made_of: everything that decides its content, as JSON values.
+        made_of: everything that determines its content, as JSON values.
     """
     ingredients = [kind, FORMAT_VERSION, draftstore.__version__, made_of]
     digest = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Progress as lines of a log: one every few seconds, and the last one of a step."""
+"""Progress as log lines: one every few seconds, and the last one of a step."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ SECONDS = 5.0
 
 
 class StepLog:
-    """Writes how far a step is, at most once in `seconds`; the end of a step of known size always."""
+    """Logs the progress of a step, at most once in `seconds`, and always the end of a step of known size."""
 
     def __init__(
         self,
@@ -28,15 +28,15 @@ class StepLog:
         clock: Callable[[], float] = time.monotonic,
         on_report: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write nothing yet.
+        """Start without output.
 
         Args:
-            logger: where lines go.
-            step: what is done, such as `sorting`.
-            unit: of the amounts, such as `tokens`.
-            seconds: between two lines.
-            clock: seconds of a steady clock.
-            on_report: called at every report.
+            logger: logger for the lines.
+            step: name of the step, such as `sorting`.
+            unit: unit of the amounts, such as `tokens`.
+            seconds: interval between two lines.
+            clock: monotonic clock in seconds.
+            on_report: called on every report.
         """
         self._logger, self._step, self._unit = logger, step, unit
         self._seconds, self._clock, self._on_report = seconds, clock, on_report
@@ -65,9 +65,9 @@ class StepLog:
 
 
 class StepLogs:
-    """The steps of one build: each writes lines to a log, and together they know how long each took.
+    """The steps of one build: logs each, and measures how long it took.
 
-    The time up to a report goes to the step that reports.
+    The time up to a report is attributed to the reporting step.
     """
 
     def __init__(self, logger: Logger) -> None:
@@ -78,7 +78,7 @@ class StepLogs:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Measure the work in the block; several times, where it is tried again."""
+        """Measure the work in the block; may be entered again on a retry."""
         self._last = time.monotonic()
         try:
             yield
@@ -86,13 +86,13 @@ class StepLogs:
             self._spend("other")
 
     def step(self, name: str, unit: str) -> StepLog:
-        """Return the log of a step, the same one for the same name."""
+        """Return the log of a step; the same object for the same name."""
         if name not in self._steps:
             self._steps[name] = StepLog(self._logger, name, unit, on_report=partial(self._spend, name))
         return self._steps[name]
 
     def rest(self) -> Progress:
-        """Return what a REST build reports to."""
+        """Return the progress callbacks of a REST build."""
         return Progress(
             tokenized=self.step("tokenizing", "tokens").tokenized,
             sorted=self.step("sorting", "tokens").amount,
@@ -100,7 +100,7 @@ class StepLogs:
         )
 
     def timings(self) -> dict[str, float]:
-        """Return the seconds that each step took, and under `other` those after the last report."""
+        """Return the seconds of each step, and under `other` the time after the last report."""
         return {name: round(seconds, 3) for name, seconds in self._seconds.items()}
 
     def _spend(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a flow run made, as text and rows for its page: figures from manifests and from the clock."""
+"""Reports of flow runs for their pages, as text and rows: figures from manifests, and timings."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from draftstore.stores.registry import kind_of
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A store that a flow made or found.
+    """A store made or found by a flow.
 
     Attributes:
         build_id: its row in the catalogue.
         path: its directory.
-        manifest: what it says of itself.
-        reused: it was there already, whole and registered.
-        timings: seconds of each step; empty where it was reused.
+        manifest: its manifest.
+        reused: whether it existed already, complete and registered.
+        timings: seconds of each step; empty if reused.
     """
 
     build_id: int
@@ -30,7 +30,7 @@ class Built:
     timings: dict[str, float]
 
     def summary(self) -> dict[str, Any]:
-        """Return what is told to people and programs, as JSON values."""
+        """Return a summary as JSON values."""
         return {
             "build": self.build_id,
             "kind": self.manifest.kind,
@@ -44,16 +44,16 @@ class Built:
 
 
 def table_rows(builds: Sequence[Built]) -> list[dict[str, Any]]:
-    """Return one row for every store, in the order in which they were made."""
+    """Return one row per store, in build order."""
     return [built.summary() for built in builds]
 
 
 def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
-    """Return a page about a run: what was made, from which corpus, and how long each step took.
+    """Return the page of a run: stores, their corpus, and the duration of each step.
 
     Args:
-        name: of the stores.
-        builds: in the order in which they were made; the last is what the flow is for.
+        name: name of the stores.
+        builds: builds in order; the last is the flow's result.
         release: the release that points at the last one now.
     """
     last = builds[-1]
@@ -94,11 +94,11 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
 
 
 def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str:
-    """Return a page about what a model answered, and what is left out of the files.
+    """Return the page of a model's answers, with what was skipped.
 
     Args:
-        name: of the answers.
-        model: which one.
+        name: name of the answers.
+        model: the model.
         answers: the files.
     """
     lines = [f"# Answers `{name}` of `{model}`"]
@@ -111,7 +111,7 @@ def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str
 
 
 def _figures(manifest: Manifest) -> list[str]:
-    """Return a table of what decides the quality of a store; nothing for kinds that tell no figures."""
+    """Return a table of a store's quality figures; empty for kinds without figures."""
     figures = kind_of(manifest.kind).figures(manifest)
     if not figures:
         return []
@@ -119,7 +119,7 @@ def _figures(manifest: Manifest) -> list[str]:
 
 
 def _rows(figures: Mapping[str, Any]) -> list[str]:
-    """Return rows of a table: whole numbers in groups of three digits, others with four behind the point."""
+    """Return table rows: integers with thousands separators, other numbers with four decimals."""
     formats: dict[type, str] = {int: "{:,}", float: "{:.4f}"}
     return [
         f"| {key.replace('_', ' ')} | {formats.get(type(value), '{}').format(value)} |"

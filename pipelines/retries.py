@@ -1,6 +1,6 @@
-"""Which failures pass by themselves: input and output that was interrupted, and a database that is away.
+"""Transient failures, worth a retry: interrupted I/O, and a database that is down.
 
-Bad input, a wrong parameter, a full disk or a missing permission stay as they are however often one tries.
+Bad input, wrong parameters, a full disk or missing permissions are permanent.
 """
 
 import errno
@@ -31,7 +31,7 @@ DELAYS = (2.0, 10.0, 30.0, 60.0)
 
 
 def passes_by_itself(error: BaseException) -> bool:
-    """Tell whether the same step may succeed a little later."""
+    """Tell whether a retry of the step may succeed."""
     return any(
         isinstance(translate(one) or one, DatabaseAwayError | DatabaseTimeoutError)
         or (isinstance(one, OSError) and one.errno in PASSING)
@@ -40,7 +40,7 @@ def passes_by_itself(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from."""
+    """Yield an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""What the flows do, step by step, without the orchestrator: each finds or makes one store and registers it."""
+"""The steps of the flows, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
 from pathlib import Path
@@ -35,13 +35,13 @@ ANSWERS, LOGGED = "answers.jsonl.zst", "logged.jsonl.zst"
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """The token shards of a corpus, and what was settled for them: every store that is built from them goes by it.
+    """The token shards of a corpus with their settings, which all stores built from them share.
 
     Attributes:
         built: the shards.
         options: how the corpus is read, and its identity.
-        tokenizer: what made the ids.
-        parameters: of the corpus, for the catalogue, JSON values.
+        tokenizer: tokenizer of the ids.
+        parameters: parameters of the corpus for the catalogue, JSON values.
     """
 
     built: Built
@@ -54,15 +54,15 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
     """Find or make the token shards of a corpus.
 
     Args:
-        ledger: of this run.
+        ledger: ledger of this run.
         name: name of the shards.
-        corpus: the texts; those that are on every machine, if it names none.
-        tokenizer: where it is; an installed one, if None.
+        corpus: the texts; default: those that exist on every machine.
+        tokenizer: its location; None: an installed one.
 
     Raises:
-        CorpusError: the corpus cannot be read, or holds no text.
+        CorpusError: the corpus cannot be read or has no text.
         TokenizerError: the tokenizer cannot be loaded.
-        BuildError: another run is at work on the same.
+        BuildError: another run is building the same.
     """
     home = data_home()
     corpus = resolve_corpus(corpus, home)
@@ -88,13 +88,13 @@ def make_rest(ledger: Ledger, tokens: Tokens, segment_tokens: int, workers: int 
     """Find or build the REST store of a corpus.
 
     Args:
-        ledger: of this run.
+        ledger: ledger of this run.
         tokens: the shards of the corpus.
-        segment_tokens: most tokens of a segment.
-        workers: most processes that sort; all cores, if None.
+        segment_tokens: maximum tokens of a segment.
+        workers: maximum number of sorting processes; None: all cores.
 
     Raises:
-        BuildError: another run is at work on the same, or there is too little space or memory.
+        BuildError: another run is building the same, or disk space or memory is too small.
     """
     options = RestOptions(**vars(tokens.options), segment_tokens=segment_tokens)
     plan = corpus_plan(options, tokens.tokenizer)
@@ -114,7 +114,7 @@ def use_rest(ledger: Ledger, path: Path) -> Built:
     """Register a finished REST store, unless it is registered.
 
     Raises:
-        StoreError: there is none.
+        StoreError: it cannot be opened.
     """
     path = path.resolve()
     manifest = load_manifest(path, REST)
@@ -126,14 +126,14 @@ def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -
     """Find or make the n-gram counts of a REST store, in files and in the database.
 
     Args:
-        ledger: of this run.
+        ledger: ledger of this run.
         name: name of the counts.
         rest: the store.
-        max_n: most tokens of an n-gram.
-        head: rows in the database for each n, the most common ones.
+        max_n: maximum tokens of an n-gram.
+        head: database rows for each n, the most common n-grams.
 
     Raises:
-        BuildError: another run is at work on the same, or there is too little space.
+        BuildError: another run is building the same, or disk space is too small.
         DatabaseError: the database cannot be used.
     """
     source = manifest_digest(rest.path)
@@ -151,13 +151,13 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
     """Find or build a CREST store, with the n-grams that it keeps in the database.
 
     Args:
-        ledger: of this run.
-        options: what is built.
-        rest: the store that trees are cut from.
-        workers: most threads that cut trees; all cores, if None.
+        ledger: ledger of this run.
+        options: options of the build.
+        rest: store to cut the trees from.
+        workers: maximum number of cutting threads; None: all cores.
 
     Raises:
-        BuildError: another run is at work on the same, or options that cannot be built.
+        BuildError: another run is building the same, or invalid options.
         DatabaseError: the database cannot be used.
     """
     options.check()
@@ -183,8 +183,8 @@ class Target(NamedTuple):
 
     Attributes:
         source: a folder, or a name on the Hugging Face hub.
-        dtype: of its weights; None is what suits the device.
-        device: where it runs; None is the GPU, if there is one.
+        dtype: type of its weights; None: the device's default.
+        device: device; None: the GPU, if there is one.
     """
 
     source: str
@@ -195,20 +195,20 @@ class Target(NamedTuple):
 def make_answers(
     logger: Logger, name: str, target: Target, questions: Questions, batch: int
 ) -> list[Responses]:
-    """Have a model answer, and take over what a log holds; each has a file of its own, which the next run replaces.
+    """Decode answers of a model, and copy those in a log; each has its own file, which the next run replaces.
 
-    Answers are decoded again only where model, prompts or settings changed: a log that grows is no reason to.
+    Answers are decoded again only if model, prompts or settings changed, not when a log grows.
 
     Args:
-        logger: where progress goes.
-        name: of the answers; also the folder of the files.
+        logger: logger for progress.
+        name: name of the answers; also the folder of the files.
         target: the model.
-        questions: what it is asked.
-        batch: answers that are decoded at once.
+        questions: prompts and settings.
+        batch: answers decoded at once.
 
     Raises:
-        CorpusError: prompts or logs cannot be read, or nothing is left of them.
-        BuildError: another run is at work on the same.
+        CorpusError: prompts or logs cannot be read, or no answers are left.
+        BuildError: another run is building the same.
         ModelError: the model cannot be loaded, or does not fit.
     """
     asked = dict(questions)
@@ -243,15 +243,15 @@ def make_dresd(
     """Find or build the DReSD store of a corpus.
 
     Args:
-        ledger: of this run.
-        options: what is built, but for the corpus.
+        ledger: ledger of this run.
+        options: options of the build, except for the corpus.
         target: the model, whose tokenizer made the shards.
         tokens: the shards of the corpus.
-        batch_tokens: most tokens that the model reads at once; what is usual, if None.
+        batch_tokens: maximum tokens that the model reads at once; None: the default.
 
     Raises:
         ModelError: the model cannot be loaded, or does not fit.
-        BuildError: another run is at work on the same, or there is too little space.
+        BuildError: another run is building the same, or disk space is too small.
     """
     options, tokenizer = dataclasses.replace(options, **vars(tokens.options)), tokens.tokenizer
     parameters = {
@@ -281,10 +281,10 @@ def make_dresd(
 
 
 def publish(ledger: Ledger, release: str, built: Built) -> None:
-    """Have a release point at a build that verifies; in one transaction, and only if it does not yet.
+    """Point a release at a verified build, in one transaction, unless it already points there.
 
     Raises:
-        CatalogueError: the store does not verify.
+        CatalogueError: the store fails verification.
         DatabaseError: the database cannot be used.
     """
     with ledger.session() as session:

@@ -1,4 +1,4 @@
-"""The tasks: the steps of `pipelines.steps`, few and coarse, each tried again where trying again can help."""
+"""The Prefect tasks: the steps of `pipelines.steps`, few and coarse, each retried on transient failures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from pipelines.retries import DELAYS, passes_by_itself
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
-    """Tell whether a failed task is worth another try: its error passes by itself."""
+    """Tell whether a failed task is worth a retry: its error is transient."""
     return isinstance(state.data, BaseException) and passes_by_itself(state.data)
 
 
@@ -52,7 +52,7 @@ def report(name: str, builds: Sequence[Built], release: str | None) -> None:
 
 @task(name="report answers", **{**OPTIONS, "retries": 0})
 def report_answers(name: str, model: str, answers: Sequence[Responses]) -> None:
-    """Show what a model answered on the page of a run."""
+    """Show a model's answers on the page of a run."""
     create_markdown_artifact(
         answers_markdown(name, model, answers),
         key=_key("answers", name),
@@ -61,5 +61,5 @@ def report_answers(name: str, model: str, answers: Sequence[Responses]) -> None:
 
 
 def _key(kind: str, name: str) -> str:
-    """Return what the page calls something: it takes lower case letters, digits and dashes."""
+    """Return the key of an artifact: lower-case letters, digits and dashes."""
     return f"{kind}-{name}".lower().replace(".", "-").replace("_", "-").strip("-")

@@ -1,7 +1,7 @@
-"""The command `draftstore`: commands that need files alone, and those that other packages add.
+"""The command `draftstore`: commands that only need files, and those that other packages add.
 
-A package adds a command by an entry point in the group `draftstore.commands`, whose value is a click command. It is
-imported when it is used, so that a package that is broken or absent harms its own command alone.
+A package adds a command by an entry point in the group `draftstore.commands` with a click command. It is imported on
+use, so that a broken or missing package affects only its own command.
 """
 
 import errno
@@ -33,7 +33,7 @@ ADVICE = {
 
 
 class Commands(click.Group):
-    """Our own commands, and those of entry points."""
+    """Our own commands, and those from entry points."""
 
     added: ClassVar = {
         entry_point.name: entry_point for entry_point in entry_points(group="draftstore.commands")
@@ -44,7 +44,7 @@ class Commands(click.Group):
         return sorted({*super().list_commands(ctx), *self.added})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; one that cannot be imported says so when it is called, and in its help."""
+        """Return a command; one that cannot be imported reports it when called, and in its help."""
         entry_point = self.added.get(cmd_name)
         return _load(entry_point) if entry_point else super().get_command(ctx, cmd_name)
 
@@ -59,7 +59,7 @@ def _load(entry_point: EntryPoint) -> click.Command:
 
 
 def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
-    """Return a command that says how to get the real one."""
+    """Return a command that explains how to install the real one."""
     package = entry_point.module.partition(".")[0]
     sentence = (
         f"the command {entry_point.name!r} needs what is not installed here ({error}): run draftstore from a "
@@ -108,10 +108,10 @@ def main() -> None:
     except SystemError as error:
         if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             raise
-        click.echo("interrupted", err=True)  # while numba loaded a kernel
+        click.echo("interrupted", err=True)  # while numba was loading a kernel
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nothing is left to say
+        sys.stderr.close()  # nobody reads our output any more
         sys.exit(141)
     except DraftstoreError as error:
         click.echo(f"error: {error}", err=True)

@@ -1,4 +1,4 @@
-"""One answer of a model, with drafts or without, and its text as it grows."""
+"""Decoding one answer for the command line, with text as it grows."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ ACCEPTED = "green"
 
 @dataclasses.dataclass
 class TimedAnswer:
-    """What came of it.
+    """An answer and its timings.
 
     Attributes:
-        tokens: ids of the answer, that which ended it among them.
-        tally: of the passes after the prefill.
+        tokens: ids of the answer, including the one that ended it.
+        tally: tally of the passes after the prefill.
         prefill_ns: nanoseconds until the first token.
     """
 
@@ -35,7 +35,7 @@ class TimedAnswer:
     prefill_ns: int = 0
 
     def take(self, step: Step) -> None:
-        """Count a step; the first is the prefill."""
+        """Add a step; the first is the prefill."""
         if self.tokens:
             self.tally.add(step)
         else:
@@ -44,7 +44,7 @@ class TimedAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first, by the time that their passes took."""
+        """Tokens after the first, divided by the time of their passes."""
         tally = self.tally
         total = tally.draft_ns + tally.forward_ns + tally.accept_ns
         return tally.tokens * 1e9 / total if total else 0.0
@@ -92,7 +92,7 @@ def answer(
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Return where two answers part; None if they are the same."""
+    """Return the index of the first difference of two answers; None if they are equal."""
     if list(left) == list(right):
         return None
     same = zip(left, right, strict=False)
@@ -113,7 +113,7 @@ class Printer:
             self._write(self._pieces.push(token), ACCEPTED if i < len(step.path) else "")
 
     def finish(self) -> None:
-        """Write what was held back, and end the line."""
+        """Write the text held back, and end the line."""
         self._write(self._pieces.finish() + "\n", "")
 
     def _write(self, piece: str, style: str) -> None:
@@ -126,7 +126,7 @@ class Printer:
 
 
 def check_positions(loaded: "LoadedModel", request: GenerationRequest) -> GenerationRequest:
-    """Return a request that fits the model: with fewer new tokens if need be.
+    """Return a request that fits the model, with fewer new tokens if necessary.
 
     Raises:
         DraftstoreError: the prompt alone does not fit, or is empty.

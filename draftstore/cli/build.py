@@ -127,7 +127,7 @@ def rest(
 
 @contextmanager
 def build_bars() -> Iterator[Progress]:
-    """Show one bar for each step of a build, on stderr."""
+    """Show one progress bar for each step of a build, on stderr."""
     with count_progress("") as bars:
         yield Progress(
             tokenized=Bar(bars, "tokenizing", "tokens").tokenized,
@@ -163,12 +163,12 @@ class Bar:
 
 
 def _per_second(rate: float) -> str:
-    """Return a rate with as many digits as tell something: a model reads a hundredth of what a tokenizer does."""
+    """Return a rate with a suitable number of digits: a model reads a hundredth of a tokenizer's rate."""
     return f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
 
 
 def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
-    """Print what was built and what was left out."""
+    """Print what was built and what was skipped."""
     manifest, report = result.manifest, result.report
     if as_json:
         print_json(
@@ -203,7 +203,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
 
 
 def _print_left_out(console: Console, report: ReadReport) -> None:
-    """Print which records and files are not in the store, the first of each kind by name."""
+    """Print the skipped records and files, the first of each kind by name."""
     if report.bad_records:
         show_problems(console, report.bad_records, report.problems)
     for path in report.unread[:SHOWN]:
@@ -216,7 +216,7 @@ def _print_left_out(console: Console, report: ReadReport) -> None:
 
 
 def show_problems(console: Console, number: int, problems: Sequence[RecordProblem]) -> None:
-    """Print how many records were left out, the first of them by name."""
+    """Print the number of skipped records, the first of them by name."""
     were = "was" if number == 1 else "were"
     head = f"{counted(number, 'bad record')} {were} left out"
     console.print(head + ":" * bool(problems), style="yellow")

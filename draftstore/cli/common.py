@@ -1,4 +1,4 @@
-"""What the commands share: options, bars on stderr, JSON on stdout, opening stores and tokenizers."""
+"""Shared parts of the commands: options, progress bars on stderr, JSON on stdout, opening stores and tokenizers."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ FILE_WIDTH = 160
 
 
 def _known_strategies() -> str:
-    """Say which kinds of stores know which strategies."""
+    """List the strategies of each kind of store."""
     titles: dict[tuple[str, ...], list[str]] = {}
     for kind in map(kind_of, KINDS):
         titles.setdefault(kind.strategies, []).append(kind.title)
@@ -115,41 +115,41 @@ class ManyValues(click.Command):
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on one line; bytes of a path that are no UTF-8 stay escaped."""
+    """Print a JSON document on one line; non-UTF-8 bytes of a path stay escaped."""
     click.echo(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
 def printable(text: str | Path) -> str:
-    """Return a path or name as text that any terminal takes."""
+    """Return a path or name as text that any terminal can show."""
     return click.format_filename(str(text))
 
 
 def stdout_console() -> Console:
-    """Return the console of results: names are printed as they are, and files take wide tables."""
+    """Return the console for results: names are printed literally, and files get wide tables."""
     width = None if sys.stdout.isatty() else FILE_WIDTH
     return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def stderr_console() -> Console:
-    """Return the console of everything that is not the result."""
+    """Return the console for everything except results."""
     return Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
 def index_bytes(manifest: Manifest) -> int:
-    """Return the bytes that a store takes; its copy of the tokenizer is no part of that."""
+    """Return the size of a store in bytes, without its copy of the tokenizer."""
     prefix = f"{TOKENIZER_FOLDER}/"
     return sum(entry.size for name, entry in manifest.files.items() if not name.startswith(prefix))
 
 
 def bytes_text(manifest: Manifest) -> str:
-    """Return the size of a store, what an entry takes, and the size of its copy of the tokenizer beside that."""
+    """Return the size of a store, per entry, and of its copy of the tokenizer."""
     index = index_bytes(manifest)
     an_entry = index / max(manifest.counts["entries"], 1)
     return f"{index:,} ({an_entry:.2f} an entry), and {manifest.size - index:,} of tokenizer"
 
 
 class CountColumn(ProgressColumn):
-    """How many steps are done and how many there are: `1,234/5,678`."""
+    """Steps done and in total: `1,234/5,678`."""
 
     def render(self, task: Task) -> Text:
         """Return both numbers; an unknown total is a question mark."""
@@ -159,7 +159,7 @@ class CountColumn(ProgressColumn):
 
 @contextmanager
 def count_progress(unit: str) -> Iterator[Progress]:
-    """Show a bar over a known or unknown number of steps, where somebody looks."""
+    """Show a bar over a known or unknown number of steps, on a terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -176,14 +176,14 @@ def count_progress(unit: str) -> Iterator[Progress]:
 
 @contextmanager
 def status(message: str) -> Iterator[None]:
-    """Show a spinner while something takes its time."""
+    """Show a spinner during a slow operation."""
     console = stderr_console()
     with console.status(message) if console.is_terminal else nullcontext():
         yield
 
 
 def open_store(path: Path, tokenizer: str | None, backend: str | None) -> tuple[Store, TextTokenizer]:
-    """Open a store with its own tokenizer, or with another copy of it that the user names.
+    """Open a store with its own tokenizer, or with another copy of it named by the user.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -197,10 +197,10 @@ def open_store(path: Path, tokenizer: str | None, backend: str | None) -> tuple[
 
 
 def check_strategy(strategy: str | None, kinds: Iterable[str]) -> None:
-    """Refuse a strategy that stores of none of these kinds know.
+    """Refuse a strategy that no store of these kinds supports.
 
     Raises:
-        DraftstoreError: the message lists those that they know.
+        DraftstoreError: the message lists the supported ones.
     """
     known = strategies_of(kinds)
     if strategy is not None and strategy not in known:
@@ -210,12 +210,12 @@ def check_strategy(strategy: str | None, kinds: Iterable[str]) -> None:
 
 
 def strategy_of(store: Store, strategy: str | None) -> str:
-    """Return the strategy that was asked for if a store knows it, else the store's own."""
+    """Return the requested strategy if a store supports it, else the store's default."""
     return strategy if strategy in store.strategies else store.default_strategy
 
 
 def warm(drafter: StoreDrafter) -> StoreDrafter:
-    """Have the kernels compiled, which takes seconds once after an install."""
+    """Compile the kernels, which takes seconds once after an install."""
     with status("compiling kernels (once after an install)"):
         drafter.warm_up()
     return drafter

@@ -135,7 +135,7 @@ def crest(
 
 
 def _build_rest(corpus: tuple[Path, ...], tokenizer: str | None, out: Path, workers: int | None) -> Path:
-    """Build the REST store beside the new one, or return the one that is there."""
+    """Build the REST store beside the new one, or return the existing one."""
     if tokenizer is None:
         raise click.UsageError("--corpus needs --tokenizer, the one of the model that will decode.")
     beside = out.with_name(f"{out.name}-rest")
@@ -146,7 +146,7 @@ def _build_rest(corpus: tuple[Path, ...], tokenizer: str | None, out: Path, work
 
 @contextmanager
 def crest_bars() -> Iterator[CrestProgress]:
-    """Show one bar for each step of a build, on stderr."""
+    """Show one progress bar for each step of a build, on stderr."""
     with count_progress("") as bars:
         yield CrestProgress(
             counted=Bar(bars, "counting n-grams", "tokens").amount,

@@ -121,7 +121,7 @@ def dresd(
 
 @contextmanager
 def dresd_bars() -> Iterator[DresdProgress]:
-    """Show one bar for each step of a build, on stderr."""
+    """Show one progress bar for each step of a build, on stderr."""
     with count_progress("") as bars:
         yield DresdProgress(
             tokenized=Bar(bars, "tokenizing", "tokens").tokenized,

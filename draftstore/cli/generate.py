@@ -1,4 +1,4 @@
-"""`draftstore generate`: one answer of a model, decoded with drafts, and how much sooner that is."""
+"""`draftstore generate`: one answer of a model, decoded with drafts, and the speedup."""
 
 import dataclasses
 import secrets
@@ -119,7 +119,7 @@ def generate(
         )
     with assembly:
         plan = choose_plan(effort, loaded)
-        if not no_compare:  # or what torch does at its first passes would be counted for the first of the two
+        if not no_compare:  # otherwise torch's first-pass overhead would count for the first answer
             with status("warming up"):
                 answer(loaded, dataclasses.replace(request, max_tokens=min(3, max_new_tokens)), drafter=None)
         drafted = _with_drafts(loaded, request, assembly, plan, effort, silent=as_json)
@@ -154,10 +154,10 @@ def _prompt(prompt: str | None, prompt_file: Any) -> str:
 
 
 def _content(tokenizer: TextTokenizer, text: str, chat: bool | None, system: str | None) -> Content:
-    """Return the prompt as what the model is asked: a conversation, or the text itself.
+    """Return the prompt for the model: a conversation, or the text itself.
 
     Raises:
-        UsageError: a system message outside a chat.
+        UsageError: a system message without a chat.
     """
     if tokenizer.has_chat_template if chat is None else chat:
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -203,7 +203,7 @@ def _report(
     drafted: TimedAnswer,
     plain: TimedAnswer | None,
 ) -> dict[str, Any]:
-    """Return everything that there is to say as JSON values."""
+    """Return all figures as JSON values."""
     kept = [token for token in drafted.tokens if token not in loaded.text.special_ids]
     report: dict[str, Any] = {
         "model": loaded.name,
@@ -244,7 +244,7 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _comparison(report: dict[str, Any]) -> str:
-    """Say what the comparison showed."""
+    """Describe the result of the comparison."""
     if "speedup" not in report:
         return ""
     place = report["first_difference"]

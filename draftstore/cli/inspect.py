@@ -1,4 +1,4 @@
-"""`draftstore info` and `draftstore verify`: what a store says of itself, and whether it is true."""
+"""`draftstore info` and `draftstore verify`: a store's description, and its verification."""
 
 import dataclasses
 import sys

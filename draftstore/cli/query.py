@@ -1,4 +1,4 @@
-"""`draftstore query`: one draft, drawn."""
+"""`draftstore query`: a drawing of one draft."""
 
 from pathlib import Path
 from time import perf_counter_ns
@@ -98,9 +98,9 @@ def _why_none(draft: Draft, context: NDArray[np.int32], budget: int, min_prob: f
 def timed_draft(
     drafter: StoreDrafter, contexts: NDArray[np.int32], budget: int, min_prob: float = 0.0
 ) -> tuple[Draft, float]:
-    """Draft for one context; return the draft and how many microseconds it took.
+    """Draft for one context; return the draft and the lookup's duration in microseconds.
 
-    The second of two lookups counts: the first may wait for the disk, which a store in use does not.
+    The second of two lookups is timed: the first may wait for the disk, unlike in a store in use.
     """
     for _ in range(2):
         begin = perf_counter_ns()
@@ -110,9 +110,9 @@ def timed_draft(
 
 
 def node_list(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
-    """Return the nodes as JSON values: token id, its text, how that is shown, parent and probability.
+    """Return the nodes as JSON values: token id, exact text, visible text, parent and probability.
 
-    The text is null where the token holds a part of a character.
+    The exact text is null for a part of a character.
     """
     rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True)
     return [
@@ -128,7 +128,7 @@ def node_list(tree: DraftTree, tokenizer: TextTokenizer) -> list[dict[str, Any]]
 
 
 def describe(draft: Draft, matched: str, micros: float) -> str:
-    """Say in one line what was found."""
+    """Describe a draft in one line."""
     return (
         f"{counted(len(draft.tree), 'node')} in {micros:.0f} µs; longest match "
         f"{counted(draft.match_length, 'token')}, {counted(draft.match_count, 'time')}: {matched!r}"

@@ -152,7 +152,7 @@ def quickstart(
 
 
 def command_line() -> str:
-    """Return how to run this program again: its name where a shell finds it by that, else its path."""
+    """Return how to run this program again: its name if the shell finds it, else its path."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m draftstore"

@@ -1,4 +1,4 @@
-"""`draftstore build recycling`: where the recycling of a model's candidates starts."""
+"""`draftstore build recycling`: an initial store of a model's candidates."""
 
 import time
 from pathlib import Path
@@ -90,7 +90,7 @@ def recycling(
 
 
 def _identify(tokenizer: str | None) -> tuple[TokenizerIdentity | None, int]:
-    """Return which tokenizer was named, and how many ids it has."""
+    """Return the identity of the named tokenizer, and its vocabulary size."""
     if tokenizer is None:
         return None, 0
     loaded = load_tokenizer(tokenizer)
@@ -101,7 +101,7 @@ def _read_seed(path: Path, identity: TokenizerIdentity | None) -> tuple[NDArray[
     """Return the successors in a store, and its manifest.
 
     Raises:
-        StoreError: it cannot be opened, or is of another kind.
+        StoreError: it cannot be opened, or has another kind.
         TokenizerError: it was built with another tokenizer.
     """
     store = open_store(path)

@@ -44,16 +44,16 @@ COLUMNS = (
 
 
 class Subject(NamedTuple):
-    """What is replayed.
+    """A drafter to replay, with its settings.
 
     Attributes:
-        store: its directory; None is the request alone.
-        name: of the store; `none` without one.
-        strategy: of the store; None without one.
+        store: its directory; None: the request alone.
+        name: name of the store; `none` without one.
+        strategy: strategy of the store; None without one.
         request: whether the request drafts too.
-        drafter: of all that.
-        tokenizer: whose tokens are counted.
-        model: whose hidden states it is asked with; None without such a store.
+        drafter: the drafter.
+        tokenizer: tokenizer that defines the token counts.
+        model: model for hidden states; None if the store needs none.
     """
 
     store: Path | None
@@ -66,7 +66,7 @@ class Subject(NamedTuple):
 
     @property
     def sources(self) -> str:
-        """What drafts: `backoff`, `backoff + request` or `request`."""
+        """Names of the sources: `backoff`, `backoff + request` or `request`."""
         return " + ".join(filter(None, (self.strategy, "request" * self.request)))
 
 
@@ -157,7 +157,7 @@ def replay(
 
 
 def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table behind what was replayed."""
+    """Return the figures of a table row."""
     return (
         f"{figures['accepted_length']:.3f}",
         f"{figures['acceptance_rate']:.1%}",
@@ -170,7 +170,7 @@ def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | None, record: bool) -> None:
-    """Refuse options that make no sense without a store.
+    """Refuse options that need a store if there is none.
 
     Raises:
         click.UsageError: the first of them.
@@ -190,10 +190,10 @@ def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | Non
 def _load(
     directories: tuple[Path, ...], target_model: str | None, device: str | None, dtype: str | None
 ) -> "LoadedModel | None":
-    """Load the model, if a store is asked with its hidden states.
+    """Load the model if a store needs its hidden states.
 
     Raises:
-        DraftstoreError: it is not named.
+        DraftstoreError: no model is named.
         ModelError: it cannot be loaded.
     """
     dense = next((path for path in directories if load_manifest(path).kind == DENSE), None)
@@ -219,11 +219,11 @@ def _subjects(
     *,
     request: bool,
 ) -> Iterator[Subject]:
-    """Open one store after the other, or none.
+    """Open the stores one after the other, or none.
 
     Raises:
-        StoreError: a store cannot be opened, or is of another model.
-        TokenizerError: the tokenizer cannot be loaded, or is not the store's or the model's.
+        StoreError: a store cannot be opened, or belongs to another model.
+        TokenizerError: the tokenizer cannot be loaded, or differs from the store's or the model's.
     """
     for directory in directories:
         asked = model if load_manifest(directory).kind == DENSE else None
@@ -246,7 +246,7 @@ def _subjects(
 
 
 def _with_request(drafter: Drafter | None, vocab_size: int) -> Drafter:
-    """Return the drafter of requests, mixed with that of a store if there is one."""
+    """Return the request drafter, mixed with a store's if there is one."""
     from_request = RequestDrafter(vocab_size)
     mixture = Mixture([from_request] if drafter is None else [from_request, drafter])
     with status("compiling kernels (once after an install)"):
@@ -258,10 +258,10 @@ def _with_request(drafter: Drafter | None, vocab_size: int) -> Drafter:
 def _replay(
     subject: Subject, replays: Path, model: str | None, limit: int | None, budget: int, min_prob: float
 ) -> ReplayResult:
-    """Replay the recordings, under a bar.
+    """Replay the recordings with a progress bar.
 
     Raises:
-        ReplayError: they cannot be used.
+        ReplayError: the recordings cannot be used.
     """
     with count_progress("outputs") as bars:
         task = bars.add_task(printable(subject.name if subject.store else "request"), total=limit, detail="")
@@ -281,7 +281,7 @@ def _replay(
 
 
 def _warn_of_tokenizers(directories: tuple[Path, ...]) -> None:
-    """Warn where the tokens of one store are not those of another."""
+    """Warn if the stores have different tokenizers."""
     identities = [load_manifest(directory).tokenizer for directory in directories]
     if len({identity.fingerprint for identity in identities}) > 1:
         names = ", ".join(printable(directory) for directory in dict.fromkeys(directories))

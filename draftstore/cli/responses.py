@@ -147,7 +147,7 @@ def responses(
 
 
 def _report(made: Responses, seconds: float, as_json: bool) -> None:
-    """Print what was answered and what was left out."""
+    """Print what was answered and what was skipped."""
     if as_json:
         print_json(
             {

@@ -1,4 +1,4 @@
-"""The options of commands that decode: the model, what to draft from, and how much."""
+"""Options of commands that decode: the model, sources of drafts, and how much to verify."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -44,7 +44,7 @@ top_p_option = click.option(
 
 
 def source_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of what to draft from; the command gets them as one argument `sources`."""
+    """Add the options for sources of drafts; the command gets them as one argument `sources`."""
     options = (
         click.option(
             "--store", "stores", multiple=True, type=STORE, metavar="DIR",
@@ -82,7 +82,7 @@ _SOURCE_KEYS = ("strategy", "backend", "lookup", "release", "token", "request", 
 
 
 def effort_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of how much is verified; the command gets them as one argument `effort`."""
+    """Add the options for how much to verify; the command gets them as one argument `effort`."""
     options = (
         click.option(
             "--budget", type=click.IntRange(0, MAX_BUDGET),
@@ -111,7 +111,7 @@ def _with(
     name: str,
     gather: Callable[[dict[str, Any]], Any],
 ) -> Callable[..., None]:
-    """Add options to a command, which gets what `gather` makes of their values as one argument."""
+    """Add options to a command, which gets them as one argument made by `gather`."""
 
     @wraps(command)
     def gathered(**values: Any) -> None:

@@ -1,4 +1,4 @@
-"""`draftstore tune`: what a forward pass costs on this device, so that drafts are as large as they are worth."""
+"""`draftstore tune`: the cost of a forward pass on this device, which determines the size of drafts."""
 
 import dataclasses
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""From text to token ids and back: corpora, conversations, tokenizers, token shards."""
+"""Text processing: corpora, conversations, tokenizers, token shards."""

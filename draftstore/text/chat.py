@@ -1,6 +1,6 @@
 """Conversations as text: a model's chat template, or the plain role format of models without one.
 
-A template is code of strangers: it runs in jinja2's sandbox, with the globals that transformers gives it.
+A template is untrusted code: it runs in jinja2's sandbox, with the globals that transformers provides.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a model sees of a prompt, alone or with its answer: the one place that turns conversations into token ids."""
+"""Encoding of a prompt, alone or with its answer: the only place that turns conversations into token ids."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -21,7 +21,7 @@ def encode_conversation(
     They begin with the tokenizer's own BOS exactly once, whether or not the chat template writes it.
 
     Raises:
-        TokenizerError: no valid Unicode, or a conversation that the chat template refuses.
+        TokenizerError: invalid Unicode, or a conversation that the chat template refuses.
     """
     text = content if isinstance(content, str) else tokenizer.render_chat(content, add_generation_prompt=True)
     if answer is not None:

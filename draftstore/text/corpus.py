@@ -1,7 +1,7 @@
 """Corpora: files and folders as one stream of documents with stable ids, always in the same order.
 
-A broken record is counted and reported with its place and never ends the reading, unless `strict` asks for
-that; a path that is not there, or of a kind that nobody can read, always does.
+A bad record is counted and reported with its position; it stops the reading only with `strict`. A missing path or an
+unknown kind of file always does.
 """
 
 import fnmatch
@@ -47,18 +47,17 @@ def read_corpus(
     Args:
         paths: files and folders; a file named twice is read once.
         render: turns a conversation into text.
-        report: counts what is read, while it is read.
+        report: updated during reading.
         column: key or column of the text.
-        glob: which files of a folder, by name (`*.py`) or relative path (`src/**/*.py`). Folders below that
-            are hidden, hold installed packages or caches, or are symbolic links are left out. A data file
-            (`.jsonl`, `.parquet`, ...) in a folder is read where a pattern names its suffix, and reported as
-            passed over where none does.
-        strict: end at the first bad record.
+        glob: which files of a folder to read, by name (`*.py`) or relative path (`src/**/*.py`). Subfolders that are
+            hidden, contain installed packages or caches, or are symbolic links are skipped. A data file (`.jsonl`,
+            `.parquet`, ...) in a folder is read if a pattern names its suffix, else reported as skipped.
+        strict: whether to stop at the first bad record.
 
     Raises:
-        CorpusError: at once where a path is missing or of an unknown kind, or a folder holds no file that
-            matches; while reading where a Parquet file lacks the column, or `strict` met a bad record.
-        MissingExtraError: while reading, where `pyarrow` or `zstandard` is needed and absent.
+        CorpusError: at once if a path is missing or of an unknown kind, or a folder has no matching file; during
+            reading if a Parquet file lacks the column, or on a bad record under `strict`.
+        MissingExtraError: during reading, if `pyarrow` or `zstandard` is needed and missing.
     """
     files, passed_over = _find_files(paths, glob)
     report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
@@ -70,10 +69,10 @@ def corpus_fingerprint(
 ) -> str:
     """Return a cheap identity of a corpus: SHA-256 over its files' paths, sizes and times, and `options`.
 
-    It tells whether a half-finished build may go on; the texts themselves are not read.
+    It tells whether an unfinished build can resume; the texts are not read.
 
     Raises:
-        CorpusError: as `read_corpus`.
+        CorpusError: see `read_corpus`.
     """
     stats = [(str(file.path.resolve()), file.name, file.path.stat()) for file in list_files(paths, glob)]
     files = [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
@@ -84,16 +83,16 @@ def list_files(paths: Sequence[Path], glob: str | Sequence[str] = SOURCE_PATTERN
     """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name.
 
     Raises:
-        CorpusError: as `read_corpus`.
+        CorpusError: see `read_corpus`.
     """
     return _find_files(paths, glob)[0]
 
 
 def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[CorpusFile], list[Path]]:
-    """Return the files to read, and the data files in folders that are passed over.
+    """Return the files to read, and the skipped data files in folders.
 
     Raises:
-        CorpusError: as `read_corpus`.
+        CorpusError: see `read_corpus`.
     """
     if not paths:
         raise CorpusError(f"no corpus is named: give {ACCEPTED}")
@@ -112,12 +111,12 @@ def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[
 
 
 def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
-    """Return path and kind of a folder's files that match, sorted by relative path.
+    """Return path and kind of a folder's matching files, sorted by relative path.
 
-    A data file that is passed over comes with the kind None.
+    Skipped data files have the kind None.
 
     Raises:
-        CorpusError: none does.
+        CorpusError: there are no matching files.
     """
     found: list[tuple[Path, str | None]] = []
     for place, folders, names in os.walk(folder):
@@ -137,7 +136,7 @@ def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str
 
 
 def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:
-    """Return how to read a folder's file under these patterns, or None where they leave it out."""
+    """Return the kind of a folder's file under these patterns, or None if it does not match."""
     matching = [pattern for pattern in patterns if _matches(name, pattern)]
     kind = kind_of_name(name)
     if kind in ("lines", "parquet"):
@@ -146,7 +145,7 @@ def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:
 
 
 def _is_passed_over(name: str, patterns: Sequence[str]) -> bool:
-    """Tell whether a folder's file that no pattern takes could be read, and was not left out on purpose."""
+    """Tell whether a folder's unmatched file is a readable data file that was not excluded on purpose."""
     asked = tuple(patterns) == SOURCE_PATTERNS or any(_matches(name, pattern) for pattern in patterns)
     return asked and kind_of_name(name) is not None
 
@@ -160,7 +159,7 @@ def _matches(name: str, pattern: str) -> bool:
 def _read_files(
     files: Iterable[CorpusFile], column: str, render: Render, report: ReadReport, strict: bool
 ) -> Iterator[Document]:
-    """Hand on the documents of files, and note those files of records that gave none."""
+    """Yield the documents of files, and record files of records without any text."""
     for file in files:
         before = report.documents
         yield from _counted(read_documents(file, column, render), report, strict)
@@ -171,7 +170,7 @@ def _read_files(
 def _counted(
     items: Iterable[Document | RecordProblem], report: ReadReport, strict: bool
 ) -> Iterator[Document]:
-    """Hand on the documents that hold text, and count everything."""
+    """Yield the documents with text, and count everything."""
     for item in items:
         if isinstance(item, RecordProblem):
             if strict:

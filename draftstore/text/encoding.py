@@ -51,31 +51,29 @@ def tokenize_corpus(
     batch_chars: int = BATCH_CHARACTERS,
     on_progress: Progress = lambda _documents, _tokens, _chars: None,
 ) -> TokenShards:
-    """Write a corpus as token shards, or go on with what an earlier, interrupted call left there.
+    """Write a corpus as token shards, or resume an interrupted call.
 
-    A shard ends with the document that fills it, so shards depend on the documents alone: not on batches,
-    cores or interruptions. A document above `PIECE_CHARACTERS` is encoded in pieces, cut at a line break or
-    space where there is one: an id or two at each cut can differ from those of the text in one piece. Memory
-    holds two batches and one document's text, whatever the size of the corpus. Reading runs one batch ahead,
-    in a thread.
+    A shard ends with the document that fills it, so shards depend only on the documents, not on batches, cores or
+    interruptions. A document above `PIECE_CHARACTERS` is encoded in pieces, cut at a line break or space if possible:
+    one or two ids at each cut can differ from those of the whole text. Memory holds two batches and one document's
+    text, whatever the size of the corpus. Reading runs one batch ahead, in a thread.
 
     Args:
-        documents: the same documents in the same order for the same `corpus_fingerprint`; those of finished
-            shards are read past; not touched where the directory is complete.
-        tokenizer: makes the ids, without BOS and EOS.
-        directory: made if absent; shards in it that were made with another tokenizer, corpus or shard size
-            are removed. One process at a time (`files.locked_directory`).
+        documents: always the same documents in the same order for the same `corpus_fingerprint`; those of finished
+            shards are skipped; unused if the directory is complete.
+        tokenizer: its ids are used without BOS and EOS.
+        directory: created if missing; shards in it from another tokenizer, corpus or shard size are removed. One
+            process at a time (`files.locked_directory`).
         corpus_fingerprint: identity of the corpus and of how it is read (`corpus.corpus_fingerprint`).
-        source: how to name the corpus in errors.
-        shard_tokens: a shard ends once it holds as many.
-        batch_chars: characters that are encoded at a time.
-        on_progress: called after each batch, and at the start, with all documents, tokens and characters so
-            far.
+        source: name of the corpus in errors.
+        shard_tokens: number of tokens at which a shard ends.
+        batch_chars: characters encoded at a time.
+        on_progress: called at the start and after each batch with all documents, tokens and characters so far.
 
     Raises:
-        NoTextError: no text in it.
-        CorpusError: other documents than an interrupted call saw.
-        TokenRangeError: the tokenizer gave an id outside its own vocabulary.
+        NoTextError: the corpus has no text.
+        CorpusError: the documents differ from those of an interrupted call.
+        TokenRangeError: the tokenizer returned an id outside its vocabulary.
     """
     state = {
         "format_version": FORMAT_VERSION,
@@ -118,7 +116,7 @@ class _Piece:
 
 
 class _Writer:
-    """Appends documents to the shard in hand and finishes it when it is full."""
+    """Appends documents to the current shard and finishes it when full."""
 
     def __init__(self, directory: Path, vocab_size: int, shard_tokens: int, shards: list[Shard]) -> None:
         self.shards = shards
@@ -140,7 +138,7 @@ class _Writer:
         self._first_id = ""
 
     def add(self, piece: _Piece, ids: NDArray[np.int32]) -> None:
-        """Append one piece of a document, in order."""
+        """Append the next piece of a document."""
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
             raise TokenRangeError(
                 f"document {piece.document_id!r} gave ids {ids.min():,} to {ids.max():,}, "
@@ -164,7 +162,7 @@ class _Writer:
                 self._start_shard()
 
     def finish_shard(self) -> None:
-        """Flush the shard to disk and mark it as finished; one without documents is removed."""
+        """Flush the shard to disk and mark it as finished; an empty one is removed."""
         index = len(self.shards)
         tokens_path = Path(self._file.name)
         self._file.close()
@@ -190,15 +188,15 @@ class _Writer:
         self.shards.append(shard)
 
     def discard(self) -> None:
-        """Remove what is written of the shard in hand."""
-        with suppress(OSError):  # on a full disk closing fails as writing did
+        """Remove the files of the current shard."""
+        with suppress(OSError):  # on a full disk closing fails like writing
             self._file.close()
         for suffix in ("tokens", "offsets"):
             shard_path(self._directory, len(self.shards), suffix).unlink(missing_ok=True)
 
 
 def _read_ahead(batches: Iterator[list[_Piece]]) -> Iterator[list[_Piece]]:
-    """Yield the same batches, reading the next one in a thread while one is worked on."""
+    """Yield the batches, reading the next one in a thread during work on the current one."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="corpus") as pool:
         future = pool.submit(next, batches, None)
         while (batch := future.result()) is not None:
@@ -207,7 +205,7 @@ def _read_ahead(batches: Iterator[list[_Piece]]) -> Iterator[list[_Piece]]:
 
 
 def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[_Piece]]:
-    """Group documents, long ones cut, into lists of about `batch_chars` characters."""
+    """Group documents, split if long, into lists of about `batch_chars` characters."""
     batch: list[_Piece] = []
     size = 0
     for document in documents:
@@ -224,8 +222,7 @@ def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[_
 def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
     """Yield `(piece, is the last)`: pieces of at most `limit` characters that join to the text.
 
-    A piece ends after the last line break of its second half, else before the last space there, else at the
-    limit.
+    A piece ends after the last line break of its second half, else before the last space there, else at the limit.
     """
     start = 0
     while len(text) - start > limit:
@@ -237,7 +234,7 @@ def split_text(text: str, limit: int) -> Iterator[tuple[str, bool]]:
 
 
 def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
-    """Return whether the directory is complete, and the shards in it that can stay; remove all others."""
+    """Return whether the directory is complete, and its valid shards; remove all others."""
     path = directory / STATE_NAME
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -263,10 +260,10 @@ def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
 
 
 def _skip(documents: Iterator[Document], shards: list[Shard], source: str) -> None:
-    """Read past the documents of finished shards.
+    """Skip the documents of finished shards.
 
     Raises:
-        CorpusError: they are not the same any more.
+        CorpusError: they have changed.
     """
     for shard in shards:
         ids = [document.id for document in islice(documents, shard.documents)]

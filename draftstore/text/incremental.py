@@ -1,16 +1,16 @@
-"""Token ids as a text that grows, in whole characters.
+"""Incremental decoding of token ids to text, in whole characters.
 
     pieces = Pieces(tokenizer, prompt_ids)
     for token in answer:
         print(pieces.push(token), end="")
     print(pieces.finish())
 
-A character may take several tokens (bytes of an emoji), and what a token adds may depend on the one before it (leading
-spaces of SentencePiece). So a few tokens are decoded together with those before them, and what is new is handed out
-once it ends in a whole character, as the text streamers of inference servers do.
+A character may take several tokens (bytes of an emoji), and a token's text may depend on the one before it (leading
+spaces of SentencePiece). So a few tokens are decoded together with those before them, and new text is returned once it
+ends in a whole character, as the text streamers of inference servers do.
 
-`tokenizers.decoders.DecodeStream` does less: it never hands out what it holds back at the end of an answer (text behind
-bytes that are no UTF-8), and after a prompt that ends inside a character it repeats the prompt's text.
+`tokenizers.decoders.DecodeStream` does less: it never returns what it holds back at the end of an answer (text after
+invalid UTF-8), and after a prompt that ends inside a character it repeats the prompt's text.
 """
 
 import numpy as np
@@ -29,14 +29,13 @@ BROKEN = "\ufffd"
 
 
 class Pieces:
-    """The text that tokens add to a prompt; special tokens add none.
+    """The text that tokens add to a prompt, without special tokens.
 
-    Where bytes are no UTF-8 the text has U+FFFD, as `decode` gives it, but never for a character that is not
-    finished yet; one that is not finished at the end is left out.
+    Invalid UTF-8 becomes U+FFFD, as in `decode`, but an unfinished character never does; at the end it is dropped.
     """
 
     def __init__(self, tokenizer: TextTokenizer, prompt: NDArray[np.int32]) -> None:
-        """Begin behind a prompt, int32 [n]."""
+        """Start after a prompt, int32 [n]."""
         self._tokenizer = tokenizer
         self._spelled = _spelled(tokenizer)
         self._window = _last_tokens(tokenizer, prompt.tolist())
@@ -44,7 +43,7 @@ class Pieces:
         self._shown = len(self._whole_text())
 
     def push(self, token: int) -> str:
-        """Return what a token adds, as far as it is known yet."""
+        """Add a token; return the new text known so far."""
         if token in self._tokenizer.special_ids:
             return ""
         self._window.append(token)
@@ -52,14 +51,14 @@ class Pieces:
         if len(text) <= self._shown or self._ends_inside(text):
             return ""
         piece = text[self._shown :]
-        # The tokens that gave this piece are what the next ones are decoded with.
+        # The tokens of this piece become the context for decoding the next ones.
         self._window = self._window[self._fresh :]
         self._fresh = len(self._window)
         self._shown = len(self._tokenizer.decode(self._window))
         return piece
 
     def finish(self) -> str:
-        """Return what was held back, without an unfinished character."""
+        """Return the text held back, without an unfinished character."""
         return self._whole_text()[self._shown :]
 
     def _whole_text(self) -> str:
@@ -68,7 +67,7 @@ class Pieces:
         return text.rstrip(BROKEN) if self._ends_inside(text) else text
 
     def _ends_inside(self, text: str) -> bool:
-        """Tell whether the window's text ends inside a character; U+FFFD may also be what the text says."""
+        """Tell whether the window's text ends inside a character; U+FFFD may also be genuine text."""
         if not text.endswith(BROKEN) or self._window[-len(self._spelled) :] == self._spelled:
             return False
         return self._tokenizer.exact_text(self._window[-1]) is None
@@ -82,7 +81,7 @@ def _spelled(tokenizer: TextTokenizer) -> list[int]:
 
 
 def _last_tokens(tokenizer: TextTokenizer, prompt: list[int]) -> list[int]:
-    """Return the last tokens of a prompt that are text, from where a character begins."""
+    """Return the last text tokens of a prompt, starting at a character boundary."""
     prompt = [token for token in prompt[-FAR:] if token not in tokenizer.special_ids]
     start = max(0, len(prompt) - WINDOW)
     while 0 < start > len(prompt) - LONGEST_WINDOW and tokenizer.exact_text(prompt[start]) is None:

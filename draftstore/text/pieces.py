@@ -1,4 +1,4 @@
-"""Entries of a tokenizer's vocabulary in visible form, for drawings."""
+"""Vocabulary entries in visible form, for drawings."""
 
 import re
 from functools import cache
@@ -10,7 +10,7 @@ def visible_piece(piece: str, byte_level: bool) -> str:
 
 
 def exact_piece(piece: str, byte_level: bool) -> str | None:
-    """Return a vocabulary entry as the text that it stands for; None where it is a part of a character."""
+    """Return a vocabulary entry as exact text; None if it is a part of a character."""
     try:
         return _piece_bytes(piece, byte_level).decode("utf-8")
     except UnicodeDecodeError:
@@ -19,14 +19,14 @@ def exact_piece(piece: str, byte_level: bool) -> str | None:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of byte-level BPE's alphabet stands for."""
+    """Return the byte for each character of byte-level BPE's alphabet."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _piece_bytes(piece: str, byte_level: bool) -> bytes:
-    """Return the bytes that a vocabulary entry stands for: byte-level, `<0x0A>` byte, or `▁` for a space."""
+    """Return the bytes of a vocabulary entry: byte-level, a `<0x0A>` byte, or `▁` for a space."""
     if byte_level:
         alphabet = _byte_alphabet()
         return b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in piece)
@@ -36,7 +36,7 @@ def _piece_bytes(piece: str, byte_level: bool) -> bytes:
 
 
 def _visible(text: str) -> str:
-    """Show spaces as `␣` and what cannot be seen as `repr` does; bytes come as surrogates."""
+    """Show spaces as `␣` and invisible characters as `repr` does; bytes are given as surrogates."""
     parts = []
     for character in text:
         code = ord(character)

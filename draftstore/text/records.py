@@ -1,6 +1,6 @@
-"""One file of a corpus as a stream of documents: JSON Lines, Parquet, or a text; plain or packed.
+"""One file of a corpus as a stream of documents: JSON Lines, Parquet, or text; plain or compressed.
 
-A broken record comes as a `RecordProblem` with its place, and never ends the reading.
+A bad record yields a `RecordProblem` with its position and never stops the reading.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ Render: TypeAlias = Callable[[Sequence[Message]], str]
 
 
 class _BadRecordError(Exception):
-    """A record holds no usable text; the message says why."""
+    """A record has no usable text; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Document:
     """One text of a corpus.
 
     Attributes:
-        id: the record's own `id`, else its place `file#line`, the file relative to what was asked for.
+        id: the record's own `id`, else its position `file#line`, with the file relative to the given path.
         text: never empty.
     """
 
@@ -70,7 +70,7 @@ class CorpusFile:
 
 
 def kind_of_name(name: str) -> str | None:
-    """Return the kind that a file name's end tells, or None."""
+    """Return the kind of a file by its suffix, or None."""
     path = PurePosixPath(name.lower())
     if path.suffix == PARQUET_SUFFIX:
         return "parquet"
@@ -81,17 +81,17 @@ def kind_of_name(name: str) -> str | None:
 
 
 def ending_of_name(name: str) -> str:
-    """Return the end of a file name that tells its kind: `.parquet`, `.jsonl.gz`."""
+    """Return the suffix that determines a file's kind: `.parquet`, `.jsonl.gz`."""
     path = PurePosixPath(name)
     packed = path.suffix.lower() in COMPRESSION_SUFFIXES
     return PurePosixPath(path.stem).suffix + path.suffix if packed else path.suffix
 
 
 def kind_of_file(path: Path) -> str:
-    """Return the kind of a file that the user named.
+    """Return the kind of a file named by the user.
 
     Raises:
-        CorpusError: not there, or of no known kind.
+        CorpusError: it does not exist, or has no known kind.
     """
     if not path.is_file():
         raise CorpusError(f"no such file or folder: {path}")
@@ -102,11 +102,11 @@ def kind_of_file(path: Path) -> str:
 
 
 def read_documents(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Stream the documents of one file; its text may be under `column`, or `render`ed from `messages`.
+    """Stream the documents of one file; its text is under `column`, or `render`ed from `messages`.
 
     Raises:
-        CorpusError: while reading, a Parquet file without the column.
-        MissingExtraError: while reading, `pyarrow` or `zstandard` is needed and absent.
+        CorpusError: during reading, a Parquet file lacks the column.
+        MissingExtraError: during reading, `pyarrow` or `zstandard` is needed and missing.
     """
     if file.kind == "lines":
         return _read_lines(file, column, render)
@@ -123,10 +123,10 @@ def _whole_text(path: Path) -> str:
 
 
 def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream place (`file:line 7`) and object of each line of a JSON Lines file, plain or packed.
+    """Stream position (`file:line 7`) and object of each line of a JSON Lines file, plain or compressed.
 
     Raises:
-        CorpusError: no such file, one of another kind, or, while reading, the first bad line.
+        CorpusError: no such file, wrong kind, or, during reading, the first bad line.
     """
     for place, record in read_objects(path):
         if isinstance(record, RecordProblem):
@@ -135,10 +135,10 @@ def read_json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | RecordProblem]]:
-    """Stream place (`file:line 7`) and object of each line, or what is wrong with the line, as `read_json_records`.
+    """Stream position (`file:line 7`) and object or problem of each line, otherwise like `read_json_records`.
 
     Raises:
-        CorpusError: no such file, or one of another kind.
+        CorpusError: no such file, or wrong kind.
     """
     if kind_of_file(path) != "lines":
         raise CorpusError(f"{path} is not JSON Lines: expected {', '.join(LINES_SUFFIXES)}, plain or packed")
@@ -152,7 +152,7 @@ def _read_text(file: CorpusFile) -> Iterator[Document | RecordProblem]:
 
 
 def _read_lines(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Yield one document for each line that is not blank."""
+    """Yield one document for each non-blank line."""
     for number, record in _line_records(file.path):
         if isinstance(record, RecordProblem):
             yield record
@@ -162,7 +162,7 @@ def _read_lines(file: CorpusFile, column: str, render: Render) -> Iterator[Docum
 
 
 def _line_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | RecordProblem]]:
-    """Yield number and object of each line that is not blank; a stream that breaks off is a last problem."""
+    """Yield number and object of each non-blank line; a truncated stream ends with a problem."""
     number = 0
     try:
         for number, line in enumerate(read_lines(path), start=1):
@@ -175,10 +175,10 @@ def _line_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | RecordProb
 
 
 def _parse_line(line: bytes | None) -> dict[str, Any]:
-    """Return the object on a line; None stands for a line that was too long to keep.
+    """Return the object on a line; None is a line that exceeded the size limit.
 
     Raises:
-        _BadRecordError, ValueError, RecursionError: there is none.
+        _BadRecordError, ValueError, RecursionError: the line is not a JSON object.
     """
     if line is None:
         raise _BadRecordError(TOO_LARGE)
@@ -192,7 +192,7 @@ def _parse_line(line: bytes | None) -> dict[str, Any]:
 
 
 def _read_parquet(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
-    """Yield one document for each row, a batch of rows in memory at a time."""
+    """Yield one document per row, holding one batch of rows in memory at a time."""
     with needs_extra("pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
@@ -210,10 +210,10 @@ def _read_parquet(file: CorpusFile, column: str, render: Render) -> Iterator[Doc
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
-    """Return the columns to read: the text's or else the conversation's, and the ids where there are any.
+    """Return the columns to read: the text's or else the conversation's, and ids if there are any.
 
     Raises:
-        CorpusError: neither is there.
+        CorpusError: both are missing.
     """
     text = next((name for name in (column, "messages") if name in names), None)
     if text is None:
@@ -224,7 +224,7 @@ def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]
 
 
 def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
-    """Return what `make` makes of a record, or what is wrong with the record."""
+    """Return the result of `make` for a record, or the record's problem."""
     try:
         return make()
     except json.JSONDecodeError as error:
@@ -241,11 +241,11 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
 
 
 def _record_document(record: Mapping[str, Any], place: str, column: str, render: Render) -> Document:
-    """Return a record's document; `place` is its id if the record has none.
+    """Return a record's document; `place` is the default id.
 
     Raises:
-        _BadRecordError: no text or conversation in it, or one of the wrong type.
-        TokenizerError: a message without role or content, or refused by the chat template.
+        _BadRecordError: it has no text or conversation, or one of the wrong type.
+        TokenizerError: a message lacks role or content, or the chat template refuses it.
     """
     key = column if column in record else "messages"
     if key not in record:
@@ -264,12 +264,12 @@ def _record_document(record: Mapping[str, Any], place: str, column: str, render:
 
 
 def record_id(record: Mapping[str, Any]) -> str | None:
-    """Return what a record calls itself, or None."""
+    """Return a record's id, or None."""
     found = record.get("id")
     named = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
     return str(found) if named else None
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error says, or its kind where it says nothing; an OSError without the path again."""
+    """Return an error's message, or its kind if that is empty; for an OSError without the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -1,8 +1,8 @@
-"""A model's tokenizer: text to token ids and back, its BOS, its chat template, its identity.
+"""A model's tokenizer: encoding, decoding, BOS, chat template, identity.
 
-The same files that Hugging Face models ship are read: `tokenizer.json`, and where present
-`tokenizer_config.json` and `chat_template.jinja`. The package `tokenizers` does the work and is imported only
-when a tokenizer is loaded: opening a store and drafting from it need none of this.
+It reads the files that Hugging Face models ship: `tokenizer.json`, and if present `tokenizer_config.json` and
+`chat_template.jinja`. The package `tokenizers` does the work and is imported only when a tokenizer is loaded: opening a
+store and drafting from it do not need it.
 """
 
 import hashlib
@@ -34,28 +34,28 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 class TextTokenizer:
     """A Hugging Face tokenizer without truncation and padding, and with its chat template.
 
-    Text that spells a special token (`</s>`, `<|im_end|>`) becomes that token, as in Hugging Face: a chat
-    template could not work otherwise.
+    Text that spells a special token (`</s>`, `<|im_end|>`) becomes that token, as in Hugging Face: chat templates
+    require it.
 
     Attributes:
-        name: for people; a folder or hub name.
+        name: display name; a folder or hub name.
     """
 
     def __init__(self, backend: "Tokenizer", name: str, files: Mapping[str, bytes]) -> None:
         """Wrap a loaded tokenizer.
 
         Args:
-            backend: becomes this object's own; truncation, padding and BPE dropout are switched off in it.
-            name: for people.
-            files: the bytes it was read from, by file name (some of `FILES`).
+            backend: owned by this object; truncation, padding and BPE dropout are disabled in it.
+            name: display name.
+            files: the bytes of its files by name (some of `FILES`).
 
         Raises:
-            TokenizerError: the configuration is not a JSON object, or the template is not UTF-8 text.
+            TokenizerError: the configuration is not a JSON object, or the template is not UTF-8.
         """
         backend.no_truncation()
         backend.no_padding()
         if getattr(backend.model, "dropout", None):
-            backend.model.dropout = None  # random merges would make two builds of one corpus differ
+            backend.model.dropout = None  # random merges would make builds irreproducible
         self.name = name
         self._backend = backend
         self._files = dict(files)
@@ -70,19 +70,19 @@ class TextTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal digits over what decides which ids a text becomes.
+        """SHA-256 in hexadecimal digits over everything that affects encoding.
 
-        In it: the model (type, vocabulary, merges, its options), the added tokens (text, id, how they match),
-        the normalizer and the pre-tokenizer. Not in it: truncation, padding, post-processor (BOS), decoder,
-        configuration, template, names, the layout of the JSON, and options that are off (null, false, empty),
-        which other versions of `tokenizers` leave out or write.
+        Included: the model (type, vocabulary, merges, options), the added tokens (text, id, matching rules), the
+        normalizer and the pre-tokenizer. Excluded: truncation, padding, post-processor (BOS), decoder, configuration,
+        template, names, the layout of the JSON, and options that are off (null, false, empty), which versions of
+        `tokenizers` may write or omit.
         """
         state = json.loads(self._backend.to_str())
         model = state["model"]
         if isinstance(model["vocab"], dict):
             model["vocab"] = sorted((i, token) for token, i in model["vocab"].items())
         for token in state["added_tokens"]:
-            del token["special"]  # matters for decoding alone
+            del token["special"]  # affects only decoding
         state["added_tokens"].sort(key=lambda token: token["id"])
         deciding = {key: state[key] for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
         text = json.dumps(_without_unset(deciding), sort_keys=True, separators=(",", ":"))
@@ -101,10 +101,9 @@ class TextTokenizer:
 
     @cached_property
     def bos_ids(self) -> tuple[int, ...]:
-        """What `encode(bos=True)` puts in front: usually one id or none.
+        """Ids that `encode(bos=True)` prepends: usually one or none.
 
-        `add_bos_token` of the configuration decides where it is set, as in transformers; else it is what the
-        post-processor puts before a text.
+        The configuration's `add_bos_token` decides if it is set, as in transformers; otherwise the post-processor.
         """
         wanted = self._config.get("add_bos_token")
         named = self._id_of("bos_token")
@@ -117,7 +116,7 @@ class TextTokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """Id of the configuration's `bos_token`, else of what the post-processor puts in front, else None.
+        """Id of the configuration's `bos_token`, else of what the post-processor prepends, else None.
 
         A tokenizer may name a BOS and yet never prepend it: see `bos_ids`.
         """
@@ -126,17 +125,17 @@ class TextTokenizer:
 
     @property
     def eos_id(self) -> int | None:
-        """Id of the configuration's `eos_token`; None where it names none."""
+        """Id of the configuration's `eos_token`; None if there is none."""
         return self._id_of("eos_token")
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` follows a template of the model, and not the plain role format."""
+        """Whether `render_chat` uses a template of the model instead of the plain role format."""
         return self._template is not None
 
     @property
     def template_fingerprint(self) -> str:
-        """SHA-256 over what decides how a conversation reads as text: the template and the named tokens."""
+        """SHA-256 over everything that affects the text of a conversation: the template and the named tokens."""
         return hashlib.sha256(
             json.dumps([self._template, self._named_tokens], sort_keys=True).encode()
         ).hexdigest()
@@ -145,12 +144,12 @@ class TextTokenizer:
         """Return the token ids of one text, shape [n].
 
         Args:
-            text: any text; empty gives no ids but BOS.
-            bos: prepend what the tokenizer itself puts before a text (`bos_ids`; never an EOS at the end).
-                A text that already begins with it, as rendered chats do, does not get it twice.
+            text: any text; empty gives no ids except BOS.
+            bos: whether to prepend `bos_ids`, unless the text already begins with them, as rendered chats do. An EOS is
+                never appended.
 
         Raises:
-            TokenizerError: the text holds a lone surrogate.
+            TokenizerError: the text has a lone surrogate.
         """
         ids = self._guarded(lambda: self._backend.encode(text, add_special_tokens=False).ids)
         prefix = list(self.bos_ids) if bos else []
@@ -161,23 +160,23 @@ class TextTokenizer:
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the token ids of many texts, without BOS or EOS, one array of shape [n] each.
 
-        Works in parallel on all cores (in Rust, without the interpreter lock).
+        Runs in parallel on all cores (in Rust, without the GIL).
 
         Raises:
-            TokenizerError: a text holds a lone surrogate.
+            TokenizerError: a text has a lone surrogate.
         """
         encodings = self._guarded(lambda: self._backend.encode_batch_fast(texts, add_special_tokens=False))
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
-        """Return the text of token ids, special tokens spelled out; ids outside the vocabulary vanish."""
+        """Return the text of token ids, including special tokens; ids outside the vocabulary are dropped."""
         return self._backend.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=False)
 
     def token_text(self, token: int) -> str:
-        """Return one token in visible form, for drawings of trees: never raises.
+        """Return one token in visible form, for drawings of trees; never raises.
 
-        A space shows as `␣`; line breaks, control characters, backslashes and bytes that are no whole
-        character as in Python's `repr` (`\\n`, `\\xe2`); an id outside the vocabulary as `<id 7>`.
+        A space shows as `␣`; line breaks, control characters, backslashes and partial characters as in Python's `repr`
+        (`\\n`, `\\xe2`); an id outside the vocabulary as `<id 7>`.
         """
         piece = self._entry(token)
         if piece is None:
@@ -185,9 +184,9 @@ class TextTokenizer:
         return piece if token in self.special_ids else visible_piece(piece, self._byte_level)
 
     def exact_text(self, token: int) -> str | None:
-        """Return what one token adds inside a text, as it is: never raises.
+        """Return the exact text that one token adds; never raises.
 
-        None for an id outside the vocabulary, and for a token that holds a part of a character.
+        None for an id outside the vocabulary, and for a token with a part of a character.
         """
         piece = self._entry(token)
         if piece is None or token in self.special_ids:
@@ -195,13 +194,13 @@ class TextTokenizer:
         return exact_piece(piece, self._byte_level)
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Return a conversation as one text: the model's chat template, or without one the plain role format.
+        """Return a conversation as text, by the model's chat template or the plain role format.
 
-        The plain format is `USER: hi ASSISTANT: hello`, joined by single spaces; with a generation prompt it
-        ends in `ASSISTANT:`. A template that asks for today's date gets it, as in transformers.
+        The plain format is `USER: hi ASSISTANT: hello`, joined by single spaces; with a generation prompt it ends in
+        `ASSISTANT:`. A template may use today's date, as in transformers.
 
         Raises:
-            TokenizerError: the template is broken or refuses these messages (roles out of turn, for one).
+            TokenizerError: the template is broken or refuses these messages (roles out of turn, for example).
         """
         if self._template is None:
             return plain_chat(messages, add_generation_prompt)
@@ -226,7 +225,7 @@ class TextTokenizer:
         return "ByteLevel" in f"{self._backend.decoder!r} {self._backend.pre_tokenizer!r}"
 
     def _entry(self, token: int) -> str | None:
-        """Return the vocabulary's entry of an id, or None."""
+        """Return the vocabulary entry of an id, or None."""
         return self._backend.id_to_token(int(token)) if 0 <= token < 2**32 else None
 
     def _id_of(self, named_token: str) -> int | None:
@@ -244,12 +243,12 @@ def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
     """Load a tokenizer from disk or from the Hugging Face hub.
 
     Args:
-        spec: a folder that holds `tokenizer.json`, such a file itself, or a hub name `organisation/model`,
-            which is taken from the hub's local cache where there is no network.
-        name: what to call it; None takes the folder's name, the file's folder's name, or the hub name.
+        spec: a folder with `tokenizer.json`, such a file, or a hub name `organisation/model`, taken from the local
+            cache without a network.
+        name: display name; None: the folder's name, the file's folder's name, or the hub name.
 
     Raises:
-        TokenizerError: nothing there, not reachable, or a broken file.
+        TokenizerError: not found, unreachable, or a broken file.
         MissingExtraError: `tokenizers` is not installed.
     """
     path = Path(spec)
@@ -275,7 +274,7 @@ def load_tokenizer(spec: str | Path, name: str | None = None) -> TextTokenizer:
 
 
 def _download(name: str) -> Path:
-    """Return the local folder of a hub model's tokenizer files, fetching what the cache lacks."""
+    """Return the local folder of a hub model's tokenizer files, downloading missing ones."""
     accepted = f"a folder with {TOKENIZER_FILE}, such a file, or a hub name organisation/model"
     if name.startswith((".", "/", "~")) or name.endswith((".json", "/")):
         raise TokenizerError(f"no such file or folder: {name}: pass {accepted}")
@@ -311,7 +310,7 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_template(config: Mapping[str, Any], file: bytes | None, name: str) -> str | None:
-    """Return the chat template: the file's, else the configuration's."""
+    """Return the chat template from the file, else from the configuration."""
     if file is None:
         return find_template(config)
     try:

@@ -1,12 +1,12 @@
-"""From texts to token shards, for every build that starts from texts; and token shards as a store of their own.
+"""Tokenizing for all builds that start from texts, and token shards as a store of their own.
 
-In the working directory of a build (draftstore.storage.staging) lie
+The working directory of a build (draftstore.storage.staging) contains
 
     tokens/              token shards (draftstore.text.encoding)
-    report.json          marker: every document was read; what was left out
+    report.json          marker: every document was read; what was skipped
 
-A store of kind `tokens` holds the shards, the report and the tokenizer. Another build of the same corpus takes them
-from there instead of reading the texts again.
+A store of kind `tokens` has the shards, the report and the tokenizer. Other builds of the same corpus use it instead of
+reading the texts again.
 """
 
 import dataclasses
@@ -40,16 +40,16 @@ TokenProgress = Callable[[int, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class CorpusOptions:
-    """What is read, and how.
+    """The corpus, and how it is read.
 
     Attributes:
         corpus: files and folders.
-        name: name of the store, for people.
+        name: display name of the store.
         column: key or column of the text in records.
         glob: which files of a folder are read.
-        strict: end at the first bad record.
-        fingerprint: identity of the corpus files and of how they are read, once `settled`; every build looks at the
-            files for itself, if None.
+        strict: whether to stop at the first bad record.
+        fingerprint: identity of the corpus files and of how they are read, set by `settled`; None: every build computes
+            it.
     """
 
     corpus: tuple[Path, ...]
@@ -66,12 +66,12 @@ class CorpusOptions:
         return corpus_fingerprint(self.corpus, glob=self.glob, column=self.column, strict=self.strict)
 
     def settled(self) -> Self:
-        """Return the same with the identity that the corpus has now, for several builds of one corpus."""
+        """Return a copy with the corpus' present identity, for several builds of one corpus."""
         return dataclasses.replace(self, fingerprint=self.inputs())
 
 
 def corpus_plan(options: CorpusOptions, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return what decides the ids of a corpus, as JSON values: a part of the plan of every build from texts."""
+    """Return everything that determines the ids of a corpus, as JSON values; part of the plan of builds from texts."""
     return {
         "inputs": options.inputs(),
         "tokenizer": tokenizer.fingerprint,
@@ -87,18 +87,18 @@ def build_tokens(
     overwrite: bool = False,
     on_progress: TokenProgress = lambda _documents, _tokens, _characters: None,
 ) -> BuildResult:
-    """Tokenize a corpus into a store of shards, or go on with an interrupted call of the same.
+    """Tokenize a corpus into a store of shards, or resume an interrupted call.
 
     Args:
-        options: what is read.
-        tokenizer: makes the token ids; a copy goes into the store.
-        out: directory of the store; its parent is made if absent.
-        overwrite: replace a store that is there.
-        on_progress: told documents, tokens and characters so far.
+        options: corpus and how it is read.
+        tokenizer: its tokenizer; a copy goes into the store.
+        out: directory of the store; its parent is created if missing.
+        overwrite: whether to replace an existing store.
+        on_progress: called with documents, tokens and characters so far.
 
     Raises:
-        BuildError: `out` holds something else, or another build is at work there.
-        CorpusError: the corpus cannot be read, or holds no text.
+        BuildError: `out` is something else, or another build is running there.
+        CorpusError: the corpus cannot be read or has no text.
     """
     plan = {"kind": KIND, **corpus_plan(options, tokenizer)}
 
@@ -116,13 +116,13 @@ def build_tokens(
 
 
 class Tokenized(NamedTuple):
-    """A corpus as token ids, and what made them.
+    """A corpus as token ids, and its origin.
 
     Attributes:
         options: how it was read.
-        tokenizer: made the ids.
+        tokenizer: its tokenizer.
         shards: the ids.
-        report: what was left out.
+        report: what was skipped.
     """
 
     options: CorpusOptions
@@ -140,20 +140,20 @@ def tokenize_into(
     taken: Path | None = None,
     on_progress: TokenProgress,
 ) -> Tokenized:
-    """Tokenize a corpus in the working directory of a build, or go on with what is there.
+    """Tokenize a corpus in a build's working directory, or resume there.
 
     Args:
         partial: the working directory.
-        options: what is read.
-        tokenizer: makes the token ids.
-        plan: of the build, `corpus_plan` being a part of it.
-        taken: a store of the corpus's shards (`build_tokens`), which are taken instead of reading the texts.
-        on_progress: told documents, tokens and characters so far.
+        options: corpus and how it is read.
+        tokenizer: its tokenizer.
+        plan: plan of the build, including `corpus_plan`.
+        taken: existing store of the corpus's shards (`build_tokens`), used instead of the texts.
+        on_progress: called with documents, tokens and characters so far.
 
     Raises:
-        CorpusError: the corpus cannot be read, or holds no text.
+        CorpusError: the corpus cannot be read or has no text.
         StoreError: the store of shards cannot be opened.
-        BuildError: it holds shards of another corpus, or of another tokenizer.
+        BuildError: its shards belong to another corpus or tokenizer.
     """
     if taken is not None:
         _take_tokens(taken, partial, plan)
@@ -182,11 +182,11 @@ def tokenize_into(
 
 
 def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:
-    """Put the shards of a store of kind `tokens` into the working directory of a build, unless some are there.
+    """Copy the shards of a store of kind `tokens` to a build's working directory, unless there are some.
 
     Raises:
         StoreError: it cannot be opened.
-        BuildError: its shards are of another corpus, or of another tokenizer.
+        BuildError: its shards belong to another corpus or tokenizer.
     """
     manifest = load_manifest(source, KIND)
     for key in ("inputs", "tokenizer", "template"):
@@ -196,7 +196,7 @@ def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:
             )
     if (partial / SHARDS).exists():
         return
-    filling = partial / f"{SHARDS}.taken"  # whole or absent, as all that a build goes on from
+    filling = partial / f"{SHARDS}.taken"  # whole or absent, as everything that builds resume from
     remove(filling)
     filling.mkdir()
     for name in manifest.files:
@@ -217,16 +217,16 @@ def finish_store(
     target_model: str | None = None,
     on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Manifest:
-    """Complete a store that was built from texts: put the tokenizer in it, and last the manifest.
+    """Complete a store built from texts: add the tokenizer, and last the manifest.
 
     Args:
-        store: a directory with all other files of the store; what an earlier attempt completed is replaced.
+        store: directory with all other files of the store; files from an earlier attempt are replaced.
         texts: the corpus.
-        plan: of the build.
-        parameters: of the manifest, beside the plan.
-        counts: of the manifest, beside documents and tokens.
+        plan: plan of the build.
+        parameters: parameters of the manifest besides the plan.
+        counts: counts of the manifest besides documents and tokens.
         target_model: id of the model that the store is bound to.
-        on_bytes: told the bytes hashed and those in all.
+        on_bytes: called with the bytes hashed and the total.
     """
     options, tokenizer, shards, report = texts
     for path in [store / TOKENIZER_FOLDER, store / MANIFEST_NAME, *store.glob(".*")]:
@@ -260,7 +260,7 @@ def finish_store(
 
 
 def _settle_report(marker: Path, report: ReadReport) -> ReadReport:
-    """Keep what reading the corpus met, or return what an earlier attempt that read it met."""
+    """Save the reading report, or return that of an earlier attempt that read the corpus."""
     read_anew = report.documents > 0
     fields = once(marker, lambda: dataclasses.asdict(report), still=lambda _: not read_anew)
     return ReadReport(**{**fields, "problems": [RecordProblem(**problem) for problem in fields["problems"]]})

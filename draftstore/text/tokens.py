@@ -1,12 +1,12 @@
-"""Token shards: a corpus as token ids on disk, documents kept apart (`draftstore.text.encoding` writes them).
+"""Token shards: a corpus as token ids on disk, split into documents (written by `draftstore.text.encoding`).
 
-A directory of shards holds, for each shard,
+A directory of shards contains, for each shard,
 
     shard-00000.tokens   the ids of its documents one after the other, little-endian u16 or u32
     shard-00000.offsets  int64[documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
     shard-00000.json     the marker, written last: a shard without one does not exist
 
-and `tokens.json`: what the ids were made with and, once every document is in, the totals.
+and `tokens.json`: the origin of the ids and, once every document is included, the totals.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
     The type's largest value stays free for `sentinel`.
 
     Raises:
-        TokenRangeError: vocab_size is not within 1 .. 2**31 - 1.
+        TokenRangeError: vocab_size is outside 1 .. 2**31 - 1.
     """
     if not 1 <= vocab_size < 2**31:
         raise TokenRangeError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
@@ -44,7 +44,7 @@ def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
 
 
 def sentinel(dtype: np.dtype[np.unsignedinteger[Any]]) -> int:
-    """Return the value that stands between documents: the largest of the type, outside every vocabulary."""
+    """Return the separator of documents: the largest value of the type, outside every vocabulary."""
     return int(np.iinfo(dtype).max)
 
 
@@ -53,8 +53,8 @@ class Shard:
     """The marker of a finished shard.
 
     Attributes:
-        documents: how many it holds.
-        tokens: how many it holds.
+        documents: number of documents.
+        tokens: number of tokens.
         characters: length of its documents as text.
         first_id: id of its first document.
         last_id: id of its last document.
@@ -74,10 +74,10 @@ class TokenShards:
     """A finished directory of token shards.
 
     Attributes:
-        directory: where it is.
+        directory: path of the directory.
         vocab_size: ids lie in [0, vocab_size).
-        tokenizer: which tokenizer made the ids.
-        corpus_fingerprint: identity of the corpus, as it was given to `tokenize_corpus`.
+        tokenizer: identity of the tokenizer.
+        corpus_fingerprint: identity of the corpus, as passed to `tokenize_corpus`.
         shards: the markers, in order.
     """
 
@@ -94,24 +94,24 @@ class TokenShards:
 
     @property
     def document_count(self) -> int:
-        """Documents in all shards."""
+        """Number of documents in all shards."""
         return sum(shard.documents for shard in self.shards)
 
     @property
     def token_count(self) -> int:
-        """Tokens in all shards."""
+        """Number of tokens in all shards."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def character_count(self) -> int:
-        """Characters of text in all shards."""
+        """Number of characters of text in all shards."""
         return sum(shard.characters for shard in self.shards)
 
     def arrays(self) -> Iterator[tuple[TokenArray, NDArray[np.int64]]]:
         """Yield `(tokens[n], offsets[documents + 1])` of each shard, as read-only maps of its files.
 
         Raises:
-            StoreError: a file is missing, cut or changed so that documents or ids are out of range.
+            StoreError: a file is missing, truncated or changed so that documents or ids are out of range.
         """
         for index, shard in enumerate(self.shards):
             require_files(self.directory, shard)
@@ -132,7 +132,7 @@ class TokenShards:
         """Yield the ids of each document, shape [n], in reading order: read-only views of the mapped files.
 
         Raises:
-            StoreError: as `arrays`.
+            StoreError: see `arrays`.
         """
         for tokens, offsets in self.arrays():
             for start, end in pairwise(offsets.tolist()):
@@ -140,10 +140,10 @@ class TokenShards:
 
 
 def open_shards(directory: Path) -> TokenShards:
-    """Open a finished directory of token shards; sizes are checked here, contents while they are read.
+    """Open a finished directory of token shards; checks sizes now, contents during reading.
 
     Raises:
-        StoreError: no shards there, unfinished, of an unknown version, or a missing or cut file.
+        StoreError: no shards there, unfinished, unknown version, or a missing or truncated file.
     """
     path = directory / STATE_NAME
     try:
@@ -175,7 +175,7 @@ def open_shards(directory: Path) -> TokenShards:
 
 
 def shard_path(directory: Path, index: int, suffix: str) -> Path:
-    """Return where a shard's `tokens`, `offsets` or `json` lies."""
+    """Return the path of a shard's `tokens`, `offsets` or `json`."""
     return directory / f"shard-{index:05d}.{suffix}"
 
 
@@ -206,7 +206,7 @@ def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def require_files(directory: Path, shard: Shard) -> None:
-    """Refuse a shard of which a file is missing or of another size than its marker says.
+    """Refuse a shard with a file that is missing or has another size than in its marker.
 
     Raises:
         StoreError: the first such file.
@@ -216,7 +216,7 @@ def require_files(directory: Path, shard: Shard) -> None:
 
 
 def document_starts(shards: TokenShards) -> NDArray[np.int64]:
-    """Return int64 [documents + 1]: where each document starts in what `write_closed` writes, and the end."""
+    """Return int64 [documents + 1]: the start of each document in the file of `write_closed`, and the end."""
     parts, place = [np.zeros(1, np.int64)], 0
     for _, offsets in shards.arrays():
         parts.append(place + offsets[1:] + np.arange(1, len(offsets)))
@@ -225,7 +225,7 @@ def document_starts(shards: TokenShards) -> NDArray[np.int64]:
 
 
 def write_closed(shards: TokenShards, path: Path) -> None:
-    """Write all documents one after the other, each closed by the sentinel; the file is whole or absent."""
+    """Write all documents, each ended by the sentinel; the file is whole or absent."""
     filling = path.with_name(f"{path.name}.tmp")
     with filling.open("wb") as file:
         for tokens, offsets in shards.arrays():

@@ -31,7 +31,7 @@ As parts they are kept on disk with the kernels that call them, not by themselve
 """
 
 intrinsic: Any = extending.intrinsic
-"""Makes a kernel of a function that writes machine code: for what numba has no words for."""
+"""Decorator for functions that emit LLVM IR, for operations that numba does not provide."""
 
 
 def as_input(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

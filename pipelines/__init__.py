@@ -11,7 +11,7 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
 }
-"""Settings under which no program of Prefect asks or tells the outside anything."""
+"""Settings that keep Prefect from any outside communication."""
 
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)

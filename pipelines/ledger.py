@@ -30,7 +30,7 @@ from schema.database import make_engine
 from schema.holds import let_go
 
 Make = Callable[[int, StepLogs], object]
-"""Builds a store and what belongs to it in the database, given the id of its row."""
+"""Builds a store and its database tables, given the id of its row."""
 
 
 class Request(NamedTuple):

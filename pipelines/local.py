@@ -29,7 +29,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 POOL = "draftstore"
 START_SECONDS = 90.0
 GRACE_SECONDS = 10.0
-"""Flow runs, worker and server each have so long to end by themselves."""
+"""Seconds that flow runs, worker and server each have to end by themselves."""
 POLL_SECONDS = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PRCTL = ctypes.CDLL(None).prctl

@@ -12,7 +12,7 @@ from draftstore.stores.rest.build import Progress
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 SECONDS = 5.0
-"""Between two lines about one step."""
+"""Seconds between two lines about one step."""
 
 
 class StepLog:

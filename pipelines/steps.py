@@ -30,7 +30,7 @@ from schema.adding import load_statistics
 from schema.home import data_home
 
 ANSWERS, LOGGED = "answers.jsonl.zst", "logged.jsonl.zst"
-"""What a model answered to prompts, and what it had answered before: files in a folder of their name."""
+"""Files of answers to prompts, and of logged answers, in a folder with their name."""
 
 
 @dataclasses.dataclass(frozen=True)

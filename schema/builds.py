@@ -20,7 +20,7 @@ DROP_LOCK_TIMEOUT = "10s"
 
 
 NAMED_SOURCES = 3
-"""Files and folders that the name of a corpus is made of."""
+"""Maximum files and folders in the name of a corpus."""
 
 
 class CatalogueError(DraftstoreError):

@@ -58,7 +58,7 @@ Kind = TypeVar("Kind", bound="psycopg.Connection[Any]")
 _guard = threading.RLock()
 _leases: dict[Path, Lease] = {}
 _current: set[str] = set()
-"""URLs whose tables have been looked at in this process, and found right."""
+"""URLs whose tables this process has checked successfully."""
 
 
 def _after_fork() -> None:

@@ -33,7 +33,7 @@ STATES: dict[str, tuple[type[DatabaseError], str]] = {
     "40": (DatabaseTimeoutError, TIMEOUT),
     "53": (DatabaseFullError, FULL),
 }
-"""What SQLSTATEs, or classes of them, mean to a user."""
+"""Meaning of SQLSTATEs, or classes of them, for users."""
 
 REFUSALS = (
     "authentication failed",
@@ -43,7 +43,7 @@ REFUSALS = (
     "permission denied for database",
     "is not permitted to log in",
 )
-"""What a server says when it refuses a connection, which comes without SQLSTATE."""
+"""Messages of refused connections, which have no SQLSTATE."""
 
 
 def translate(error: BaseException | None) -> DatabaseError | None:

@@ -21,7 +21,7 @@ NOT EXISTS (
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND classid = {LOCK_CLASS} AND objid = builds.id
 )"""  # noqa: S608 - a constant
-"""Condition on rows of `builds`: no process makes them."""
+"""Condition on rows of `builds`: no process holds their lock."""
 
 _held: dict[tuple[str, int], Connection] = {}
 

@@ -26,13 +26,13 @@ from schema.errors import DatabaseAwayError
 from schema.failures import database_errors
 
 MOST_CONNECTIONS = 8
-"""Connections of one process: as many lookups run at once, others wait."""
+"""Maximum connections of a process: so many lookups run concurrently, others wait."""
 CONNECT_SECONDS = 5.0
-"""How long a call waits for a connection, when others use all of them or the server is slow to take new ones."""
+"""Maximum seconds that a call waits for a connection."""
 CONNECT_TIMEOUT = 3
-"""Seconds that a server has to take a connection."""
+"""Time limit in seconds for connecting."""
 PATIENCE = 0.02
-"""Seconds between two looks at why no connection comes."""
+"""Seconds between two checks for connection errors."""
 
 Waited = TypeVar("Waited")
 
@@ -48,7 +48,7 @@ class LimitedConnection(psycopg.Connection[Any]):
     """A connection on which no operation takes longer than `limit`, even if the server hangs or the network is cut."""
 
     limit = CONNECT_SECONDS
-    """Seconds for the answer to one statement."""
+    """Time limit in seconds for one statement."""
 
     def wait(self, gen: Generator[Any, Any, Waited], *args: Any, **kwargs: Any) -> Waited:
         """Wait as psycopg does, but at most `limit` seconds.
@@ -198,7 +198,7 @@ class SharedPool:
 _guard = threading.RLock()
 _pools: dict[str | None, SharedPool] = {}
 _inherited: list[object] = []
-"""Pools of the process that this one was forked from: they are left alone."""
+"""Pools of the parent process, kept but not used after a fork."""
 
 
 def _after_fork() -> None:

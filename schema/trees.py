@@ -18,9 +18,9 @@ from schema.pooling import SharedPool, join_pool
 
 PAGE_ROWS = 4096
 GET_SECONDS = 2.0
-"""How long a lookup may take: a thousand times what it does."""
+"""Time limit in seconds for a lookup, a thousand times its usual duration."""
 PAGE_SECONDS = 60.0
-"""How long reading a page may take, from a cold disk."""
+"""Time limit in seconds for reading a page from a cold disk."""
 FIND_BUILD = (
     b"SELECT id FROM builds WHERE digest = %t AND kind = 'crest' AND state = 'finished'"
     b" AND to_regclass('trees_' || id) IS NOT NULL ORDER BY id DESC LIMIT 1"

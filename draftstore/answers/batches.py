@@ -17,7 +17,7 @@ from draftstore.errors import ModelError
 from draftstore.hf.loading import LoadedModel
 
 HEADS = (128, 2048)
-"""Sizes of the heads, the most likely tokens, that are sorted to find a nucleus: tried in turn, then the vocabulary."""
+"""Numbers of top tokens to sort when searching for a nucleus: tried in turn, then the whole vocabulary."""
 
 
 class Choice(NamedTuple):

@@ -22,7 +22,7 @@ from draftstore.text.records import read_objects
 from draftstore.text.tokenizer import TextTokenizer
 
 OnProgress: TypeAlias = Callable[[int, int, int], None]
-"""Told answers done, answers in all, and tokens decoded so far in this run."""
+"""Called with the answers done, their total, and the tokens decoded so far in this run."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from draftstore.text.corpus import SOURCE_PATTERNS
 from draftstore.text.tokenizer import load_tokenizer
 
 SHOWN = 5
-"""Bad records and unread files that are named one by one."""
+"""Maximum number of bad records and unread files to list by name."""
 
 
 CORPUS_HELP = (

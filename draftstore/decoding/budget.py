@@ -54,13 +54,13 @@ KIND = "cost curve"
 ALLOWANCE = 0.5
 """Plain passes that speculation may lose in a text."""
 SHARE = 0.02
-"""Part of the text so far that speculation may lose besides."""
+"""Fraction of the text so far that speculation may lose in addition."""
 ASKING_SHARE = 0.01
-"""Part of the time that questions to a drafter may take while its drafts are not worth verifying."""
+"""Fraction of the time that drafting may take while drafts are not worth verifying."""
 RATE_TRUST = 10.0
-"""Tokens that the rate of plain decoding counts for at the start of a text."""
+"""Weight of the plain decoding rate at the start of a text, in tokens."""
 FORGETTING = 0.5 ** (1 / 300)
-"""What is left of everything learned after another token of text: half of it after 300."""
+"""Decay of everything learned per token of text: one half after 300."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from draftstore.trees.tree import LEVEL_PROBS
 from draftstore.trees.walk import steps_below, walk
 
 BANDS = 16
-"""Bands of probability, half an octave each; the last takes all that is lower."""
+"""Number of probability bands, half an octave each; the last one includes all lower values."""
 TRUST = 4.0
-"""Accepted nodes that the drafter's own probabilities count for, as a whole and in each band."""
+"""Weight of the drafter's own probabilities in accepted nodes, overall and in each band."""
 LENGTH_BANDS = 6
 """Bands of accepted tokens in a pass: the first, the second, the next two, four and eight, and all others."""
 _LEVELS_PER_BAND = 8

@@ -23,7 +23,7 @@ from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import LOWEST_LEVEL, DraftTree, highest_level
 
 FEW_IDS = 32
-"""Ids whose range Python finds faster than NumPy: those that a pass accepts."""
+"""Number of ids up to which Python checks their range faster than NumPy."""
 
 
 class Session(Protocol):

@@ -16,7 +16,7 @@ from draftstore.search.expand import MAX_MATCH, enter_all, floor_of, load_path
 from draftstore.trees.frontier import MAX_DEPTH, finish, grow, new_frontier
 
 LENGTHS = (1, 2, 4, 8)
-"""Tokens of the n-grams that are listed; longer matches are found among the occurrences of the longest."""
+"""Lengths of the indexed n-grams; longer matches are found among the occurrences of the longest."""
 MAX_ROWS = 4096
 _SCATTER = 0x1E3779B97F4A7C15
 

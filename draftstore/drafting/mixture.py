@@ -39,9 +39,9 @@ from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL, DraftTree
 from draftstore.trees.walk import steps_below, walk
 
 TRUST = 3.0
-"""Tokens that came true as expected, which every drafter begins with."""
+"""Initial counts of expected and correct tokens of every drafter."""
 MEMORY = 0.9
-"""What is left of the counts whenever a drafter foretells a token."""
+"""Decay of the counts whenever a drafter predicts a token."""
 _IDS = 2**31
 _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 

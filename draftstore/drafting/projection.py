@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from draftstore.errors import BuildError, DraftstoreError
 
 PART = 4096
-"""States whose products are summed as float32; the sums of the parts are summed as float64."""
+"""States per part: products within a part are summed in float32, parts in float64."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -24,9 +24,9 @@ from draftstore.jit import kernel
 from draftstore.trees.frontier import MAX_DEPTH
 
 WIDTH = 8
-"""Candidates of a token, so ranks are 0 to 7."""
+"""Candidates per token: ranks are 0 to 7."""
 MAX_PATHS = 1024
-"""Most nodes of a static tree."""
+"""Maximum nodes of a static tree."""
 
 # Figure 3 and appendix A of "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
 # Recycling" (https://arxiv.org/abs/2408.08696): 8, 21, 25, 15, 8 and 3 nodes. `00-07` is 00, 01, ... 07.
@@ -40,11 +40,11 @@ PAPER_TREE = """
 """
 
 PRIOR: NDArray[np.float64] = np.array([0.40, 0.10, 0.055, 0.03, 0.025, 0.02, 0.016, 0.013])
-"""How often each rank comes true before anything is known: as with SmolLM2-135M in its first 16 answers."""
+"""Prior rate of each rank, measured with SmolLM2-135M in its first 16 answers."""
 PRIOR_TRIES = 32.0
-"""What `PRIOR` counts for, in tries of a rank."""
+"""Weight of `PRIOR` in tries of a rank."""
 SHARED_TRIES = 32.0
-"""What the rate of a rank over all paths counts for, in tries of one path."""
+"""Weight of a rank's rate over all paths, in tries of one path."""
 
 
 def parse_paths(text: str) -> list[str]:

@@ -28,7 +28,7 @@ from draftstore.jit import as_input, read_only
 from draftstore.trees.tree import DraftTree
 
 WINDOW = 4096
-"""Counts are halved when a path has been tried twice as often, so that they follow the last texts."""
+"""Counts are halved when a path reaches twice as many tries, so that they follow recent texts."""
 
 
 class RecyclingDrafter:

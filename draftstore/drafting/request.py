@@ -33,7 +33,7 @@ from draftstore.jit import as_input
 from draftstore.trees.tree import DraftTree
 
 SPARE = 1024
-"""Tokens that a new session has room for behind its prompt, and a fourth of the prompt more."""
+"""Tokens of room after a new session's prompt, plus a quarter of the prompt."""
 
 
 class RequestDrafter:

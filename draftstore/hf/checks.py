@@ -11,7 +11,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.caches import RollbackCache, can_go_back
 
 TREE_ATTENTION = ("sdpa", "eager", "flex_attention")
-"""Implementations that take a mask of one's own."""
+"""Attention implementations that accept a custom mask."""
 KNOWN = frozenset(
     {
         "attention_mask",
@@ -24,7 +24,7 @@ KNOWN = frozenset(
         "use_cache",
     }
 )
-"""Arguments of a model that passes over trees deal with."""
+"""Model arguments that passes over trees support."""
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 PLAIN = "use plain generate, without custom_generate"
 

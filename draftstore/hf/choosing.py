@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from draftstore.hf.passes import Pass
 
 SPARE = 256
-"""Tokens that the buffer of a text grows by."""
+"""Growth of a text's buffer in tokens."""
 
 
 class Text:

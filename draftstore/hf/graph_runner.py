@@ -19,14 +19,14 @@ from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.trees.tree import DraftTree
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
-"""Rows that a pass may have."""
+"""Possible numbers of rows in a pass."""
 MOST_ROWS = BUCKETS[-1]
 WARM_UPS = 2
-"""Passes outside a graph before it is captured: libraries choose kernels and take memory in the first ones."""
+"""Warm-up passes before capture, in which libraries choose kernels and allocate memory."""
 LEAST_WIDTH = 256
-"""Columns that attention sees at least; their number doubles as the text grows, up to the length of the pool."""
+"""Minimum columns of attention; the number doubles as the text grows, up to the length of the pool."""
 _HEAD = 2
-"""Integers in front of the ids: the tokens in the cache, and the position of row 0."""
+"""Integers before the ids: the number of tokens in the cache, and the position of row 0."""
 
 LOG = logging.getLogger(__name__)
 

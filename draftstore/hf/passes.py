@@ -13,9 +13,9 @@ from draftstore.drafting.projection import Projection
 from draftstore.hf.projecting import project
 
 CANDIDATES = 8
-"""Most likely tokens that a row tells drafters."""
+"""Most likely tokens per row, for drafters."""
 CHUNK = 128
-"""Logits among which the largest is looked for at once; it divides nearly all vocabularies."""
+"""Logits per chunk in the search for the largest; divides nearly all vocabulary sizes."""
 
 
 class Wants(NamedTuple):

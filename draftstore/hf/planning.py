@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
 FIXED_BUDGETS = {"cpu": 8}
-"""Nodes of a draft that are verified whatever they cost, by device: on a CPU every node counts."""
+"""Default budgets with `fixed` effort, by device: on a CPU every node is expensive."""
 TYPICAL = {
     "cpu": CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (1.0, 1.5, 1.5, 1.8, 2.2, 2.8, 4.3, 7.0)),
     "cuda": CostCurve((1, 16, 32, 64, 128), (1.0, 1.1, 1.2, 1.4, 1.8)),

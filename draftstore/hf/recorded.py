@@ -11,7 +11,7 @@ from draftstore.decoding.replay import Recording
 from draftstore.hf.states import last_states
 
 TOGETHER = 16
-"""Recordings whose states are held at once."""
+"""Recordings whose states are in memory at a time."""
 
 
 def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recording]:

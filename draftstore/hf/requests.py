@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GREEDY = 1e-5
-"""Temperatures below this one mean the most likely token."""
+"""Temperatures below this take the most likely token."""
 
 
 @dataclasses.dataclass(frozen=True)

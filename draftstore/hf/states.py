@@ -26,9 +26,9 @@ MAX_LENGTH = 1024
 BATCH_TOKENS = 16_384
 """Tokens of a batch by default, padding included."""
 CPU_BATCH_TOKENS = 2_048
-"""The same on CPUs: what stays in their caches is read up to four times as fast."""
+"""The same on CPUs: batches that fit into their caches are up to four times as fast."""
 VOLATILE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
-"""Keys of a configuration that do not decide what the model computes, or are told apart."""
+"""Configuration keys that do not affect the model's output, or are recorded separately."""
 
 
 class _Window(NamedTuple):

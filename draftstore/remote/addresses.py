@@ -21,7 +21,7 @@ from draftstore.errors import DraftstoreError
 DEFAULT_PORT = 7781
 SOCKET_VARIABLE = "DRAFTSTORE_SOCKET"
 MAX_SOCKET_PATH = 107
-"""Bytes of the longest path that a Unix socket can have."""
+"""Maximum bytes of a Unix socket's path."""
 
 _EXPECTED = "expected unix:/path, /path, tcp://host:port or host:port"
 
@@ -124,7 +124,7 @@ def check_owner(path: str) -> None:
 
 
 Destination = tuple[int, Any]
-"""A family of sockets, and an address as `socket.connect` takes it."""
+"""A socket family, and an address for `socket.connect`."""
 
 
 class Endpoint:

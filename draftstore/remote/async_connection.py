@@ -13,7 +13,7 @@ from draftstore.remote.protocol import SILENCE, ConnectionState, PreparedRequest
 from draftstore.remote.wire import Frame
 
 MOST_UNSENT = 4 << 20
-"""Bytes of requests that wait until the service reads them; beyond that, requests fail at once."""
+"""Maximum bytes of unsent requests; beyond that, requests fail at once."""
 SHORTEST_WAIT = 0.001
 """Seconds of the shortest timer. uvloop rounds down to whole milliseconds, and a timer of zero would go off before the
 loop looks at its sockets."""

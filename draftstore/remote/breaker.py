@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 REFUSED = -1
-"""What `enter` returns while nobody should ask."""
+"""Result of `enter` while requests are not admitted."""
 
 
 class Breaker:

@@ -18,11 +18,11 @@ from draftstore.remote.protocol import SILENCE, ConnectionState, PreparedRequest
 from draftstore.remote.wire import Frame
 
 CHUNK = 1 << 16
-"""Bytes that are read at once."""
+"""Bytes per read."""
 MOST_IDLE = 64
-"""Connections that are kept."""
+"""Maximum number of idle connections."""
 SPIN = 0.0001
-"""Seconds to look for an answer again and again before falling asleep: to be woken takes as long as a draft."""
+"""Seconds of polling for an answer before sleeping: waking up takes as long as a draft."""
 _SELECTABLE = 1024
 """`select` takes file descriptors below this; it is exact to the microsecond, `poll` to the millisecond."""
 

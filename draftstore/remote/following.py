@@ -11,17 +11,17 @@ from draftstore.remote.queries import Queries
 from draftstore.remote.wire import MAX_PAYLOAD, Frame, Operation, frame
 
 CHECK_SECONDS = 5.0
-"""How long an answer to a question of `check` may take."""
+"""Time limit in seconds for an answer to `check`."""
 MAX_SHOWN = 100
-"""Letters of a name that the service tells."""
+"""Maximum characters of a name from the service."""
 REFRESH_SECONDS = 1.0
-"""Least time between two requests for the projection that a release has moved to."""
+"""Minimum seconds between two requests for a release's new projection."""
 LONGEST_REFRESH = 4 * CHECK_SECONDS
-"""Seconds after which such a request is given up: its event loop may have ended."""
+"""Seconds after which such a request is abandoned: its event loop may have ended."""
 
 Result = TypeVar("Result")
 Dialogue = Generator[tuple[PreparedRequest, float], Frame, Result]
-"""Yields a request and the time by which its answer must be here, and is sent the answer, or thrown a `Trouble`."""
+"""Yields a request and its deadline; receives the answer, or a `Trouble` as an exception."""
 
 
 class Follower:

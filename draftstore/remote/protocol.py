@@ -33,21 +33,21 @@ from draftstore.remote.wire import (
 from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL
 
 ANY_TOKEN = 1 << 31
-"""The vocabulary size of a client that knows none: every token id lies below it."""
+"""Vocabulary size while unknown: every token id lies below it."""
 MAX_BATCH = 512
-"""Contexts of one request; more are asked in several."""
+"""Maximum contexts per request; larger batches are split."""
 MAX_CONTEXT = 4096
-"""Tokens of a context that are sent, the last ones; no store looks back as far."""
+"""Maximum tokens of a context that are sent, the last ones; no store looks back further."""
 MAX_NUMBERS = 1 << 17
-"""Tokens of all contexts of one request, plus the numbers of all its queries; more are asked in several."""
+"""Maximum tokens of all contexts plus values of all queries per request; larger batches are split."""
 MAX_MESSAGE = 500
-"""Letters of a message of the service that are passed on."""
+"""Maximum characters of a message from the service."""
 SILENCE = 1.0
-"""Seconds without a byte after which a connection that owes answers is given up."""
+"""Seconds without data after which a connection with pending requests is given up."""
 MOST_OWED = 1000
-"""Answers that a connection may owe before it is given up."""
+"""Maximum pending answers before a connection is given up."""
 MOST_BYTES = 1 << 20
-"""Bytes of the longest answer that is read, unless a request expects a longer one."""
+"""Maximum bytes of an answer, unless a request expects a longer one."""
 
 _STATUS_OUTCOMES = {int(status): Outcome[status.name] for status in Status if status is not Status.OK}
 

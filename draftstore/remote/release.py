@@ -43,13 +43,13 @@ CONTEXT_SIZE = 16
 """Tokens that a session sends; REST looks back as far, CREST less."""
 DEADLINE = 0.002
 RESOLVE_SECONDS = 0.5
-"""How long a new client waits for a host name at most."""
+"""Maximum seconds that a new client waits for a host name."""
 REFUSAL_SECONDS = 5.0
-"""Pause after the service has refused."""
+"""Seconds of pause after a refusal."""
 LONGEST_PAUSE = 30.0
-"""Longest pause that the service can ask for."""
+"""Maximum seconds of pause that the service can request."""
 WARN_SECONDS = 300.0
-"""Least time between two warnings of one kind."""
+"""Minimum seconds between two warnings of one kind."""
 _REFUSALS = {Outcome.UNAUTHORIZED, Outcome.FORBIDDEN, Outcome.NOT_FOUND, Outcome.OTHER_TOKENIZER}
 _PAUSES = {Outcome.BUSY, Outcome.UNAVAILABLE}
 _OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE, Outcome.OTHER_PROJECTION}

@@ -22,12 +22,12 @@ from draftstore.trees.codec import MAX_NODES
 
 VERSION = 1
 MAX_PAYLOAD = 1 << 24
-"""Bytes; what is longer is no frame of ours."""
+"""Maximum bytes; longer data are not valid frames."""
 MAX_NAME = 255
 """Bytes of the name of a release."""
 ANSWER = 0x80
 CLOSING = 1
-"""Flag of an answer: the service is about to stop, connect anew for what comes next."""
+"""Flag of an answer: the service is about to stop, reconnect for further requests."""
 
 HEADER = struct.Struct("<IBBBBQ")
 """Bytes of the payload, version, operation (with `ANSWER` in answers), `Status`, flags, request id."""
@@ -57,7 +57,7 @@ class Operation(enum.IntEnum):
     RELEASES = 3
     """List what is served, as JSON (no payload)."""
     PROJECTION = 4
-    """Return what a dense store is asked through (payload: its name), see `draftstore.remote.queries`."""
+    """Return the projection of a dense store (payload: its name), see `draftstore.remote.queries`."""
 
 
 class Status(enum.IntEnum):

@@ -41,9 +41,9 @@ from draftstore.trees.frontier import (
 )
 
 MAX_MATCH = 1024
-"""Most tokens of a context that can be matched."""
+"""Maximum tokens of a context that can be matched."""
 MAX_ROWS = 1 << 40
-"""Most occurrences that can be read for one node: more than a store has, so that every count is exact."""
+"""Maximum occurrences read for one node: more than any store has, so that every count is exact."""
 
 
 class Rule(NamedTuple):

@@ -27,9 +27,9 @@ from draftstore.jit import CORES, kernel
 from draftstore.search.suffix import SuffixIndex
 
 MAX_N = 8
-"""Most tokens of an n-gram that is counted."""
+"""Maximum tokens of a counted n-gram."""
 PART_ROWS = 1 << 22
-"""Rows that are counted at a time, unless one first token has more."""
+"""Rows counted at a time, unless one first token has more."""
 
 
 class NgramTable(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from draftstore.errors import counted
 
 PROBLEMS_KEPT = 20
-"""Bad records that a report names."""
+"""Maximum number of bad records in a report."""
 
 
 @dataclasses.dataclass(frozen=True)

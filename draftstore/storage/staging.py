@@ -34,7 +34,7 @@ STORE = "store"
 FINISHED = "finished.json"
 """Marker: the store is about to be published, or has been."""
 WORTH_KEEPING = ("tokens/shard-*.json", f"{STORE}/{MANIFEST_NAME}")
-"""What a failed build is gone on from; one without any of it leaves nothing."""
+"""Files to resume a failed build from; one without any of them leaves nothing."""
 
 T = TypeVar("T")
 

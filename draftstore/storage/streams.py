@@ -12,9 +12,9 @@ import zstandard
 
 COMPRESSION_SUFFIXES = (".gz", ".zst")
 MAX_RECORD_BYTES = 1 << 29
-"""A line or text file above this is a mistake (no line breaks), and would fill memory."""
+"""Maximum bytes of a line or text file; longer ones are mistakes (no line breaks) and would fill memory."""
 READ_BYTES = 1 << 16
-"""Packed bytes read at a time: bounds what one step of unpacking can give."""
+"""Compressed bytes read at a time, which bounds the output of one decompression step."""
 ZSTD_WINDOW = 1 << 31
 STREAM_ERRORS = (OSError, EOFError, zlib.error)
 

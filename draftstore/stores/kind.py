@@ -16,7 +16,7 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest
 
 CONTEXT_TOKENS = 16
-"""Tokens of a sample context: no drafter looks at more."""
+"""Tokens of a sample context; no drafter uses more."""
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ KINDS = {
     "dresd": "draftstore.stores.dresd.kind",
     "recycling": "draftstore.stores.recycling.kind",
 }
-"""The module of each kind, whose `STORE_KIND` is imported when the kind is first asked for."""
+"""Module of each kind, whose `STORE_KIND` is imported on first use."""
 
 
 def kind_of(name: str) -> Kind:

@@ -35,7 +35,7 @@ from draftstore.text.tokens import (
 SHARD_TOKENS = 4_000_000
 BATCH_CHARACTERS = 1_000_000
 PIECE_CHARACTERS = 1 << 17
-"""BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
+"""Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
 Progress: TypeAlias = Callable[[int, int, int], None]
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from draftstore.text.tokenizer import TextTokenizer
 
 WINDOW = 8
-"""Tokens of the prompt with which the first token of an answer is decoded."""
+"""Tokens of the prompt used to decode the first token of an answer."""
 LONGEST_WINDOW = 64
 """The largest such window: it grows while its first token begins inside a character."""
 FAR = 512
 """Tokens at the end of a prompt, special ones included, from which the window is taken."""
 BROKEN = "\ufffd"
-"""What decoders give for bytes that are no character, or not yet."""
+"""Output of decoders for invalid or incomplete characters."""
 
 
 class Pieces:

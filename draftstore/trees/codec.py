@@ -17,13 +17,13 @@ WIDE_PARENTS = 2
 MAX_NODES = 2**15 - 1
 
 CUT = -1
-"""Fewer bytes than the header of a tree."""
+"""Fewer bytes than a tree's header."""
 OTHER_VERSION = -2
 UNKNOWN_FLAGS = -3
 WRONG_LENGTH = -4
-"""More or fewer bytes than the number of nodes asks for, or more nodes than a tree may have."""
+"""The size does not match the number of nodes, or there are more nodes than a tree may have."""
 WRONG_PARENT = -5
-"""A node stands before its parent."""
+"""A node precedes its parent."""
 WRONG_TOKEN = -6
 """A token outside the vocabulary."""
 WRONG_ORDER = -7
@@ -31,7 +31,7 @@ WRONG_ORDER = -7
 TWINS = -8
 """Two children of one node carry the same token."""
 TOO_MANY = -9
-"""More nodes than were asked for."""
+"""More nodes than requested."""
 
 
 @leaf_kernel

@@ -21,9 +21,9 @@ from draftstore.jit import kernel, leaf_kernel
 from draftstore.trees.tree import LEVEL_BOUNDS, LEVELS_PER_OCTAVE
 
 MAX_BUDGET = 4096
-"""Most nodes of one tree."""
+"""Maximum nodes of a tree."""
 MAX_DEPTH = 63
-"""Most tokens of one path."""
+"""Maximum tokens of a path."""
 
 _PARENT_BITS = 17
 _TOKEN_BITS = 31

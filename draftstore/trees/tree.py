@@ -40,12 +40,12 @@ _HALF_LEVELS: NDArray[np.float64] = np.array(
     [*accumulate([Decimal(1), *[Decimal(2) ** (Decimal(-1) / (2 * LEVELS_PER_OCTAVE))] * 511], mul)],
     np.float64,
 )
-"""The grid and what lies between: the bits of decimals are the same on every machine, those of exp2 are not."""
+"""The grid and its midpoints, as decimals, whose bits are the same on every machine; those of exp2 are not."""
 LEVEL_PROBS: NDArray[np.float32] = _HALF_LEVELS[::2].astype(np.float32)
 """Probability of every level."""
 LOWEST_LEVEL = len(LEVEL_PROBS) - 1
 LEVEL_BOUNDS: NDArray[np.float64] = _HALF_LEVELS[1::2].copy()
-"""Least probability that rounds to each level; what is below the last is not worth a node."""
+"""Minimum probability that rounds to each level; lower ones than the last get no node."""
 
 
 def level_of(prob: float) -> int:

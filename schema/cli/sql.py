@@ -29,7 +29,7 @@ NUMBERS = int | float | Decimal
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 SEVERAL = "cannot insert multiple commands into a prepared statement"
 SERVER_STATES = ("08", "53", "57")
-"""Classes of errors that say nothing about the question."""
+"""Classes of server errors unrelated to the query."""
 
 Row = Sequence[Any]
 

@@ -34,17 +34,17 @@ from schema.postgres.plan import (
 from schema.postgres.state import Announcer, last_words, try_lock
 
 TICK = 0.1
-"""Seconds between two looks at the clients."""
+"""Seconds between two checks for clients."""
 LOG_BYTES = 4 << 20
 LOG_CHECK = 10.0
-"""Seconds between two looks at the size of the log."""
+"""Seconds between two checks of the log's size."""
 RESTARTS = 5
 RESTART_WINDOW = 60.0
-"""So many times within so many seconds is a server that ended by itself started again."""
+"""Maximum restarts of a failed server within a window in seconds."""
 ENDING_PATIENCE = 30.0
-"""Seconds that the remains of an earlier server have to end."""
+"""Seconds that processes of an earlier server have to end."""
 STOP_PATIENCE = ((signal.SIGINT, 60.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
-"""Fast shutdown, immediate shutdown, kill: each with the seconds that it has."""
+"""Fast shutdown, immediate shutdown, kill: each with its time limit in seconds."""
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
 

@@ -9,11 +9,11 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 256
-"""Open at the same time; beyond that the answer is 503."""
+"""Maximum open connections; beyond that the answer is 503."""
 HEADERS = 32 * 1024
-"""Bytes of the headers of a request."""
+"""Maximum bytes of a request's headers."""
 HEAD_SECONDS = 10.0
-"""In which these have to arrive."""
+"""Time limit in seconds for the headers to arrive."""
 IDLE_SECONDS = 15
 
 

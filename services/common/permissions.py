@@ -23,7 +23,7 @@ from draftstore.errors import DraftstoreError, type_name
 EVERY = "*"
 """Stands for every release."""
 PREFIX = "draftstore_"
-"""Of every token, so that programs that look for secrets in the wrong place find it."""
+"""Prefix of every token, so that secret scanners can find it."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -9,7 +9,7 @@ from services.common.addresses import ListenAddress
 
 BACKLOG = 1024
 PATIENCE = 2.0
-"""Seconds that the processes of a service that was killed have to let go of their sockets."""
+"""Seconds that the processes of a killed service have to release their sockets."""
 PAUSE = 0.02
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 

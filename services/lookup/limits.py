@@ -9,7 +9,7 @@ from draftstore.trees.frontier import MAX_BUDGET
 _NODE = 7
 """Bytes of a node in its widest form: token, parent, level."""
 _DRAFT = 16
-"""Bytes of a draft beside its nodes: its column of the table, and the header of the tree."""
+"""Bytes of a draft besides its nodes: its column of the table, and the tree's header."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,11 @@ from services.worker.replies import ALIVE, DONE, Completion, dumped, sse
 
 LOG = logging.getLogger(__name__)
 PATIENCE = 10.0
-"""Seconds without anything to send, after which a stream begins all the same, and then shows that it is alive."""
+"""Seconds without events after which a stream starts anyway, and then sends keep-alive comments."""
 STALL_SECONDS = 60.0
-"""In which a client has to take a piece of its answer."""
+"""Time limit in seconds for a client to read a chunk of its answer."""
 NOBODY = 499
-"""The status of an answer that nobody reads, as proxies note it."""
+"""Status for a disconnected client, as proxies log it."""
 
 
 class Events:

@@ -30,7 +30,7 @@ from services.worker.work import Engine
 
 NO_STORE = {"Cache-Control": "no-store"}
 THREADS = 2
-"""In which requests are read and their texts become token ids, so that a long one holds nobody up."""
+"""Number of threads for parsing and tokenizing requests, so that a long one does not delay others."""
 
 
 class WorkerSite:

@@ -16,7 +16,7 @@ from services.worker.problems import ApiError
 from services.worker.work import Engine, Facts
 
 USUAL_TOKENS = 16
-"""Most tokens of a completion that does not say how many, as in OpenAI's API; a chat may use what there is."""
+"""Default maximum tokens of a completion, as in OpenAI's API; a chat has no default."""
 
 Record = Callable[[str], Mapping[str, Any]]
 

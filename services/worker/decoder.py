@@ -21,9 +21,9 @@ from services.worker.writing import EndedError, Usage, Writing
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 3
-"""Answers in a row that end in an error, after which the worker calls itself sick."""
+"""Consecutive failed answers after which the worker reports itself as unhealthy."""
 LONGEST_WAIT = 60.0
-"""Seconds that clients are told to wait at most."""
+"""Maximum seconds of `Retry-After`."""
 
 
 class DecoderState(enum.Enum):

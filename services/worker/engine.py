@@ -14,7 +14,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from services.worker.work import Facts
 
 UNBOUNDED = 1 << 20
-"""Positions of models that tell no number."""
+"""Positions of models without a stated maximum."""
 
 
 class TransformersEngine:

@@ -9,9 +9,9 @@ from services.worker.work import Facts
 from services.worker.writing import Usage
 
 OUTCOMES = ("stop", "length", "cancelled", "failed", "refused")
-"""What becomes of requests: the answer ended by itself, or at its limit; the client went away; an error; not begun."""
+"""Outcomes of requests: the answer ended by itself, or at its limit; the client left; an error; not started."""
 LOGGED = ("written", "dropped", "failed")
-"""What becomes of answers for the response log: some are dropped, as they are too long, or the disk too slow."""
+"""Outcomes of response log records: written, dropped (too long, or the disk too slow), failed."""
 ENDPOINTS = ("chat", "completions")
 FIRST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)

@@ -8,7 +8,7 @@ from services.common.permissions import Grant, Permissions
 from services.worker.problems import ApiError
 
 BODY_SECONDS = 30.0
-"""How long a body may take to arrive."""
+"""Time limit in seconds for a body to arrive."""
 
 
 class WorkerGuard(guards.Guard):

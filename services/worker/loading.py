@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 LOOKUP_PATIENCE = 10.0
-"""Seconds that the lookup service has to answer for the release."""
+"""Seconds that the lookup service has to start serving the release."""
 
 
 def load_engine(

@@ -17,7 +17,7 @@ LONGEST_STOP = 128
 """Characters."""
 MOST_MESSAGES = 4096
 ROLES = {"developer": "system"}
-"""Roles that templates know under another name."""
+"""Roles that have another name in templates."""
 
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "n": ((None, 1), "one answer a request: send it several times for more"),
@@ -34,7 +34,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((None, ["text"]), "there is text alone"),
     "audio": ((None,), "there is text alone"),
 }
-"""By name: values that change nothing, and why others are refused."""
+"""By parameter: values without effect, and why others are refused."""
 
 
 def _as_stops(value: Any) -> Any:

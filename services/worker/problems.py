@@ -16,7 +16,7 @@ TYPES = {
     500: "server_error",
     503: "server_error",
 }
-"""Of errors by status; all others are `invalid_request_error`."""
+"""Error types by status; the default is `invalid_request_error`."""
 
 
 class ApiError(ProblemError):

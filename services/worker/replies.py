@@ -13,7 +13,7 @@ from services.worker.writing import Reason, Usage
 FINGERPRINT = f"draftstore-{draftstore.__version__}"
 DONE = b"data: [DONE]\n\n"
 ALIVE = b": the request waits for its turn\n\n"
-"""A comment, which clients pass over: it keeps the connection from being taken for dead."""
+"""A comment, which clients ignore, to keep the connection alive."""
 
 
 def sse(document: dict[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ from draftstore.errors import DraftstoreError
 
 LOG = logging.getLogger(__name__)
 MOST_WAITING = 64
-"""Lines that wait for a slow disk; more are dropped."""
+"""Maximum queued lines; more are dropped."""
 MODE = 0o600
 
 

@@ -27,9 +27,9 @@ from services.worker.work import Engine
 LOG = logging.getLogger(__name__)
 LIBRARIES = ("transformers", "huggingface_hub", "accelerate", "httpx", "torch", "filelock", "urllib3")
 LAST_ANSWERS = 2.0
-"""Seconds that clients have to take the last answers."""
+"""Seconds that clients have to read the last answers."""
 CUT_SECONDS = 10.0
-"""Seconds that a forward pass may take to notice that it is not wanted any more."""
+"""Seconds for the current forward pass to end after a cancellation."""
 Load = Callable[[], Engine]
 Started = Callable[[dict[str, Any]], None]
 

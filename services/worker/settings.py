@@ -7,7 +7,7 @@ from services.common.addresses import ListenAddress, check_access
 
 PORT = 8000
 BODY = 4 << 20
-"""Bytes of the longest body that is taken."""
+"""Maximum bytes of a body."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,7 +48,7 @@ DEFAULT_NGRAMS = 100_000
 MAX_NODES = 256
 PAGE = 4096
 USUAL_ENTRY_BYTES = 100
-"""What an entry takes: how many n-grams are ranked at first for a limit in bytes."""
+"""Estimated size of an entry: determines how many n-grams are first ranked for a byte limit."""
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train
 from draftstore.stores.crest.selection import Ranking
 
 BLOCK = 8192
-"""n-grams that are cut and compressed at a time."""
+"""n-grams cut and compressed at a time."""
 DICTIONARY_SAMPLES = 10_000
 
 

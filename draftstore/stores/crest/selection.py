@@ -36,11 +36,11 @@ from draftstore.trees.tree import LEVEL_PROBS
 GAIN = "gain"
 SELECTIONS = (GAIN, "single", "combined", "global")
 POOL_FACTOR = 4
-"""N-grams whose gain is computed, for each one that is kept."""
+"""Number of n-grams whose gain is computed, per selected one."""
 SHIFT = 0.1
-"""What the gain of an n-gram is worth elsewhere, for each token after its first; 0.3 does alike."""
+"""Discount of an n-gram's gain on other texts, per token after its first; 0.3 gives similar results."""
 GAIN_NODES = 16
-"""Nodes of the trees that gains are computed from: 64 rank the same n-grams first."""
+"""Nodes of the trees that gains are computed from; 64 give the same top n-grams."""
 
 
 class Ranking(NamedTuple):

@@ -49,11 +49,11 @@ MAX_LENGTH = 1024
 SAMPLE = 1_000_000
 
 QUERIES = 512
-"""States that the store is asked with once it is built, to tell how well it finds what is there."""
+"""Number of states that a finished store is queried with, to measure its retrieval quality."""
 
 TOKENS = "tokens.bin"
 REVISION = 1
-"""Of the rules by which entries, windows, blocks and lists are chosen: others make another store of the same plan."""
+"""Revision of the rules for entries, windows, blocks and lists: other rules give another store."""
 
 
 @dataclasses.dataclass(frozen=True)

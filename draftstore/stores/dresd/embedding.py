@@ -38,7 +38,7 @@ LAYOUT = "layout.json"
 PROJECTED = "projected.json"
 HALF = np.dtype("<f2")
 PART = 4096
-"""Rows that are worked on at a time."""
+"""Rows processed at a time."""
 
 Told = Callable[[int, int], None]
 

@@ -19,7 +19,7 @@ from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
 from draftstore.stores.dresd.kernels.quantised import DTYPES, vector_dtype
 
 LAYER = "last"
-"""Which states are kept: of the last layer, behind its norm."""
+"""The layer of the states: the last one, after the final norm."""
 PROJECTION_FILE = "projection.bin"
 
 FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
@@ -31,7 +31,7 @@ FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
     "lists.bin": lambda _: np.dtype("<i8"),
     "centroids.bin": lambda _: np.dtype("<f4"),
 }
-"""What the numbers of each file are."""
+"""Element type of each file."""
 
 
 def _position_dtype(manifest: Manifest) -> np.dtype[Any]:

@@ -16,7 +16,7 @@ from draftstore.stores.dresd.kernels.passages import BEHIND, Passages
 from draftstore.stores.dresd.kernels.quantised import quantise
 
 PART = 1 << 14
-"""Vectors that are written at a time."""
+"""Vectors written at a time."""
 
 
 class Grouped(NamedTuple):

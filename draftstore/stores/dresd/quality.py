@@ -11,7 +11,7 @@ from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, search,
 from draftstore.stores.dresd.kernels.quantised import restore
 
 TIE = 1e-6
-"""Cosines that differ by less are equal: what float32 loses in a sum depends on where in a block it stands."""
+"""Tolerance for equal cosines: rounding of a float32 sum depends on its position in a block."""
 _ROWS = 4_096
 _QUERIES = 512
 

@@ -40,7 +40,7 @@ from draftstore.trees.frontier import MAX_DEPTH
 KIND = "dresd"
 BUDGET = 64
 MAX_DRAFTS = 1024
-"""Most neighbours of one draft."""
+"""Maximum neighbours of a draft."""
 
 
 class Shape(NamedTuple):

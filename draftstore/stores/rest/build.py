@@ -23,7 +23,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import CorpusOptions, corpus_plan, finish_store, tokenize_into
 
 SEGMENT_TOKENS = 1 << 28
-"""Tokens of a segment by default: sorting one takes nine bytes of memory a token, so 2.4 GB."""
+"""Default tokens of a segment: sorting takes nine bytes of memory per token, 2.4 GB."""
 
 
 @dataclasses.dataclass

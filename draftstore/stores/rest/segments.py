@@ -29,7 +29,7 @@ from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
 LAYOUT = "layout.json"
 SMALL_TOKENS = 1 << 22
-"""As many are sorted in about a second: too few to be worth a process of their own."""
+"""Segments up to this size are sorted in about a second, too little for a separate process."""
 
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 

@@ -39,7 +39,7 @@ from services.lookup.figures.totals import (
 _NANOS = tuple(round(bound * 1e9) for bound in at.SECONDS_BUCKETS)
 _LONGEST = len(at.MATCH_BUCKETS)
 _FEW = 8
-"""From so many contexts on, numpy counts faster than a loop."""
+"""Number of contexts from which numpy counts faster than a loop."""
 
 
 class ReleaseCounters:
@@ -142,7 +142,7 @@ class Slot:
         for position in range(words[at.USED]):
             self._add(1 + position)
         self.nothing = ReleaseCounters(at.entry_of(words, 0), NO_RELEASE)
-        """Counts what belongs to no release that is served."""
+        """Counters of requests that belong to no served release."""
 
     @property
     def restarts(self) -> int:

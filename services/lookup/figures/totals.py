@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from services.lookup.figures import words as at
 
 NO_RELEASE = ""
-"""Stands for what belongs to no release that is served: unknown names, broken requests."""
+"""Key for requests that belong to no served release: unknown names, broken requests."""
 
 
 class WorkerState(enum.IntEnum):

@@ -9,12 +9,12 @@ from itertools import accumulate
 from draftstore.remote.wire import Status
 
 RELEASES = 127
-"""Releases that a worker counts apart over its life; those beyond are counted as belonging to none."""
+"""Maximum releases with their own counters in a worker's life; further ones count as none."""
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Contexts of a request, upper bounds; one more bucket is above them, as in every histogram here."""
 MATCH_BUCKETS = tuple(range(17))
-"""Tokens of a longest match; 0 is a miss."""
+"""Match lengths in tokens; 0 is a miss."""
 SECONDS_BUCKETS = (
     25e-6, 50e-6, 75e-6, 100e-6, 150e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3,
 )  # fmt: skip
@@ -22,7 +22,7 @@ SECONDS_BUCKETS = (
 
 WORD = 8
 NAME_WORDS = 32
-"""Of the name of a release, which a frame limits to 255 bytes: one zero is always behind it."""
+"""Words of a release's name: up to 255 bytes in a frame, and a terminating zero."""
 LABEL_WORDS = 4
 
 

@@ -15,13 +15,13 @@ from typing import Any
 LOG = logging.getLogger(__name__)
 
 MOMENT = 0.001
-"""Seconds that a connection is left to another worker; uvloop counts in milliseconds."""
+"""Seconds that a connection is left to another worker; uvloop has millisecond resolution."""
 PATIENCE = 0.004
-"""Seconds after which the other one is too busy, or hangs."""
+"""Seconds after which the other worker counts as busy or hanging."""
 AT_ONCE = 16
-"""Connections that are taken before requests have their turn."""
+"""Maximum connections accepted before requests get a turn."""
 FULL_PAUSE = 0.1
-"""Seconds until another attempt where the process has no room for another connection."""
+"""Seconds until the next attempt if the process has no room for another connection."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 

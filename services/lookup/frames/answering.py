@@ -50,9 +50,9 @@ _RELEASES = int(Operation.RELEASES)
 _PROJECTION = int(Operation.PROJECTION)
 _NEEDS_TOKEN = "this service wants a token first (operation HELLO)"  # noqa: S105 (a sentence)
 _AGAIN_SECONDS = 1.0
-"""How long a decoder should leave a store alone that could not be read."""
+"""Seconds that a decoder should wait after a store could not be read."""
 _LOG_SECONDS = 1.0
-"""A release that fails is logged once in this time."""
+"""Minimum seconds between two log lines about a failing release."""
 
 
 class ReleaseStats:
@@ -64,7 +64,7 @@ class ReleaseStats:
         """Start with a default estimate of the cost."""
         self.figures = figures
         self.costs = [10e-6 + 0.2e-6 * 2.0**bits for bits in range(14)]
-        """Seconds a context, by the bits of the budget; running averages."""
+        """Seconds per context by the bit length of the budget; running averages."""
         self.logged = -_LOG_SECONDS
 
     def learn(self, bits: int, seconds: float) -> None:

@@ -17,17 +17,17 @@ from services.lookup.frames.answering import DraftJob
 from services.lookup.frames.turns import Turns
 
 SLICE = 0.0005
-"""Seconds that a connection may take before the others have their turn."""
+"""Time slice in seconds of a connection before others get a turn."""
 LINGER = 1.0
-"""Seconds for a client to read why it is sent away."""
+"""Seconds for a client to read the last frame."""
 QUIET_LOOKS = 2
-"""A client that was told to go to another worker, and sends nothing for more looks in a row, has gone."""
+"""Number of consecutive checks without data after which a client that was told to reconnect counts as gone."""
 _FLAGS = 7
-"""Where the flags are in a frame."""
+"""Offset of the flags in a frame."""
 _DRAFT = int(Operation.DRAFT)
 _HELLO = int(Operation.HELLO)
 _NOBODY = Header(0, 1, 0, 0, 0, 0)
-"""Stands in for a header that cannot be read."""
+"""Placeholder for an unreadable header."""
 
 
 class FrameConnection(asyncio.Protocol):
@@ -51,9 +51,9 @@ class FrameConnection(asyncio.Protocol):
         self.queued = False
         """Whether it is in the server's queue for a turn."""
         self.waiting = 0
-        """Contexts of its jobs that are not done."""
+        """Unfinished contexts of its jobs."""
         self.leaving = False
-        """Whether its answers tell the client to connect anew, to another worker."""
+        """Whether its answers tell the client to reconnect to another worker."""
         self._told = False
         self._seen = self._quiet = 0
         self._peers = peers

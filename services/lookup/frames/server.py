@@ -20,9 +20,9 @@ from services.lookup.frames.turns import Turns
 
 _LOOK_SECONDS = 0.05
 _QUIET_LOOKS = 5
-"""A connection that sends nothing for this number of looks is closed when the service stops."""
+"""Number of checks without data after which a connection is closed when the service stops."""
 _CROWDED_LOOKS = 2
-"""A worker that has too many connections for this number of looks in a row lets some go."""
+"""Number of consecutive checks with too many connections after which a worker releases some."""
 
 
 class FrameServer(Turns):

@@ -37,7 +37,7 @@ class Turns:
         self.limits = answerer.limits
         self.loop = loop
         self.flags = 0
-        """Of every answer: `CLOSING` once the service is about to stop."""
+        """Flags of every answer: `CLOSING` once the service is about to stop."""
         self.waiting = 0
         """Contexts that wait for their turn."""
         self._in_flight = 0

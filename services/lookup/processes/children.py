@@ -15,10 +15,10 @@ from services.lookup.processes.forking import Spawner, SupervisorLink, ended_as
 LOG = logging.getLogger(__name__)
 
 STABLE = 10.0
-"""Seconds after which the end of a process has nothing to do with its start."""
+"""Seconds after which the end of a process is unrelated to its start."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 10.0
-"""Seconds until a process that died is started again; the pause doubles while it dies young."""
+"""Maximum seconds until a dead process is restarted; the pause doubles while it dies early."""
 _REPORT = 1 << 20
 
 
@@ -37,11 +37,11 @@ class Child:
         self.pid = 0
         self.ready = False
         self.reading: int | None = None
-        """Where its report can be read."""
+        """Descriptor for reading its report."""
         self.due: float | None = None
-        """When it is started again."""
+        """Time of its next start."""
         self.said: dict[str, Any] = {}
-        """What it has reported since its last start."""
+        """Its report since the last start."""
         self._main = main
         self._slot = slot
         self._started = 0.0

@@ -21,9 +21,9 @@ LOG = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 CRASHED = 70
-"""Exit status of a child after an error that nobody expected (EX_SOFTWARE)."""
+"""Exit status of a child after an unexpected error (EX_SOFTWARE)."""
 REFUSED = 78
-"""Exit status of a child that cannot do what it is told, and has reported why (EX_CONFIG)."""
+"""Exit status of a child with invalid settings, after its report (EX_CONFIG)."""
 
 
 class SupervisorLink:

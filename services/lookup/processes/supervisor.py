@@ -29,11 +29,11 @@ from services.lookup.stores import warming
 LOG = logging.getLogger(__name__)
 
 LOOK = 0.5
-"""Seconds between two looks at the silence of workers."""
+"""Seconds between two checks for hanging workers."""
 WEB_PATIENCE = 2.0
-"""Seconds that the HTTP side has to end; it is asked first, as it needs the workers for what it still answers."""
+"""Seconds that the HTTP process has to end; it stops first, as it needs the workers for its last answers."""
 END_PATIENCE = 3.0
-"""Seconds beyond those for draining that a worker has to end."""
+"""Seconds beyond the drain time that a worker has to end."""
 
 
 def run(settings: LookupSettings, started: Callable[[dict[str, Any]], None] = lambda _: None) -> int:

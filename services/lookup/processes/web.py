@@ -24,11 +24,11 @@ from services.lookup.web.readings import read_figures, read_readiness
 from services.lookup.web.upstream import Upstream
 
 NICE = 5
-"""Niceness of this process: where processors are short, drafts go before pages and before loading a tokenizer."""
+"""Niceness of this process: drafts have priority over pages and loading tokenizers."""
 GRACE = 1.0
-"""Seconds that requests have to end when the service stops."""
+"""Seconds that requests have to complete when the service stops."""
 FIRST_LOOK = 60.0
-"""Seconds that the tokenizers may take before the first request is answered without them."""
+"""Maximum seconds to wait for tokenizers before answering requests without them."""
 
 
 def main(inherited: Inheritance, link: SupervisorLink) -> int:

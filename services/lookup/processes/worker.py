@@ -25,13 +25,13 @@ from services.lookup.stores.served import DIGEST_SHOWN, OpenStores
 LOG = logging.getLogger(__name__)
 
 BEAT = 0.25
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 SWITCH = 1e-4
-"""Seconds that a thread that opens a store may hold up a lookup."""
+"""Maximum seconds that a thread opening a store may delay a lookup (GIL switch interval)."""
 FIRST_LOOK = 24 * 3600.0
-"""Seconds until we give up waiting for the stores to be opened: large ones are read from disk first."""
+"""Time limit in seconds for opening the stores: large ones are read from disk first."""
 ORPHAN_PATIENCE = 3.0
-"""Seconds beyond those for draining that a process has to end when its supervisor is gone."""
+"""Seconds beyond the drain time that a process has to end when its supervisor is gone."""
 
 
 def main(inherited: Inheritance, number: int, link: SupervisorLink) -> int:

@@ -24,9 +24,9 @@ from services.lookup.stores.targets import Target, catalogue_targets, with_diges
 
 LOG = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
-"""Between two looks at the catalogue, if no notice comes."""
+"""Seconds between two reads of the catalogue if no notification arrives."""
 FIRST_PAUSE = 0.1
-"""Seconds until another attempt to reach the database; it doubles each time, up to the time between two looks."""
+"""Seconds until the next attempt to reach the database; doubles each time, up to the polling interval."""
 
 OnTargets = Callable[[list[Target]], None]
 

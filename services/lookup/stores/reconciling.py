@@ -11,7 +11,7 @@ from services.lookup.stores.targets import Target
 
 LOG = logging.getLogger(__name__)
 FIRST_PAUSE = 1.0
-"""Seconds until what could not be opened is tried again; it doubles each time."""
+"""Seconds until a failed store is tried again; doubles each time."""
 LONGEST_PAUSE = 60.0
 
 Swapped = Callable[[str], None]

@@ -33,7 +33,7 @@ from services.lookup.stores.warming import warm_store
 
 LOG = logging.getLogger(__name__)
 FILES = "files"
-"""The backend of stores that have no other."""
+"""Backend of stores without a choice."""
 DIGEST_SHOWN = 16
 
 

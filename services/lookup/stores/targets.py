@@ -11,7 +11,7 @@ from draftstore.storage.manifest import manifest_digest
 from schema.notices import LiveRelease
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-"""Names that may be asked for; the catalogue takes the same ones for releases."""
+"""Valid names; the catalogue has the same rule for releases."""
 
 
 class Target(NamedTuple):

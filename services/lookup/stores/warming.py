@@ -16,15 +16,15 @@ from draftstore.stores.registry import KINDS, Store, kind_of
 from draftstore.trees import batch
 
 PIECE = 1 << 20
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 MAP_PIECE = 1 << 20
-"""Bytes whose pages are mapped at a time: requests that touch a page for the first time wait for no more."""
+"""Bytes of pages mapped at a time, which bounds the delay of concurrent page faults."""
 REST = 0.001
-"""Seconds between two pieces: requests lose a twentieth of the time to them, not a fifth."""
+"""Seconds between two pieces: requests lose a twentieth of their time, not a fifth."""
 SHARE = 0.5
-"""Of the memory that is available, how much a store may fill while it is warmed."""
+"""Fraction of available memory that warming a store may fill."""
 SAMPLES = 200
-"""Drafts that are made to warm up."""
+"""Drafts per warm-up."""
 
 _POPULATE_READ = 22  # madvise(2), Linux 5.14
 _libc = ctypes.CDLL(None, use_errno=True)

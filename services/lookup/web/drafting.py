@@ -24,7 +24,7 @@ from services.lookup.web.upstream import Drafted, Upstream
 MOST_AT_ONCE = 32
 THREADS = 2
 MOST_PROBLEMS = 3
-"""Told of at once."""
+"""Maximum problems reported at once."""
 ADVICE = "send the last tokens of a text, they decide alone"
 EXAMPLE = {"release": "chat", "text": "The quick brown", "budget": 16}
 DENSE = (

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from services.lookup.web.messages import FigureRow, FiguresReply, ReleaseFigures
 
 WINDOW = 10.0
-"""Seconds that rates are taken over: short enough to see a change, long enough for percentiles."""
+"""Seconds over which rates are computed: short enough to see changes, long enough for percentiles."""
 HISTORY = 60
-"""Seconds that the curve of queries goes back."""
+"""Seconds of history in the curve of queries."""
 
 
 class Totals(NamedTuple):
@@ -48,7 +48,7 @@ class Reading(NamedTuple):
     """All counters at one moment."""
 
     totals: Mapping[str, Totals]
-    """By release; an empty name stands for what belongs to none."""
+    """Totals by release; the empty name is for requests that belong to none."""
     bounds: Sequence[float] = ()
     """Upper bounds of the buckets of `Totals.seconds`, in seconds."""
     workers: int = 0

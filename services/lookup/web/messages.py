@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 
 MAX_BODY = 256 * 1024
-"""Bytes of the longest body that is taken."""
+"""Maximum bytes of a body."""
 MAX_TEXT = 65_536
-"""Characters; of which the last few decide."""
+"""Maximum characters; only the last few matter."""
 MAX_CONTEXTS = 64
 MAX_CONTEXT = 4096
 MAX_BUDGET = 4096

@@ -43,7 +43,7 @@ class ApiOperation(NamedTuple):
     also: Mapping[int, type[BaseModel]] = {}
     """Other statuses whose body is not a problem."""
     open: bool = False
-    """Whether it is answered without a token where the service wants one."""
+    """Whether it is answered without a token even if the service needs one."""
 
 
 OPERATIONS = (

@@ -9,7 +9,7 @@ from services.lookup.web.live import Reading, Totals
 from services.lookup.web.messages import ReadyReply
 
 SILENT = 10.0
-"""Seconds after which a worker whose loop does not go round counts as hanging."""
+"""Seconds without a heartbeat after which a worker counts as hanging."""
 
 
 def read_figures(figures: SharedCounters) -> Reading:

@@ -10,9 +10,9 @@ from draftstore.trees.batch import Draft
 from services.lookup.web.messages import DraftedContext, Node, Token
 
 LAST = 256
-"""Tokens of a context that are sent on: drafters read sixteen, and there is room to grow."""
+"""Maximum tokens of a context to send: drafters use 16, with room to grow."""
 SHOWN = 32
-"""Tokens of the context that an answer shows."""
+"""Maximum tokens of the context in an answer."""
 
 
 def encode_text(tokenizer: TextTokenizer, text: str) -> NDArray[np.int32]:

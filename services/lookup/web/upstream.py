@@ -26,7 +26,7 @@ from draftstore.remote.protocol import (
 )
 
 DEADLINE = 5.0
-"""Seconds that people wait; a decoder would not."""
+"""Time limit in seconds, for people; a decoder's is far shorter."""
 
 
 class RefusedError(LookupServiceError):

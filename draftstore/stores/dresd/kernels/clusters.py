@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from draftstore.stores.dresd.kernels.nearest import LARGE
 
 SAMPLE = 64
-"""Vectors for each list that centroids are made from; more make them hardly better."""
+"""Sampled vectors per list for computing centroids; more hardly improve them."""
 ROUNDS = 10
 BLOCK = 4096
-"""Vectors that are compared with all centroids at a time."""
+"""Vectors compared with all centroids at a time."""
 
 
 def lists_for(entries: int) -> int:

@@ -15,7 +15,7 @@ from numba.core import cgutils
 from draftstore.jit import intrinsic, leaf_kernel
 
 LANES = 16
-"""Sums that the product of two vectors is made of."""
+"""Number of partial sums in a dot product."""
 
 
 def _as_numbers(builder: Any, codes: Any, code: Any) -> Any:

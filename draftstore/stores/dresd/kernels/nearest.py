@@ -19,7 +19,7 @@ from draftstore.jit import kernel, leaf_kernel
 from draftstore.stores.dresd.kernels.cosines import cosine
 
 LARGE = 8192
-"""Entries from which a group is cut into lists: fewer are all compared in about the time that choosing takes."""
+"""Group size from which a group is divided into lists: scanning smaller groups is about as fast as choosing lists."""
 ALL = 1.0
 """Probing that visits the whole group."""
 PROBING = 0.35

@@ -24,11 +24,11 @@ from draftstore.stores.dresd.kernels.windows import cut_windows
 BLOCK_TOKENS = 1 << 16
 """Tokens of a block, give or take a window."""
 NEXT = 21
-"""Tokens behind an entry that tell it from others: its first token, and a continuation of 20."""
+"""Tokens after an entry that identify it: its first token, and a continuation of 20."""
 ALIKE = 64
-"""Most entries of one beginning."""
+"""Maximum entries with one prefix."""
 BEHIND = 2
-"""The continuation of an entry begins so many places behind its state."""
+"""Distance of an entry's continuation from its state."""
 
 _DOCUMENT, _START, _FIRST, _STOP = range(4)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from draftstore.errors import DraftstoreError
 
 DTYPES = ("float16", "int8")
-"""Names of what vectors may be kept as."""
+"""Names of the storage types of vectors."""
 
 MOST = 127
-"""Largest code of int8; -128 is not used, so that codes and their negatives are alike."""
+"""Largest code of int8; -128 is not used, so that codes are symmetric."""
 
 SMALLEST = 2.0**-14
-"""The least number that float16 keeps; what is smaller becomes zero, so that no kernel meets subnormal numbers."""
+"""Smallest normal float16; smaller values become zero, so that no kernel sees subnormal numbers."""
 
 
 def vector_dtype(name: str) -> np.dtype[Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 OVERLAP = 4
-"""One part in so many of a window is read again, for its context, from the one before."""
+"""Windows overlap by one part in this many, for context."""
 
 
 class Window(NamedTuple):

@@ -111,7 +111,7 @@ def main() -> None:
         click.echo("interrupted", err=True)  # while numba was loading a kernel
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # nobody reads our output any more
+        sys.stderr.close()  # the reader of our output has gone
         sys.exit(141)
     except DraftstoreError as error:
         click.echo(f"error: {error}", err=True)

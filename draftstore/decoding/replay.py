@@ -39,7 +39,7 @@ class Recording:
     """One recorded output.
 
     Attributes:
-        id: of the record.
+        id: id of the record.
         prompt: int32 [any], input of the model.
         output: int32 [n], output of the model.
         hidden: float32 [n, hidden_size], last hidden states (after the final norm): row j predicted output[j]; NaN for

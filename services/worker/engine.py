@@ -83,5 +83,5 @@ class TransformersEngine:
 
 
 def _label(kind: str, name: str) -> str:
-    """Return a label for a drafter: of a store its name, of others their kind."""
+    """Return the label of a drafter: `KIND:NAME` for stores and releases, else its kind."""
     return kind if kind in ("request", "recycling") else f"{kind}:{name}"

@@ -1,4 +1,4 @@
-"""What the lookup service takes and gives in JSON; the OpenAPI document is made from these models."""
+"""JSON messages of the lookup service as pydantic models, from which the OpenAPI document is generated."""
 
 from typing import Annotated, Any, Literal
 

@@ -73,7 +73,7 @@ class MissingExtraError(DraftstoreError):
     """An optional dependency is needed and absent; the message says which extra brings it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"the package {package!r} is needed here: pip install 'draftstore[{extra}]'")
+        super().__init__(f"the package {package!r} is not installed: pip install 'draftstore[{extra}]'")
 
 
 def counted(number: int, noun: str) -> str:

@@ -88,7 +88,7 @@ class Kind:
 
     def open_files(self, path: Path) -> Store:
         """Open a store of a kind without backends; see `open`."""
-        raise StoreError(f"{path} is of kind {self.name!r}, from which nothing is drafted")
+        raise StoreError(f"{path} is a store of kind {self.name!r}, which gives no drafts")
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str | None:  # noqa: ARG002
         """Return where the entries of a store are read: as wanted, by default the first; None without a choice."""
@@ -124,7 +124,7 @@ def strategy_named(name: str, strategies: Mapping[str, T]) -> T:
         DraftstoreError: there is none; the message lists those that there are.
     """
     if name not in strategies:
-        raise DraftstoreError(f"no strategy {name!r}: choose one of {', '.join(sorted(strategies))}")
+        raise DraftstoreError(f"unknown strategy {name!r}: expected one of {', '.join(sorted(strategies))}")
     return strategies[name]
 
 

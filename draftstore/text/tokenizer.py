@@ -288,7 +288,7 @@ def _download(name: str) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(
-            f"no folder {name!r} here, and the hub did not give it ({reason}): pass {accepted}; "
+            f"no folder {name!r} here, and no such tokenizer on the hub ({reason}): pass {accepted}; "
             "a gated model needs `hf auth login` first"
         ) from None
 

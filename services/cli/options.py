@@ -9,7 +9,7 @@ from services.common.logs import FORMATS, LEVELS
 anonymous_option = click.option(
     "--anonymous",
     is_flag=True,
-    help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
+    help="Answer other machines without asking for a token; listening beyond loopback needs this or --tokens.",
 )
 
 

@@ -212,6 +212,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {
         404: f"no such path: {request.url.path}: there are /v1/chat/completions, /v1/completions, /v1/models",
-        405: f"{request.method} is not for {request.url.path}",
+        405: f"{request.url.path} does not take {request.method}",
     }.get(error.status_code, error.detail)
     return ApiError(error.status_code, message, headers=error.headers).response()

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from draftstore.decoding.loop import Step
+from draftstore.errors import counted
 from services.worker.figures import WorkerMetrics
 from services.worker.jobs import DecodingJob, Delta, Event, Failed, Finished
 from services.worker.problems import ApiError
@@ -115,7 +116,7 @@ class Decoder:
                 ahead = self._mean_seconds  # until one of them gets its turn
                 raise ApiError(
                     429,
-                    f"one request is being answered and {len(self._waiting)} wait: try again later",
+                    f"the queue is full, {counted(len(self._waiting), 'request')} waiting: try again later",
                     code="queue_full",
                     retry_after=min(LONGEST_WAIT, ahead),
                 )

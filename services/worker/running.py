@@ -82,7 +82,7 @@ def _open_log(settings: WorkerSettings, figures: WorkerMetrics) -> ResponseLog |
     path = settings.response_log
     log = ResponseLog(path, settings.response_log_bytes, figures.logged)
     LOG.warning(
-        "prompts and answers are kept: whoever can read these files reads what people asked and were told",
+        "prompts and answers are kept: whoever can read these files can read what people asked and were answered",
         extra={"files": [str(path), str(older(path))], "bytes": settings.response_log_bytes},
     )
     return log
@@ -210,7 +210,8 @@ class Worker:
             self._site.permissions = Permissions.load(self._settings.tokens)
         except DraftstoreError as error:
             LOG.warning(
-                "the file of tokens cannot be used, the tokens from before stay", extra={"error": str(error)}
+                "the file of tokens cannot be used, the earlier tokens stay valid",
+                extra={"error": str(error)},
             )
         else:
             LOG.info("tokens read again")

@@ -433,12 +433,14 @@ def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path
             assert "two stores or releases have the same name" in refusal(
                 "--store", "a=/x", *pair, folder=folder
             )
-        assert "'7780' is no place to listen at" in refusal("--store", "/x", "--http", "7780", folder=folder)
+        assert "'7780' is not an address to listen at" in refusal(
+            "--store", "/x", "--http", "7780", folder=folder
+        )
         assert "there is no file of tokens" in refusal(
             "--store", small_store, "--tokens", "/nowhere", folder=folder
         )
         assert "expected HOST:PORT" in refusal("--store", small_store, "--http", "nonsense:x", folder=folder)
-        assert "--socket-mode 9 is none" in refusal(
+        assert "--socket-mode 9 is not a mode" in refusal(
             "--store", small_store, "--socket-mode", "9", folder=folder
         )
         assert list(folder.glob("s*")) == []
@@ -475,7 +477,7 @@ def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
         assert http(first) == 401
         tokens.write_text("nonsense")
         service.signal(signal.SIGHUP)
-        until(lambda: "the tokens from before stay" in service.log)
+        until(lambda: "the earlier tokens stay valid" in service.log)
         os.kill(service.workers[0], signal.SIGKILL)  # its successor knows the tokens all the same
         until(lambda: service.log.count("child=worker-0") >= 3)
         assert all(greeted(second) for _ in range(8))

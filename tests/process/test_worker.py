@@ -129,7 +129,7 @@ def test_the_file_of_tokens_is_read_again(tokenizer: Path, tmp_path: Path) -> No
         assert allowed(service, "one")
         file.write_text("no toml")
         service.signal(signal.SIGHUP)
-        until(lambda: "the tokens from before stay" in service.log)
+        until(lambda: "the earlier tokens stay valid" in service.log)
         assert allowed(service, "one")
         write(PREFIX + "two")
         service.signal(signal.SIGHUP)

@@ -48,7 +48,7 @@ _DRAFT = int(Operation.DRAFT)
 _HELLO = int(Operation.HELLO)
 _RELEASES = int(Operation.RELEASES)
 _PROJECTION = int(Operation.PROJECTION)
-_NEEDS_TOKEN = "this service wants a token first (operation HELLO)"  # noqa: S105 (a sentence)
+_NEEDS_TOKEN = "this service needs a token first (operation HELLO)"  # noqa: S105 (a sentence)
 _AGAIN_SECONDS = 1.0
 """How long a decoder should leave a store alone that could not be read."""
 _LOG_SECONDS = 1.0
@@ -150,7 +150,7 @@ class DraftJob:
             )
             return
         except Exception as error:  # noqa: BLE001 - one request must not end the others
-            self._fail(Status.INTERNAL, "an error that nobody expected; the log of the service has it", error)
+            self._fail(Status.INTERNAL, "an unexpected error; the log of the service has it", error)
             return
         self.seconds += seconds
         self.left -= count
@@ -292,7 +292,7 @@ class Answerer:
         try:
             name = frame.payload.decode()
         except UnicodeDecodeError:
-            return self.refuse(header, Status.BAD_REQUEST, "the name of a release is no UTF-8", flags)
+            return self.refuse(header, Status.BAD_REQUEST, "the name of a release is not UTF-8", flags)
         if not grant.allows(name):
             return self._forbid(header, grant, name, flags)
         try:

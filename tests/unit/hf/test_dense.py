@@ -179,7 +179,7 @@ def check_states(model: Any, projected: bool, prompt: torch.Tensor = PROMPT, **o
 
 def test_a_drafter_of_another_model_is_refused_at_the_prefill() -> None:
     drafter = Listening([[1]], make_projection(hidden_size=31))
-    with pytest.raises(DecodingError, match="have 32 numbers, the store was built of ones of 31"):
+    with pytest.raises(DecodingError, match="have 32 numbers, those of the store have 31"):
         generate(tiny(vocab_size=VOCAB), PROMPT, drafter=drafter, max_new_tokens=4)
 
 

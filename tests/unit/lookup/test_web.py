@@ -238,7 +238,7 @@ def test_unknown_paths_and_methods(client: TestClient) -> None:
     assert "no such path" in refusal(client.get("/static/..%2f..%2fweb.py"), 404)
     assert "no such file" in refusal(client.get("/static/index.html"), 404)
     response = client.get("/v1/draft")
-    assert "GET is not for /v1/draft" in refusal(response, 405)
+    assert "/v1/draft does not take GET" in refusal(response, 405)
     assert response.headers["allow"] == "POST"
     assert client.head("/healthz").status_code == 200
 
@@ -537,7 +537,7 @@ def test_a_dense_release_is_not_asked_with_text(small_store: Path, small_dense: 
         headers = {"Authorization": "Bearer secret"}
         for question in ({"text": CONTEXT}, {"contexts": [[1, 2]]}, {"text": "", "budget": 0}):
             message = refusal(ask(client, headers, release="dense", **question), 409)
-            assert "'dense' drafts from hidden states of a model" in message
+            assert "'dense' drafts from a model's hidden states" in message
             assert "draftstore generate --release dense" in message
         refusal(ask(client, headers, release="dense", text=1), 422)
         refusal(ask(client, headers, release="code", text=CONTEXT), 403)

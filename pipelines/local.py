@@ -113,7 +113,7 @@ def up(host: str, port: int, state: Path) -> None:
             status = os.waitstatus_to_exitcode(ended[1])
             raise LocalError(f"the {names[ended[0]]} ended by itself with status {status}")
     except KeyboardInterrupt:
-        click.echo("Everything is stopped; an unfinished build goes on when its flow runs again.")
+        click.echo("Everything is stopped; an unfinished build resumes when its flow runs again.")
 
 
 @main.command("deploy")

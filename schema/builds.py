@@ -117,7 +117,7 @@ def fail_build(
     """
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
-        raise CatalogueError(f"build {build.id} is finished: it cannot fail any more")
+        raise CatalogueError(f"build {build.id} is finished: it can no longer fail")
     build.state, build.error, build.finished_at = "failed", _storable(error), func.now()
     build.timings = timings or build.timings
     _written(session, build)

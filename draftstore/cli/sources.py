@@ -53,8 +53,8 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option(
             "--store", "stores", multiple=True, type=STORE, metavar="DIR",
-            help="Draft from this store; Token Recycling starts from a store of kind recycling. Stores of kind dresd and "
-            "recycling must belong to this model. May be repeated.",
+            help="Draft from this store; Token Recycling starts from a store of kind recycling. Stores of kind dresd "
+            "and recycling must belong to this model. May be repeated.",
         ),
         strategy_option,
         click.option("--backend", type=click.Choice(BACKENDS), help="Backend that holds the entries of CREST stores."),

@@ -81,6 +81,4 @@ def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
         return f"port {endpoint.port} of {endpoint.host} is in use: stop the program there, or choose another {option}"
     if error.errno == errno.EACCES:
         return f"this user may not listen at port {endpoint.port}: choose a port from 1024 on for {option}"
-    return (
-        f"nobody can listen at {endpoint} here ({error.strerror}): {option} takes an address of this machine"
-    )
+    return f"cannot listen at {endpoint} ({error.strerror}): {option} needs an address of this machine"

@@ -140,7 +140,7 @@ def test_a_stale_socket_gives_way_and_a_living_one_does_not(monkeypatch: pytest.
                 UnixListener(path)
         path.unlink()
         path.write_text("mine")
-        with pytest.raises(LookupServiceError, match="is no socket"):
+        with pytest.raises(LookupServiceError, match="is not a socket"):
             UnixListener(path)
         assert path.read_text() == "mine"
 

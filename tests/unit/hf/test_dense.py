@@ -91,7 +91,9 @@ def test_weights_are_moved_once_and_go_with_the_projection() -> None:
 
 
 def test_states_of_another_size_are_refused() -> None:
-    with pytest.raises(DecodingError, match=r"have 6 numbers, .* of ones of 4: use a store .* this model"):
+    with pytest.raises(
+        DecodingError, match=r"have 6 numbers, .* the store have 4: use a store .* this model"
+    ):
         project(make_projection(hidden_size=4, dims=2), torch.zeros(6))
 
 

@@ -135,7 +135,7 @@ def test_models_without_states(monkeypatch: pytest.MonkeyPatch) -> None:
         StateReader(headless.from_config(config))
     other = copy.deepcopy(tiny("llama"))
     other.config.is_encoder_decoder = True
-    with pytest.raises(ModelError, match="has an encoder, expected a decoder alone"):
+    with pytest.raises(ModelError, match="has an encoder, expected a decoder-only model"):
         StateReader(other)
     reader = StateReader(tiny("llama"))
 

@@ -83,7 +83,7 @@ class TestBuilding:
         catalogue.finish_build(session, build.id)
         session.expire_all()
         assert (build.state, build.error) == ("finished", None)
-        with pytest.raises(CatalogueError, match="cannot fail any more"):
+        with pytest.raises(CatalogueError, match="can no longer fail"):
             catalogue.fail_build(session, build.id, "too late")
         with pytest.raises(CatalogueError, match="already finished"):
             catalogue.finish_build(session, build.id)

@@ -382,7 +382,7 @@ def test_a_tokenizer_with_more_ids_than_the_model(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path
 ) -> None:
     with pytest.raises(
-        BuildError, match=r"holds id \d+, and the model hashed knows those below 100: is the tok"
+        BuildError, match=r"holds id \d+, and the model hashed knows only ids below 100: use the model"
     ):
         build(small_tokenizer, corpus, out, HashedStates(vocab_size=100))
     largest = max(

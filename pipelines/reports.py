@@ -74,7 +74,8 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
             for built in builds
         ),
         "",
-        f"Corpus: {last.manifest.counts['documents']:,} documents, {last.manifest.counts['tokens']:,} tokens of "
+        f"Corpus: {counted(last.manifest.counts['documents'], 'document')}, "
+        f"{counted(last.manifest.counts['tokens'], 'token')} of "
         f"`{last.manifest.tokenizer.name}`, from {', '.join(f'`{source}`' for source in sources[:5])}"
         + (" and others." if len(sources) > 5 else "."),
     ]

@@ -50,7 +50,7 @@ def _known_strategies() -> str:
 strategy_option = click.option(
     "--strategy",
     type=click.Choice(sorted(strategies_of(KINDS))),
-    help=f"How stores draft; a store that does not know it uses its default. {_known_strategies()}. "
+    help=f"How stores draft; a store that does not know the strategy uses its default. {_known_strategies()}. "
     "[default: each store's own]",
 )
 json_option = click.option(

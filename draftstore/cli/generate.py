@@ -27,7 +27,7 @@ from draftstore.cli.sources import (
     temperature_option,
     top_p_option,
 )
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, counted
 from draftstore.hf.planning import Effort, VerificationPlan, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.conversation import Content, encode_conversation
@@ -237,7 +237,7 @@ def _show(report: dict[str, Any]) -> None:
     figures = report["with_drafts"]
     names = ", ".join(drafter["name"] for drafter in report["drafters"]) or "nothing"
     console.print(f"drafts of {names}; {report['effort']}")
-    verified = f"{figures['drafted']:,} nodes verified, {figures['accepted']:,} accepted"
+    verified = f"{counted(figures['drafted'], 'node')} verified, {figures['accepted']:,} accepted"
     if names != "nothing" and not figures["drafted"]:
         verified = "no draft was worth its time"
     console.print(verified + _comparison(report))

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
-from draftstore.errors import StoreError
+from draftstore.errors import StoreError, counted
 from draftstore.storage.files import remove
 from draftstore.storage.manifest import manifest_digest
 from schema import catalogue
@@ -104,7 +104,7 @@ def show(build: str, as_json: bool) -> None:
     if found.source_id:
         table.add_row("made from", f"build {found.source_id}")
     if corpus:
-        size = f"{corpus.documents:,} documents, {corpus.tokens:,} tokens of {corpus.tokenizer}"
+        size = f"{counted(corpus.documents, 'document')}, {counted(corpus.tokens, 'token')} of {corpus.tokenizer}"
         table.add_row("corpus", f"{printable(corpus.name)}: {size}")
     for key, value in counts(found).items():
         table.add_row(key, number_text(value))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, counted
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.conversation import answer_lead, encode_conversation
 from draftstore.text.tokenizer import TextTokenizer
@@ -84,8 +84,8 @@ def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, 
         asked = f", and {wanted:,} more are wanted for the answer" if wanted else ""
         raise ApiError(
             400,
-            f"this model has {facts.positions:,} positions, and the prompt takes {prompt:,} tokens{asked}: shorten it"
-            + (", or ask for fewer" if wanted and rest > 0 else ""),
+            f"this model has {facts.positions:,} positions, and the prompt takes {counted(prompt, 'token')}{asked}: "
+            "shorten it" + (", or ask for fewer" if wanted and rest > 0 else ""),
             param=param,
             code="context_length_exceeded",
         )

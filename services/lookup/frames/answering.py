@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import StoreDrafter
-from draftstore.errors import DraftstoreError, WireError
+from draftstore.errors import DraftstoreError, WireError, counted
 from draftstore.remote.queries import OtherProjectionError, read_queries
 from draftstore.remote.wire import (
     ANSWER,
@@ -340,6 +340,6 @@ class Answerer:
         batch, width = request.contexts.shape
         limits = self.limits
         return (
-            f"{batch} contexts of {width} tokens with a budget of {request.budget} nodes: expected at most "
-            f"{limits.batch} contexts of {limits.context} tokens with a budget of {limits.budget}"
+            f"{counted(batch, 'context')} of {counted(width, 'token')} with a budget of {request.budget}: expected "
+            f"at most {limits.batch} contexts of {limits.context} tokens with a budget of {limits.budget}"
         )

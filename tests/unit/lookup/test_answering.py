@@ -193,7 +193,7 @@ def test_the_flags_of_an_answer(answerer: Answerer) -> None:
         (request("none", zeros()), ANYBODY, Status.NOT_FOUND, "'none'"),
         (request("crest", zeros(), strategy="x"), ANYBODY, Status.NOT_FOUND, "unknown strategy 'x'"),
         (request("crest", zeros(513)), ANYBODY, Status.TOO_LARGE, "513 contexts.*at most 512 contexts"),
-        (request("crest", zeros(1, 4097)), ANYBODY, Status.TOO_LARGE, "4097 tokens"),
+        (request("crest", zeros(1, 4097)), ANYBODY, Status.TOO_LARGE, "4,097 tokens"),
         (request("crest", zeros(), 4097), ANYBODY, Status.TOO_LARGE, "budget of 4097"),
         (Frame(Header(3, 1, 2, 0, 0, 7), b"abc"), ANYBODY, Status.BAD_REQUEST, "at least 16 bytes"),
         (Frame(Header(0, 1, 9, 0, 0, 7), b""), ANYBODY, Status.BAD_REQUEST, "operation 9 is unknown"),

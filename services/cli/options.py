@@ -6,11 +6,24 @@ import click
 
 from services.common.logs import FORMATS, LEVELS
 
-anonymous_option = click.option(
-    "--anonymous",
-    is_flag=True,
-    help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
-)
+
+def access_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say who may ask, and under which names."""
+    anonymous = click.option(
+        "--anonymous",
+        is_flag=True,
+        help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
+    )
+    hosts = click.option(
+        "--allow-host",
+        "allow_hosts",
+        multiple=True,
+        metavar="NAME",
+        help="A name by which HTTP requests may call this machine, beside localhost and addresses: that of a proxy or "
+        "a container. Others are refused, so that no web page can read it through a name of its own; with --tokens, "
+        "beyond loopback, all are taken unless one is given.",
+    )
+    return anonymous(hosts(command))
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:

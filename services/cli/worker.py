@@ -19,7 +19,7 @@ from draftstore.cli.sources import (
 )
 from draftstore.errors import MissingExtraError
 from draftstore.hf.planning import Effort
-from services.cli.options import anonymous_option, log_options
+from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
 from services.worker.settings import PORT, WorkerSettings
 
@@ -60,7 +60,7 @@ from services.worker.settings import PORT, WorkerSettings
     metavar="FILE",
     help="Ask for bearer tokens, see `draftstore tokens`; one allows the model whose name it has as a release.",
 )
-@anonymous_option
+@access_options
 @click.option(
     "--grace-seconds",
     type=click.FloatRange(min=0),

@@ -15,7 +15,8 @@ from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.common import guards
 from services.common import http_server as webserver
-from services.common.guards import is_own_host
+from services.common.addresses import ListenAddress
+from services.common.guards import is_own_host, own_names
 from services.lookup.figures.totals import WorkerState
 from services.lookup.stores.targets import Target, with_digest
 from services.lookup.web.app import make_app
@@ -460,6 +461,23 @@ def test_a_foreign_name_for_this_machine_is_refused(client: TestClient) -> None:
 )
 def test_own_hosts(host: str, own: bool) -> None:
     assert is_own_host(host, {"box"}) is own or host == "[::1"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "allowed", "tokens", "names"),
+    [
+        ("127.0.0.1:1", (), False, ("127.0.0.1",)),
+        ("0.0.0.0:1", (), False, ("0.0.0.0",)),
+        ("0.0.0.0:1", ("box",), False, ("0.0.0.0", "box")),
+        ("0.0.0.0:1", (), True, None),
+        ("0.0.0.0:1", ("box",), True, ("0.0.0.0", "box")),
+        ("127.0.0.1:1", (), True, ("127.0.0.1",)),
+    ],
+)
+def test_names_that_requests_may_use(
+    endpoint: str, allowed: tuple[str, ...], tokens: bool, names: tuple[str, ...] | None
+) -> None:
+    assert own_names(ListenAddress.parse(endpoint, 1), allowed, tokens=tokens) == names
 
 
 def test_an_unexpected_error_is_a_plain_500(site: Running) -> None:

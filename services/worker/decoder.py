@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from draftstore.decoding.loop import Step
+from draftstore.errors import ProbabilityError
 from services.worker.figures import WorkerMetrics
 from services.worker.jobs import DecodingJob, Delta, Event, Failed, Finished
 from services.worker.problems import ApiError
@@ -238,6 +239,8 @@ class Decoder:
             writing.finish()
         except UnwantedError:
             return "cancelled", Failed(self.unavailable())
+        except ProbabilityError as error:
+            return "failed", Failed(ApiError(400, str(error)))
         except Exception as error:
             self._failures += 1
             LOG.exception("decoding failed", extra={"id": job.id})

@@ -110,18 +110,26 @@ class Decoder:
             ApiError: the queue is full, or the worker takes no requests now.
         """
         with self._wakeup:
-            if not self.ready:
-                raise self.unavailable()
-            if len(self._waiting) >= self._most:
-                ahead = self._mean_seconds  # until one of them gets its turn
-                raise ApiError(
-                    429,
-                    f"one request is being answered and {len(self._waiting)} wait: try again later",
-                    code="queue_full",
-                    retry_after=min(LONGEST_WAIT, ahead),
-                )
+            self.require_room()
             self._waiting.append(job)
             self._wakeup.notify()
+
+    def require_room(self) -> None:
+        """Refuse a request that could not be queued now.
+
+        Raises:
+            ApiError: the queue is full, or the worker takes no requests now.
+        """
+        if not self.ready:
+            raise self.unavailable()
+        if len(self._waiting) >= self._most:
+            ahead = self._mean_seconds  # until one of them gets its turn
+            raise ApiError(
+                429,
+                f"one request is being answered and {len(self._waiting)} wait: try again later",
+                code="queue_full",
+                retry_after=min(LONGEST_WAIT, ahead),
+            )
 
     def unavailable(self) -> ApiError:
         """Return the error of requests that come while none are taken."""

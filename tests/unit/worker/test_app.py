@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from draftstore.errors import DraftstoreError, ProbabilityError
 from draftstore.hf.requests import Sampling
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.worker import answering
+from services.worker import answering, app
 from services.worker.decoder import MOST_FAILURES
 from tests.fakes.lookups import until
 from tests.fakes.sites import grant
@@ -478,14 +478,16 @@ def release(engine: FakeEngine, steps: int = 1000) -> None:
     engine.gate.release(steps)
 
 
-def test_a_full_queue(gated: tuple[Worker, FakeEngine]) -> None:
+def test_a_full_queue(gated: tuple[Worker, FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     worker, engine = gated
     waiting = [worker.begin(prompt="a", max_tokens=50)]
     until(lambda: engine.works)
     waiting += [worker.begin(prompt="b"), worker.begin("chat", messages=CHAT)]
     until(lambda: worker.metric("queue_depth") == 2)
     assert worker.metric("running") == 1
-    status, headers, body = worker.request("POST", "/v1/completions", b'{"prompt": "c"}')
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "_read", None)  # nothing is tokenized for an answer that is not to be had
+        status, headers, body = worker.request("POST", "/v1/completions", b'{"prompt": "c"}')
     error = refusal((status, json.loads(body)), 429)
     assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
     assert int(headers["retry-after"]) >= 1

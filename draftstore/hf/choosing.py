@@ -26,9 +26,9 @@ class Text:
     """
 
     def __init__(self, input_ids: torch.Tensor) -> None:
-        """Start from a prompt, int64 [1, length]."""
+        """Start from a prompt, int [1, length]."""
         self.ids: list[int] = input_ids[0].tolist()
-        self._buffer = input_ids
+        self._buffer = input_ids.long()  # as plain generate returns it
         self._written = len(self.ids)
 
     def __len__(self) -> int:

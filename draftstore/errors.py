@@ -33,6 +33,10 @@ class DecodingError(DraftstoreError):
     """A way of generating that drafts cannot serve: beams, several texts at once, a cache that cannot go back."""
 
 
+class ProbabilityError(DraftstoreError):
+    """The settings of a request leave no finite probabilities: a penalty, bias or temperature is extreme."""
+
+
 class CurveError(DraftstoreError):
     """A cost curve cannot be read, is none, or was measured for another model or device."""
 

@@ -10,7 +10,7 @@ from draftstore.cli.common import json_option, print_json, printable
 from draftstore.errors import LookupServiceError, MissingExtraError
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import BACKENDS
-from services.cli.options import anonymous_option, log_options
+from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
 from services.lookup.limits import Limits
 from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LookupSettings
@@ -72,7 +72,7 @@ NOWHERE = "none"
     metavar="FILE",
     help="Require bearer tokens from this file, see `draftstore tokens`.",
 )
-@anonymous_option
+@access_options
 @click.option(
     "--wait",
     is_flag=True,

@@ -19,7 +19,7 @@ from draftstore.cli.sources import (
 )
 from draftstore.errors import MissingExtraError
 from draftstore.hf.planning import Effort
-from services.cli.options import anonymous_option, log_options
+from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
 from services.worker.settings import PORT, WorkerSettings
 
@@ -68,7 +68,7 @@ from services.worker.settings import PORT, WorkerSettings
     metavar="FILE",
     help="Require bearer tokens, see `draftstore tokens`; a token for a release of the model's name allows the model.",
 )
-@anonymous_option
+@access_options
 @click.option(
     "--grace-seconds",
     type=click.FloatRange(min=0),

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.common.addresses import ListenAddress
+
 LOG = logging.getLogger(__name__)
 BODY_SECONDS = 10.0
 """How long a body may take to arrive."""
@@ -52,8 +54,8 @@ class Guard(ABC):
 
         Args:
             app: what is guarded.
-            hosts: names that the service goes by beside localhost and addresses; None takes any. Without this, a
-                foreign page could point its own name at this machine, and read what is served to it alone.
+            hosts: names that the service goes by beside localhost and addresses, see `own_names`; None takes any.
+                Without this, a foreign page could point its own name at this machine, and read what is served to it.
         """
         self._app = app
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
@@ -76,7 +78,10 @@ class Guard(ABC):
 
         host = Headers(scope=scope).get("host", "")
         if self._hosts is not None and not is_own_host(host, self._hosts):
-            message = f"this {self.what} does not go by the name {host!r}: use localhost or an address"
+            message = (
+                f"this {self.what} does not go by the name {host!r}: use localhost or an address, or start it with "
+                "--allow-host NAME"
+            )
             await self.refusal(400, message)(scope, receive, send_guarded)
             return
         try:
@@ -93,6 +98,19 @@ class Guard(ABC):
     @abstractmethod
     def refusal(self, status: int, message: str) -> Response:
         """Return an error in the form that the guarded application has for them."""
+
+
+def own_names(endpoint: ListenAddress, allowed: Collection[str], *, tokens: bool) -> tuple[str, ...] | None:
+    """Return the names that requests may use beside localhost and addresses; None: any.
+
+    Args:
+        endpoint: where the service listens.
+        allowed: names that its operator has allowed.
+        tokens: whether it asks for bearer tokens. A page that points its own name at this machine has none.
+    """
+    if tokens and not allowed and not endpoint.is_loopback():
+        return None
+    return (endpoint.host, *allowed)
 
 
 def is_own_host(host: str, names: Collection[str]) -> bool:

@@ -26,6 +26,7 @@ class LookupSettings:
         workers: processes that look up.
         tokens: the file of tokens.
         anonymous: whoever reaches the service may use it, also from other machines.
+        allow_hosts: names that requests may use for this machine, beside localhost and addresses.
         wait: start even if nothing can be served yet.
         poll_seconds: between two looks at the catalogue, where no notice comes.
         hang_seconds: of silence after which a worker is ended and started again.
@@ -44,6 +45,7 @@ class LookupSettings:
     workers: int = 1
     tokens: Path | None = None
     anonymous: bool = False
+    allow_hosts: tuple[str, ...] = ()
     wait: bool = False
     poll_seconds: float = 5.0
     hang_seconds: float = 30.0

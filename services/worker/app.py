@@ -123,6 +123,7 @@ class _Handlers:
         facts, settings = engine.facts, self._site.settings
         grant = identify(request, self._site.permissions, facts.name)
         body = await read_body(request, settings.body)
+        self._site.decoder.require_room()  # before a long prompt is tokenized for nothing
         loop = asyncio.get_running_loop()
         ask, generation = await loop.run_in_executor(
             self._threads, _read, body, kind, engine, settings.max_tokens

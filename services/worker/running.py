@@ -14,6 +14,7 @@ from prometheus_client import disable_created_metrics
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from services.common import logs
+from services.common.guards import own_names
 from services.common.http_server import HttpServer
 from services.common.permissions import Permissions
 from services.common.sockets import open_tcp, port_of
@@ -125,7 +126,8 @@ class Worker:
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         port = port_of(sockets)
-        hosts = () if self._settings.endpoint.is_loopback() else None
+        settings = self._settings
+        hosts = own_names(settings.endpoint, settings.allow_hosts, tokens=settings.tokens is not None)
         server = HttpServer(make_app(self._site, hosts), LAST_ANSWERS)
         serving = asyncio.create_task(server.serve(sockets))
         LOG.info("loading the model", extra={"port": port})

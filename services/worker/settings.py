@@ -21,6 +21,7 @@ class WorkerSettings:
         body: bytes of the longest request.
         tokens: the file of bearer tokens.
         anonymous: whoever reaches the worker may use it, also from other machines.
+        allow_hosts: names that requests may use for this machine, beside localhost and addresses.
         grace_seconds: for the request that is being decoded when the worker is told to stop.
         response_log: where finished answers are kept; None keeps none.
         response_log_bytes: most that they take.
@@ -34,6 +35,7 @@ class WorkerSettings:
     body: int = BODY
     tokens: Path | None = None
     anonymous: bool = False
+    allow_hosts: tuple[str, ...] = ()
     grace_seconds: float = 30.0
     response_log: Path | None = None
     response_log_bytes: int = 10**9

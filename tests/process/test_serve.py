@@ -420,6 +420,25 @@ def test_strangers_are_refused(small_store: Path) -> None:
             answers(service, small_store)
 
 
+def test_pages_that_call_this_machine_by_a_name_of_theirs_are_refused(small_store: Path) -> None:
+    """As they do once their own name leads here; the token that they lack would keep them out as well."""
+    arguments = (
+        "--store",
+        f"small={small_store}",
+        "--http",
+        "0.0.0.0:0",
+        "--anonymous",
+        "--allow-host",
+        "Box",
+    )
+    with short_folder() as folder, served(*arguments, folder=folder) as service:
+        for host, status in (("evil.example", 400), ("box:7780", 200), ("localhost", 200), ("10.1.2.3", 200)):
+            for path in ("/v1/releases", "/metrics", "/healthz"):
+                assert service.request("GET", path, headers={"Host": host})[0] == status, (host, path)
+            question = {"release": "small", "text": "for item in"}
+            assert service.request("POST", "/v1/draft", question, {"Host": host})[0] == status
+
+
 def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path) -> None:
     shutil.copytree(small_store, tmp_path / "cut")
     with (tmp_path / "cut" / "tokens.bin").open("r+b") as file:

@@ -137,6 +137,13 @@ def test_the_file_of_tokens_is_read_again(tokenizer: Path, tmp_path: Path) -> No
         assert not allowed(service, "one")
 
 
+def test_names_of_other_machines_are_refused(tokenizer: Path, tmp_path: Path) -> None:
+    arguments = ("--tokenizer", tokenizer, "--host", "0.0.0.0", "--anonymous", "--allow-host", "box")
+    with served_worker(*arguments, folder=tmp_path, module=FAKE) as service:
+        for host, status in (("evil.example", 400), ("box:8000", 200), ("localhost", 200)):
+            assert service.request("GET", "/v1/models", headers={"Host": host})[0] == status
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

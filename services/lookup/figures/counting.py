@@ -158,9 +158,9 @@ class Slot:
         self.heartbeat()
 
     def end(self) -> None:
-        """Say that the process of this slot is gone; the supervisor calls it."""
-        for figures in self._found.values():
-            figures.withdraw()
+        """Say that the process of this slot is gone; the supervisor calls it, which knows none of its releases."""
+        for position in range(1 + self._words[at.USED]):
+            at.entry_of(self._words, position)[at.READY] = 0
         for place in (at.IN_FLIGHT, at.CONNECTIONS, at.WAITING, at.STATE, at.PID):
             self._words[place] = 0
 

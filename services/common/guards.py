@@ -79,7 +79,7 @@ class Guard(ABC):
         host = Headers(scope=scope).get("host", "")
         if self._hosts is not None and not is_own_host(host, self._hosts):
             message = (
-                f"this {self.what} does not go by the name {host!r}: use localhost or an address, or start it with "
+                f"this {self.what} does not answer to the name {host!r}: use localhost or an address, or start it with "
                 "--allow-host NAME"
             )
             await self.refusal(400, message)(scope, receive, send_guarded)

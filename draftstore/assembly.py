@@ -238,7 +238,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
         DraftstoreError: no release is named.
     """
     if not sources.release:
-        raise DraftstoreError(f"which release of {sources.lookup}? Name it with --release" + _served(sources))
+        raise DraftstoreError(f"no release of {sources.lookup} is named: give --release" + _served(sources))
     store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
@@ -249,7 +249,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     found = None if store.projection is None else store.projection.hidden_size
     if found is not None and model.hidden_size not in (None, found):
         raise LookupServiceError(
-            f"the release {sources.release!r} wants hidden states of {found:,} numbers, the model's have "
+            f"the release {sources.release!r} needs hidden states of {found:,} numbers, this model's have "
             f"{model.hidden_size:,}: publish a build for this model, or ask for another release"
         )
     return Part("lookup", sources.release, store.drafter(strategy or ""), strategy)

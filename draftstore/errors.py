@@ -33,6 +33,10 @@ class DecodingError(DraftstoreError):
     """A way of generating without support for drafts: beams, several texts at once, a cache without rollback."""
 
 
+class ProbabilityError(DraftstoreError):
+    """The settings of a request leave no finite probabilities: a penalty, bias or temperature is extreme."""
+
+
 class CurveError(DraftstoreError):
     """A cost curve cannot be read, is invalid, or was measured for another model or device."""
 
@@ -73,7 +77,7 @@ class MissingExtraError(DraftstoreError):
     """An optional dependency is missing; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"the package {package!r} is needed here: pip install 'draftstore[{extra}]'")
+        super().__init__(f"the package {package!r} is not installed: pip install 'draftstore[{extra}]'")
 
 
 def counted(number: int, noun: str) -> str:

@@ -23,8 +23,8 @@ def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
             loaded: Callable[..., Any] = entry_point.load()
         except ImportError as error:
             raise MissingPluginError(
-                f"{what} needs what is not installed here ({error}): run draftstore from a checkout, with the extra "
-                "[schema]"
+                f"{what} needs a package that is not installed ({error}): run draftstore from a checkout, with the "
+                "extra [schema]"
             ) from None
         return loaded
     raise MissingPluginError(

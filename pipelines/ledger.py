@@ -84,7 +84,7 @@ class Ledger:
                 with self.session() as session:
                     fail_build(session, row.build_id, _sentence(error), timings=row.logs.timings())
             except DraftstoreError as trouble:
-                self.logger.warning("the catalogue does not know yet that %s failed: %s", path, trouble)
+                self.logger.warning("the failure of %s is not in the catalogue yet: %s", path, trouble)
                 if self._engine is not None:
                     let_go(self._engine, row.build_id)  # so that the next run marks it
         self._open.clear()
@@ -154,7 +154,7 @@ class Ledger:
                 source_id=request.source_id,
                 backends=request.backends,
             ).id
-        self.logger.info("build %d begins: %s in %s", build_id, request.kind, request.path)
+        self.logger.info("build %d starts: %s in %s", build_id, request.kind, request.path)
         row = self._open[request.path] = _Open(build_id, StepLogs(self.logger))
         return row
 

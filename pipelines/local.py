@@ -77,8 +77,10 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the server.")
-@click.option("--port", default=4200, show_default=True, type=click.IntRange(1, 65_535), help="Its port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server listens at.")
+@click.option(
+    "--port", default=4200, show_default=True, type=click.IntRange(1, 65_535), help="Port of the server."
+)
 @click.option(
     "--state",
     default=CHECKOUT / "data" / "prefect",
@@ -111,7 +113,7 @@ def up(host: str, port: int, state: Path) -> None:
             status = os.waitstatus_to_exitcode(ended[1])
             raise LocalError(f"the {names[ended[0]]} ended by itself with status {status}")
     except KeyboardInterrupt:
-        click.echo("Everything is stopped; an unfinished build goes on when its flow runs again.")
+        click.echo("Everything is stopped; an unfinished build resumes when its flow runs again.")
 
 
 @main.command("deploy")

@@ -51,12 +51,12 @@ class Corpus(BaseModel):
     column: str = Field(
         default="text",
         min_length=1,
-        description="Key or column of the text in records; a conversation under `messages` is found by itself.",
+        description="Key or column of a record's text; a conversation under `messages` is found without it.",
         examples=["text", "content"],
     )
     glob: list[str] = Field(
         default=[],
-        description="Which files of a folder, by name or relative path. None: text and source files.",
+        description="Files of a folder to read, by name or relative path. None: text and source files.",
         examples=[["*.md", "src/**/*.py"]],
     )
     strict: bool = Field(default=False, description="Fail at the first bad record, instead of counting it.")
@@ -83,25 +83,31 @@ class Questions(BaseModel):
         examples=[["/data/answers.jsonl", "/data/answers.1.jsonl"]],
     )
     logged_as: str | None = Field(
-        default=None, description="The model's name in these logs. None: its own.", examples=["chat"]
+        default=None, description="Name of the model in these logs. None: its own.", examples=["chat"]
     )
-    max_new_tokens: int = Field(default=128, ge=1, description="Most tokens of an answer.")
-    temperature: float = Field(default=0.0, ge=0, description="0 takes the most likely token every time.")
+    max_new_tokens: int = Field(default=128, ge=1, description="Maximum number of tokens in an answer.")
+    temperature: float = Field(
+        default=0.0, ge=0, description="Temperature of sampling; 0 always takes the most likely token."
+    )
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Draw from the most likely tokens of this probability mass."
+        default=1.0, gt=0, le=1, description="Draw from the most likely tokens, up to this probability mass."
     )
-    samples: int = Field(default=1, ge=1, description="Answers to each prompt, where they are drawn.")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Of the draws.")
+    samples: int = Field(
+        default=1, ge=1, description="Number of answers to each prompt; several need a temperature above 0."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the random numbers.")
     max_prompt_tokens: int | None = Field(
-        default=None, ge=1, description="Longer prompts are left out. None: what the model has room for."
+        default=None,
+        ge=1,
+        description="Prompts with more tokens are skipped. None: what the model has room for.",
     )
-    limit: int | None = Field(default=None, ge=1, description="At most so many prompts. None: all.")
+    limit: int | None = Field(default=None, ge=1, description="Maximum number of prompts. None: all.")
     system: str | None = Field(
-        default=None, description="System message of conversations that have none. None: none."
+        default=None, description="System message for conversations without one. None: no message."
     )
     chat: bool | None = Field(
         default=None,
-        description="Texts are questions in the chat template, or go on as they are. None: by whether there is one.",
+        description="Ask texts in the chat template, or continue them as they are. None: the template if there is one.",
     )
     strict: bool = Field(default=False, description="Fail at the first bad record, instead of counting it.")
 

@@ -63,7 +63,7 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
         f"# {last.manifest.kind} `{name}`",
         "",
         f"Build {last.build_id} in `{last.path}`"
-        + (", found finished: nothing was to be done." if last.reused else "."),
+        + (" was already finished: nothing was done." if last.reused else "."),
         *([f"The release `{release}` points at it."] if release else []),
         "",
         "| store | build | entries | bytes | seconds |",
@@ -74,7 +74,8 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
             for built in builds
         ),
         "",
-        f"Corpus: {last.manifest.counts['documents']:,} documents, {last.manifest.counts['tokens']:,} tokens of "
+        f"Corpus: {counted(last.manifest.counts['documents'], 'document')}, "
+        f"{counted(last.manifest.counts['tokens'], 'token')} of "
         f"`{last.manifest.tokenizer.name}`, from {', '.join(f'`{source}`' for source in sources[:5])}"
         + (" and others." if len(sources) > 5 else "."),
     ]
@@ -104,7 +105,7 @@ def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str
     lines = [f"# Answers `{name}` of `{model}`"]
     for made in answers:
         counts = {key.replace("_", " "): number for key, number in made.counts.items() if number}
-        lines += ["", f"`{made.path}`" + (", found finished." if made.reused else "")]
+        lines += ["", f"`{made.path}`" + (" was already finished." if made.reused else "")]
         lines += ["", "| what | number |", "|---|--:|", *_rows(counts)]
         lines += [f"\n{problem.place}: {problem.reason}" for problem in made.problems[:5]]
     return "\n".join(lines) + "\n"

@@ -229,7 +229,7 @@ def make_answers(
                     overwrite=True, on_progress=lambda done, total, _tokens: log.amount(done, total),
                 )
             )  # fmt: skip
-            logger.info("%s holds %s answers", made[-1].path, f"{made[-1].counts['answers']:,}")
+            logger.info("answers in %s: %s", made[-1].path, f"{made[-1].counts['answers']:,}")
     return made
 
 

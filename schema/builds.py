@@ -99,7 +99,7 @@ def finish_build(session: Session, build_id: int, *, timings: dict[str, float] |
     """
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
-        raise CatalogueError(f"build {build.id} is finished already: start another one")
+        raise CatalogueError(f"build {build.id} is already finished: start another one")
     _describe(session, build, Path(build.path))
     build.timings = timings or {}
     _written(session, build)
@@ -117,7 +117,7 @@ def fail_build(
     """
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
-        raise CatalogueError(f"build {build.id} is finished: it cannot fail any more")
+        raise CatalogueError(f"build {build.id} is finished: it can no longer fail")
     build.state, build.error, build.finished_at = "failed", _storable(error), func.now()
     build.timings = timings or build.timings
     _written(session, build)
@@ -172,7 +172,7 @@ def _describe(session: Session, build: Build, path: Path) -> None:
     manifest = load_manifest(path, build.kind)
     other = _registered(session, path)
     if other is not None and other is not build:
-        raise CatalogueError(f"the store in {path} is build {other.id} already")
+        raise CatalogueError(f"the store in {path} is already build {other.id}")
     corpus = record_corpus(session, manifest)
     build.corpus_id = corpus.id if corpus else None
     build.digest = manifest_digest(path)
@@ -213,7 +213,7 @@ def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
     build = session.scalars(query).one_or_none()
     if build is None:
         raise CatalogueError(
-            f"the catalogue has no build {build_id}: `draftstore builds list` shows those it has"
+            f"the catalogue has no build {build_id}: `draftstore builds list` shows all builds"
         )
     return build
 

@@ -105,7 +105,7 @@ def _checked_url(named: str) -> str:
                 int(port or 0)
             return url
     raise DatabaseUrlError(
-        f"{URL_VARIABLE} is no URL of a PostgreSQL database: expected "
+        f"{URL_VARIABLE} is not the URL of a PostgreSQL database: expected "
         "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with characters other than letters and digits "
         "percent-encoded; unset it to use the embedded server"
     )

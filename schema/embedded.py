@@ -252,5 +252,7 @@ def _linger() -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise EmbeddedServerError(f"{LINGER_VARIABLE}={text!r} is no number of seconds, such as {LINGER}")
+        raise EmbeddedServerError(
+            f"{LINGER_VARIABLE}={text!r} is not a number of seconds: expected one such as {LINGER}"
+        )
     return seconds

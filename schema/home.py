@@ -21,7 +21,7 @@ def data_home() -> Path:
     if named := os.environ.get(HOME_VARIABLE):
         home = Path(named).expanduser().resolve()
         if home.exists() and not home.is_dir():
-            raise DraftstoreError(f"{HOME_VARIABLE}={named} is no folder: name one, or unset it")
+            raise DraftstoreError(f"{HOME_VARIABLE}={named} is not a folder: name a folder, or unset it")
         return home
     if os.geteuid() == 0:
         return ROOT_HOME

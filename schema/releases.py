@@ -42,9 +42,7 @@ def verify_build(build: Build, on_bytes: Callable[[int], None] = lambda _: None)
     except (DraftstoreError, OSError) as error:
         return [str(error)]
     if found != build.digest:
-        return [
-            f"{path} holds another store by now (manifest {found[:12]}, expected {str(build.digest)[:12]})"
-        ]
+        return [f"{path} now holds another store (manifest {found[:12]}, expected {str(build.digest)[:12]})"]
     return verify_files(path, manifest, on_bytes) or _entry_problems(path, manifest)
 
 
@@ -78,7 +76,7 @@ def publish(session: Session, name: str, build_id: int, *, verify: Verify = veri
     build = get_build(session, build_id)
     if build.kind not in KINDS:
         raise CatalogueError(
-            f"build {build_id} is of kind {build.kind!r}, from which nothing is drafted: publish a store instead"
+            f"build {build_id} is of kind {build.kind!r}, which gives no drafts: publish a store instead"
         )
     _require_finished(build)
     _require_whole(build, verify)
@@ -114,7 +112,7 @@ def rollback(session: Session, name: str, *, verify: Verify = verify_build) -> R
     release = get_release(session, name, lock=True)
     if _build_before(session, release) != before:
         raise CatalogueError(
-            f"the release {name} has just been moved by another process: look at it and try again"
+            f"the release {name} has just been moved by another process: see `draftstore releases list`, and try again"
         )
     _move(session, release, before, "rollback")
     return release
@@ -149,7 +147,7 @@ def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
     query = select(Release).filter_by(name=name).execution_options(populate_existing=True)
     release = session.scalars(query.with_for_update() if lock else query).one_or_none()
     if release is None:
-        raise CatalogueError(f"no release {name!r}: `draftstore releases list` shows those there are")
+        raise CatalogueError(f"no release {name!r}: `draftstore releases list` shows all releases")
     return release
 
 

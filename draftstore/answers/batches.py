@@ -83,7 +83,7 @@ class Batches:
             elif len(part) == 1:
                 raise ModelError(
                     f"a prompt of {len(part[0].prompt):,} tokens and an answer do not fit into the memory of "
-                    f"{self._loaded.model.device}: take a smaller --dtype, or leave out more with --max-prompt-tokens"
+                    f"{self._loaded.model.device}: use a smaller --dtype, or skip long prompts with --max-prompt-tokens"
                 )
             else:
                 self.most = len(part) // 2

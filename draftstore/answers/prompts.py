@@ -83,7 +83,8 @@ def read_prompts(
     chat = tokenizer.has_chat_template if asking.chat is None else asking.chat
     if asking.system is not None and not chat:
         raise TokenizerError(
-            f"a system message goes with a chat: {tokenizer.name!r} has no chat template, or --raw was given"
+            f"a system message needs a chat: {tokenizer.name!r} has no chat template, or --raw was given; "
+            "leave the system message out"
         )
     asking = dataclasses.replace(asking, chat=chat)
     report = PromptReport()
@@ -160,7 +161,7 @@ def _content(record: Mapping[str, Any], asking: Asking) -> Content:
         roles = [message["role"] for message in messages]
         messages = messages[: roles.index("assistant")] if "assistant" in roles else messages
     if not any(message["content"].strip() for message in messages):
-        raise CorpusError(f"{key!r} asks nothing")
+        raise CorpusError(f"{key!r} holds no question")
     return _with_system(messages, asking)
 
 

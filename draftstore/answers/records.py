@@ -56,7 +56,7 @@ class ResponseOptions(Asking):
             BuildError: the message says what to change.
         """
         if not self.prompts and not self.logs:
-            raise BuildError("nothing to answer and nothing to take over: name prompts, or a response log")
+            raise BuildError("no prompts and no response log: give prompts (--prompts) or a log (--log)")
         if self.samples > 1 and not self.temperature:
             raise BuildError(
                 f"{self.samples} samples at temperature 0 are all the same: give a temperature, such as 0.7"
@@ -79,7 +79,7 @@ def read_questions(options: ResponseOptions, loaded: LoadedModel) -> tuple[list[
     if room is not None and room < 1:
         raise BuildError(
             f"{options.max_new_tokens:,} new tokens leave no room for a prompt: {loaded.name!r} has "
-            f"{loaded.positions:,} positions, ask for fewer"
+            f"{loaded.positions:,} positions; ask for fewer new tokens"
         )
     limits = [limit for limit in (room, options.max_prompt_tokens) if limit is not None]
     asking = dataclasses.replace(options, max_prompt_tokens=min(limits, default=None))
@@ -218,5 +218,5 @@ def _log_record(record: dict[str, Any] | RecordProblem, model: str) -> dict[str,
         raise CorpusError("has neither 'messages' nor 'text'")
     *prompt, answer = as_messages(record["messages"], "messages") or [{"role": "nobody"}]
     if answer["role"] != "assistant":
-        raise CorpusError("'messages' does not end in an answer")
+        raise CorpusError("'messages' does not end with an answer")
     return record | {"prompt": prompt, "output": answer["content"]} if answer["content"].strip() else "empty"

@@ -103,7 +103,9 @@ def make_responses(
     """
     options.check()
     if kind_of_name(out.name) != "lines":
-        raise BuildError(f"{out} would not be read again: call it .jsonl, .jsonl.gz or .jsonl.zst")
+        raise BuildError(
+            f"{out} is not a name for JSON Lines: choose one that ends in .jsonl, .jsonl.gz or .jsonl.zst"
+        )
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
     plan = response_plan(options, model, dtype)
     partial = out.with_name(f".{out.name}.partial")
@@ -168,7 +170,7 @@ def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Response
         return None
     origin = _read_origin(out)
     if origin is None:
-        raise BuildError(f"{out} holds no answers that were made here: choose another --out")
+        raise BuildError(f"{out} exists and was not written by `draftstore responses`: choose another --out")
     if origin["plan"] == plan and origin["sha256"] == hash_file(out):
         return Responses(out, origin["counts"], [], reused=True)
     if not overwrite:
@@ -206,8 +208,8 @@ def _start(partial: Path, plan: dict[str, Any], overwrite: bool) -> None:
     if found is not None and _has_answers(partial) and not overwrite:
         others = ", ".join(key for key in sorted(state) if found.get(key) != state[key])
         raise BuildError(
-            f"{partial} holds unfinished answers that differ in {others}: repeat that command to go on with them, "
-            "choose another --out, or pass --overwrite to start anew"
+            f"{partial} holds unfinished answers that differ in {others}: repeat that command to resume, "
+            "choose another --out, or pass --overwrite to start again"
         )
     for path in partial.iterdir():
         remove(path)

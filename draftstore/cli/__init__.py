@@ -62,7 +62,7 @@ def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
     """Return a command that explains how to install the real one."""
     package = entry_point.module.partition(".")[0]
     sentence = (
-        f"the command {entry_point.name!r} needs what is not installed here ({error}): run draftstore from a "
+        f"the command {entry_point.name!r} needs a package that is not installed ({error}): run draftstore from a "
         f"checkout that holds {package}/, with the extra [{package}]"
     )
 

@@ -134,11 +134,13 @@ def check_positions(loaded: "LoadedModel", request: GenerationRequest) -> Genera
     size = len(request.prompt)
     if size == 0:
         raise DraftstoreError(
-            "the prompt is empty, and this model's tokenizer puts nothing in front: give some text"
+            "the prompt is empty, and this model's tokenizer adds no token in front: give some text"
         )
     positions = loaded.positions
     if positions is None or size + request.max_tokens <= positions:
         return request
     if size >= positions:
-        raise DraftstoreError(f"a prompt of {size:,} tokens: {loaded.name!r} takes {positions - 1:,} at most")
+        raise DraftstoreError(
+            f"the prompt has {size:,} tokens, {loaded.name!r} takes at most {positions - 1:,}: shorten it"
+        )
     return dataclasses.replace(request, max_tokens=positions - size)

@@ -31,7 +31,7 @@ SHOWN = 5
 
 
 CORPUS_HELP = (
-    "A file or folder; may be given several times. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text` "
+    "A file or folder; may be repeated. Files: JSON Lines (.jsonl, .ndjson, .json) or .parquet with `text` "
     "or `messages`; text and source files; all but .parquet also packed (.gz, .zst). In a folder the unpacked text "
     "and source files are read, or what --glob names."
 )
@@ -47,13 +47,13 @@ corpus_option = click.option(
     help=CORPUS_HELP,
 )
 column_option = click.option(
-    "--column", default="text", show_default=True, help="Key or column of the text in records."
+    "--column", default="text", show_default=True, help="Key or column that holds the text of a record."
 )
 glob_option = click.option(
     "--glob",
     multiple=True,
     metavar="PATTERN...",
-    help="Files of a folder to read, such as '*.jsonl'; may be given several times. [default: text and source]",
+    help="Files of a folder to read, such as '*.jsonl'; may be repeated. [default: text and source]",
 )
 strict_option = click.option(
     "--strict", is_flag=True, help="Stop at the first bad record instead of counting it."
@@ -62,7 +62,7 @@ out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
 )
 name_option = click.option("--name", help="Name of the store, for people. [default: the directory's]")
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace a store that is there.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing store.")
 
 
 @click.group()
@@ -85,7 +85,9 @@ def build() -> None:
     help="Maximum number of tokens in a suffix array.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes that sort segments. [default: all cores]"
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Number of processes that sort segments. [default: all cores]",
 )
 @overwrite_option
 @json_option

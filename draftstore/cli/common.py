@@ -50,7 +50,7 @@ def _known_strategies() -> str:
 strategy_option = click.option(
     "--strategy",
     type=click.Choice(sorted(strategies_of(KINDS))),
-    help=f"Of the stores that know it, while the others draft as they do by default: {_known_strategies()}. "
+    help=f"How stores draft; a store that does not know the strategy uses its default. {_known_strategies()}. "
     "[default: each store's own]",
 )
 json_option = click.option(
@@ -75,12 +75,12 @@ def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--backend",
             type=click.Choice(BACKENDS),
-            help="Where the entries of a CREST store are read. [default: the first that it was built for]",
+            help="Backend that holds the entries of a CREST store. [default: the first that it was built for]",
         ),
         click.option(
             "--tokenizer",
             metavar="T",
-            help="Check that the store was built with this one. [default: the store's]",
+            help="Check that the store was built with this tokenizer. [default: the store's]",
         ),
     )
     for option in reversed(options):

@@ -43,17 +43,19 @@ class ByteSize(click.ParamType[int]):
             return value
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value, re.IGNORECASE)
         if not found:
-            self.fail(f"{value!r} is no size in bytes: write such as 100MB, 1.5GiB or 65536", param, ctx)
+            self.fail(
+                f"{value!r} is not a size in bytes: expected one such as 100MB, 1.5GiB or 65536", param, ctx
+            )
         return int(float(found[1]) * UNITS[(found[2] or "").lower()])
 
 
 @build.command(cls=ManyValues)
-@click.option("--rest", type=STORE, help="The REST store that trees are cut from.")
+@click.option("--rest", type=STORE, help="REST store that the trees are cut from.")
 @click.option(
     "--corpus", multiple=True, metavar="PATH...", type=click.Path(path_type=Path),
-    help="Instead of --rest: build that store from these texts first, beside the new one, as OUT-rest. " + CORPUS_HELP,
+    help="Build the REST store from these texts first, as OUT-rest; instead of --rest. " + CORPUS_HELP,
 )  # fmt: skip
-@click.option("--tokenizer", metavar="T", help="With --corpus. " + TOKENIZER_HELP)
+@click.option("--tokenizer", metavar="T", help="Needed with --corpus. " + TOKENIZER_HELP)
 @out_option
 @name_option
 @click.option(
@@ -61,35 +63,37 @@ class ByteSize(click.ParamType[int]):
     type=click.IntRange(1, MAX_N),
     default=DEFAULT_MAX_N,
     show_default=True,
-    help="Longest n-grams; with --select single the only ones.",
+    help="Length of the longest n-grams, in tokens; with --select single, of all.",
 )
 @click.option(
     "--select",
     type=click.Choice(SELECTIONS),
     default=GAIN,
     show_default=True,
-    help="Which n-grams are kept: those that save the most passes over the corpus (gain), the most common of one "
+    help="N-grams to keep: those that save the most passes over the corpus (gain), the most common of one "
     "length (single), an equal number of the most common of each length (combined), the most common of all (global).",
 )
 @click.option(
-    "--ngrams", type=click.IntRange(min=1), help=f"How many n-grams are kept. [default: {DEFAULT_NGRAMS:,}]"
+    "--ngrams", type=click.IntRange(min=1), help=f"Number of n-grams to keep. [default: {DEFAULT_NGRAMS:,}]"
 )
 @click.option(
     "--max-bytes",
     type=ByteSize(),
-    help="Instead of --ngrams: as many as fit in a file of this size, such as 100MB.",
+    help="Keep as many n-grams as fit in a file of this size, such as 100MB; instead of --ngrams.",
 )
 @click.option(
     "--backend",
     type=click.Choice([*BACKENDS, "both"]),
     default=LMDB,
     show_default=True,
-    help="Where the trees go; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
+    help="Where to keep the trees; PostgreSQL is $DRAFTSTORE_DATABASE_URL, or an embedded server.",
 )
 @click.option(
     "--nodes", type=int, default=BUDGET, show_default=True, help="Maximum number of nodes in a tree."
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Threads that cut trees. [default: all cores]")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Number of threads that cut trees. [default: all cores]"
+)
 @overwrite_option
 @json_option
 def crest(
@@ -116,7 +120,7 @@ def crest(
       draftstore build crest --corpus chats.jsonl.zst --tokenizer ./llama2 --out stores/chat-crest
     """
     if (rest is None) == (not corpus):
-        raise click.UsageError("Give either --rest, a store that is there, or --corpus with --tokenizer.")
+        raise click.UsageError("Give either --rest with a REST store, or --corpus with --tokenizer.")
     options = CrestOptions(
         name=name or out.name,
         max_n=max_n,
@@ -163,9 +167,9 @@ def crest_bars() -> Iterator[CrestProgress]:
     type=click.IntRange(1, MAX_N),
     default=DEFAULT_MAX_N,
     show_default=True,
-    help="Longest n-grams.",
+    help="Length of the longest n-grams, in tokens.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@click.option("--overwrite", is_flag=True, help="Replace existing counts.")
 @json_option
 def count(directory: Path, out: Path, max_n: int, overwrite: bool, as_json: bool) -> None:
     """Count all n-grams of a REST store, exactly, into Parquet files.

@@ -33,19 +33,29 @@ from draftstore.text.corpus import SOURCE_PATTERNS
 @corpus_option
 @out_option
 @click.option(
-    "--dims", type=click.IntRange(min=1), default=DIMS, show_default=True, help="Numbers of a stored vector."
+    "--dims",
+    type=click.IntRange(min=1),
+    default=DIMS,
+    show_default=True,
+    help="Dimensions of a stored vector.",
 )
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), default=DTYPES[0], show_default=True, help="Of the stored vectors."
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default=DTYPES[0],
+    show_default=True,
+    help="Data type of the stored vectors.",
 )
 @click.option(
-    "--model-dtype", type=click.Choice(MODEL_DTYPES), help="Of the weights. [default: auto; on CPUs float32]"
+    "--model-dtype",
+    type=click.Choice(MODEL_DTYPES),
+    help="Data type of the weights. [default: auto; on CPUs float32]",
 )
 @device_option
 @click.option(
     "--batch-tokens",
     type=click.IntRange(min=1),
-    help="Tokens that the model reads at once: fewer where memory does not suffice. "
+    help="Number of tokens that the model reads at once; fewer take less memory. "
     "[default: 2,048 on CPUs, 16,384 on GPUs]",
 )
 @click.option(
@@ -53,14 +63,14 @@ from draftstore.text.corpus import SOURCE_PATTERNS
     type=click.IntRange(min=2),
     default=MAX_LENGTH,
     show_default=True,
-    help="Longer documents are read in windows of so many tokens.",
+    help="Tokens in a window; longer documents are read in several windows.",
 )
 @click.option(
     "--sample",
     type=click.IntRange(min=2),
     default=SAMPLE,
     show_default=True,
-    help="Hidden states that the vectors' dimensions are chosen by; each takes room on the disk until then.",
+    help="Number of hidden states that the projection is fitted to; they take disk space during the build.",
 )
 @name_option
 @column_option

@@ -27,7 +27,7 @@ from draftstore.cli.sources import (
     temperature_option,
     top_p_option,
 )
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, counted
 from draftstore.hf.planning import Effort, VerificationPlan, choose_plan
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.conversation import Content, encode_conversation
@@ -40,36 +40,38 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_option
-@click.option("--prompt", help="What to answer. [default: read from stdin]")
+@click.option("--prompt", help="Prompt to answer. [default: read from stdin]")
 @click.option(
     "--prompt-file",
     type=click.File("r", encoding="utf-8"),
     metavar="FILE",
-    help="Read it from a file; - is stdin.",
+    help="Read the prompt from a file; - is stdin.",
 )
 @click.option(
     "--chat/--raw",
     "chat",
     default=None,
-    help="Ask in the model's chat template, or let it go on with the text. [default: --chat if it has one]",
+    help="Use the model's chat template, or continue the text as it is. [default: --chat if it has one]",
 )
-@click.option("--system", help="The system message of the chat.")
+@click.option("--system", help="System message of the chat.")
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
-    help="Most tokens of the answer.",
+    help="Maximum number of tokens in the answer.",
 )
 @temperature_option
 @top_p_option
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the draws. [default: a new one]")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of the random numbers. [default: a new one]"
+)
 @device_option
 @dtype_option
 @attention_option
 @source_options
 @effort_options
-@click.option("--no-compare", is_flag=True, help="Do not decode once more without drafts.")
+@click.option("--no-compare", is_flag=True, help="Skip the comparison with decoding without drafts.")
 @json_option
 def generate(
     model: str,
@@ -109,7 +111,7 @@ def generate(
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     prompt_ids = encode_conversation(loaded.text, _content(loaded.text, text, chat, system))
     request = check_positions(loaded, GenerationRequest(prompt_ids, max_new_tokens, sampling))
-    with status("opening what to draft from"):
+    with status("opening the drafters"):
         assembly = assemble(
             sources,
             vocab_size=loaded.vocab_size,
@@ -125,7 +127,7 @@ def generate(
         drafted = _with_drafts(loaded, request, assembly, plan, effort, silent=as_json)
     plain = None
     if not no_compare:
-        with status("once more, without drafts"):
+        with status("decoding again, without drafts"):
             plain = answer(loaded, request, drafter=None)
     report = _report(loaded, request, assembly, plan, drafted, plain)
     if as_json:
@@ -141,7 +143,7 @@ def _prompt(prompt: str | None, prompt_file: Any) -> str:
         UsageError: there are two, or none.
     """
     if prompt is not None and prompt_file is not None:
-        raise click.UsageError("--prompt and --prompt-file: give one of them")
+        raise click.UsageError("--prompt and --prompt-file exclude each other: give one of them")
     if prompt is not None:
         return prompt
     if prompt_file is None and sys.stdin.isatty():
@@ -163,9 +165,7 @@ def _content(tokenizer: TextTokenizer, text: str, chat: bool | None, system: str
         messages = [{"role": "system", "content": system}] if system is not None else []
         return [*messages, {"role": "user", "content": text}]
     if system is not None:
-        raise click.UsageError(
-            "--system goes with --chat: this model has no chat template, or --raw was given"
-        )
+        raise click.UsageError("--system needs --chat: this model has no chat template, or --raw was given")
     return text
 
 
@@ -237,7 +237,7 @@ def _show(report: dict[str, Any]) -> None:
     figures = report["with_drafts"]
     names = ", ".join(drafter["name"] for drafter in report["drafters"]) or "nothing"
     console.print(f"drafts of {names}; {report['effort']}")
-    verified = f"{figures['drafted']:,} nodes verified, {figures['accepted']:,} accepted"
+    verified = f"{counted(figures['drafted'], 'node')} verified, {figures['accepted']:,} accepted"
     if names != "nothing" and not figures["drafted"]:
         verified = "no draft was worth its time"
     console.print(verified + _comparison(report))
@@ -250,5 +250,5 @@ def _comparison(report: dict[str, Any]) -> str:
     place = report["first_difference"]
     same = "the same output"
     if place is not None:
-        same = f"another output from token {place} on: rounding decided between tokens that are as likely"
+        same = f"the output differs from token {place} on: rounding decided between equally likely tokens"
     return f"; {report['speedup']:.2f} times as fast, {same}"

@@ -84,6 +84,6 @@ def verify(directory: Path, as_json: bool) -> None:
             click.echo(f"error: {problem}", err=True)
         if not problems:
             files = counted(len(manifest.files), "file")
-            click.echo(f"{printable(directory)} is whole: {files}, {manifest.size:,} bytes")
+            click.echo(f"{printable(directory)} is intact: {files}, {manifest.size:,} bytes")
     if problems:
         sys.exit(1)

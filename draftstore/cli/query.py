@@ -32,7 +32,7 @@ from draftstore.trees.tree import DraftTree
 
 @click.command()
 @click.argument("directory", type=STORE)
-@click.option("--text", required=True, help="The text so far.")
+@click.option("--text", required=True, help="Text to continue.")
 @drafting_options
 @json_option
 def query(
@@ -54,8 +54,8 @@ def query(
     kind = kind_of(load_manifest(directory).kind)
     if kind.asked_with_states:
         raise DraftstoreError(
-            f"{directory} is of kind {kind.name!r}, which is asked with hidden states and not with a text: name it to "
-            "`draftstore generate --store` or `draftstore replay`"
+            f"{directory} is a store of kind {kind.name!r}, which drafts from hidden states and not from text: use it "
+            "with `draftstore generate --store` or `draftstore replay`"
         )
     check_strategy(strategy, [kind.name])
     store, loaded = open_store(directory, tokenizer, backend)
@@ -91,8 +91,8 @@ def _why_none(draft: Draft, context: NDArray[np.int32], budget: int, min_prob: f
     if len(context) == 0:
         return "the text is empty"
     if draft.match_length and min_prob:
-        return f"nothing that goes on from this text has a probability of {min_prob:g} or more"
-    return "the store holds nothing that goes on from this text"
+        return f"no continuation of this text has a probability of {min_prob:g} or more"
+    return "the store holds no continuation of this text"
 
 
 def timed_draft(

@@ -58,7 +58,7 @@ TITLES = {"longest": "REST, longest", "backoff": "REST, backoff", "crest": "CRES
     type=click.Path(path_type=Path),
     default=Path("data/quickstart"),
     show_default=True,
-    help="Where all files go.",
+    help="Folder for all files.",
 )
 @click.option(
     "--tokenizer",

@@ -34,10 +34,12 @@ from draftstore.text.tokenizer import load_tokenizer
 @click.option(
     "--vocab-size",
     type=click.IntRange(1, 2**31 - 1),
-    help="Ids that the model may emit. [default: those of the tokenizer]",
+    help="Number of ids that the model may emit. [default: that of the tokenizer]",
 )
 @click.option(
-    "--nodes", type=click.IntRange(1, MAX_PATHS), help="Size of the static tree. [default: the paper's 80]"
+    "--nodes",
+    type=click.IntRange(1, MAX_PATHS),
+    help="Number of nodes in the static tree. [default: the paper's 80]",
 )
 @out_option
 @name_option
@@ -65,7 +67,7 @@ def recycling(
     begin = time.perf_counter()
     if tokenizer is None and seed_from is None:
         raise click.UsageError(
-            "Give --tokenizer, the one of the model, or --seed-from with a store that has it."
+            "Give --tokenizer with the model's tokenizer, or --seed-from with a store built with it."
         )
     identity, ids = _identify(tokenizer)
     matrix, seed = None, None
@@ -109,9 +111,7 @@ def _read_seed(path: Path, identity: TokenizerIdentity | None) -> tuple[NDArray[
         if identity is not None:
             store.manifest.require_tokenizer(identity, path)
         if not isinstance(store, RestStore | CrestStore):
-            raise StoreError(
-                f"{path} is of kind {store.manifest.kind!r}: successors are read from a store of kind 'rest' or 'crest'"
-            )
+            raise StoreError(f"{path} is a store of kind {store.manifest.kind!r}, expected 'rest' or 'crest'")
         return successors(store), store.manifest
     finally:
         store.close()

@@ -75,17 +75,17 @@ class Subject(NamedTuple):
 @click.option(
     "--replays", required=True, type=click.Path(path_type=Path), help="Recorded outputs, .jsonl (.gz, .zst)."
 )
-@click.option("--model", help="Only the outputs of this model.")
+@click.option("--model", help="Replay only the outputs of this model.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of outputs.")
 @click.option(
     "--request",
     is_flag=True,
-    help="Draft from the prompt and the output so far, too; alone where no store is named, with --tokenizer.",
+    help="Draft from the prompt and the output so far, too; without a store, from these alone (needs --tokenizer).",
 )
 @click.option(
     "--target-model",
     metavar="M",
-    help="The model that made the outputs, whose hidden states DReSD stores are asked with: a directory, a hub name "
+    help="Model that made the outputs; DReSD stores draft from its hidden states. A directory, a hub name "
     "organisation/model, or a GGUF file.",
 )
 @device_option
@@ -182,9 +182,11 @@ def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | Non
             "Missing argument 'DIR...': name a store, or replay the request alone with --request."
         )
     if tokenizer is None:
-        raise click.UsageError("--request without a store needs --tokenizer: whose tokens are to be counted?")
+        raise click.UsageError(
+            "--request without a store needs --tokenizer: accepted lengths count its tokens."
+        )
     if record:
-        raise click.UsageError("--record keeps a result with the build of a store: name one.")
+        raise click.UsageError("--record keeps a result with the build of a store: name a store.")
 
 
 def _load(
@@ -201,8 +203,8 @@ def _load(
         return None
     if target_model is None:
         raise DraftstoreError(
-            f"{dense} is of kind {DENSE!r}, which is asked with hidden states of the model "
-            f"{load_manifest(dense).target_model!r}: say with --target-model where that is"
+            f"{dense} is a store of kind {DENSE!r}, which drafts from hidden states of the model "
+            f"{load_manifest(dense).target_model!r}: give that model with --target-model"
         )
     with status("loading the model"):
         from draftstore.hf.loading import load_model

@@ -44,7 +44,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     type=FILE,
     metavar="FILE...",
     help="JSON Lines (.jsonl, .ndjson, .json; packed: .gz, .zst) with `prompt` (a text or messages), `messages` (the "
-    "turns before the assistant's first are asked) or `text`; may be given several times.",
+    "turns before the assistant's first are the prompt) or `text`; may be repeated.",
 )
 @click.option(
     "--log",
@@ -52,18 +52,18 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     multiple=True,
     type=FILE,
     metavar="FILE...",
-    help="A worker's response log, and its older half (.1): take this model's answers over, without decoding.",
+    help="Response log of a worker: take over this model's answers without decoding. May be repeated.",
 )
 @click.option(
-    "--logged-as", metavar="NAME", help="The model's name in the logs. [default: the one that it has here]"
+    "--logged-as", metavar="NAME", help="Name of the model in the logs. [default: the one of --model]"
 )
-@click.option("--out", required=True, type=FILE, help="The file of answers: .jsonl, .jsonl.gz or .jsonl.zst.")
+@click.option("--out", required=True, type=FILE, help="File of the answers: .jsonl, .jsonl.gz or .jsonl.zst.")
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Most tokens of an answer.",
+    help="Maximum number of tokens in an answer.",
 )
 @temperature_option
 @top_p_option
@@ -72,31 +72,37 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Answers to each prompt, where they are drawn.",
+    help="Number of answers to each prompt; several need a --temperature above 0.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the draws.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the random numbers.",
+)
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
     default=BATCH,
     show_default=True,
-    help="Answers that are decoded at once; halved where memory does not suffice.",
+    help="Number of answers decoded at once; halved if memory runs out.",
 )
 @click.option(
     "--max-prompt-tokens",
     type=click.IntRange(min=1),
-    help="Leave longer prompts out. [default: what the model has room for]",
+    help="Skip prompts with more tokens. [default: what the model has room for]",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many prompts.")
-@click.option("--system", metavar="TEXT", help="System message of conversations that have none.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of prompts.")
+@click.option("--system", metavar="TEXT", help="System message for conversations without one.")
 @click.option(
     "--chat/--raw",
     "chat",
     default=None,
-    help="Texts are questions in the model's chat template, or go on as they are. [default: --chat if it has one]",
+    help="Ask texts in the model's chat template, or continue them as they are. [default: --chat if it has one]",
 )
 @click.option("--strict", is_flag=True, help="Stop at the first bad record instead of counting it.")
-@click.option("--overwrite", is_flag=True, help="Replace other answers that are there, finished or not.")
+@click.option("--overwrite", is_flag=True, help="Replace other answers in the file, finished or not.")
 @device_option
 @dtype_option
 @json_option

@@ -18,28 +18,33 @@ from draftstore.trees.frontier import MAX_BUDGET
 TOKEN_VARIABLE = "DRAFTSTORE_TOKEN"  # noqa: S105 (the name of a variable)
 
 model_option = click.option(
-    "--model", required=True, metavar="M", help="A directory, a hub name organisation/model, or a GGUF file."
+    "--model",
+    required=True,
+    metavar="M",
+    help="Model: a directory, a hub name organisation/model, or a GGUF file.",
 )
 device_option = click.option(
-    "--device", metavar="D", help="cpu, cuda, cuda:1, ... [default: the GPU, if there is one]"
+    "--device", metavar="D", help="Device: cpu, cuda, cuda:1, ... [default: the GPU, if there is one]"
 )
-dtype_option = click.option("--dtype", type=click.Choice(DTYPES), help="[default: auto; on CPUs float32]")
+dtype_option = click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Data type of the weights. [default: auto; on CPUs float32]"
+)
 attention_option = click.option(
-    "--attention", metavar="A", help="sdpa, eager or flex_attention. [default: the model's]"
+    "--attention", metavar="A", help="Attention: sdpa, eager or flex_attention. [default: the model's]"
 )
 temperature_option = click.option(
     "--temperature",
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="0 takes the most likely token every time.",
+    help="Temperature of sampling; 0 always takes the most likely token.",
 )
 top_p_option = click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Draw from the most likely tokens of this mass.",
+    help="Draw from the most likely tokens, up to this probability mass.",
 )
 
 
@@ -48,19 +53,19 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option(
             "--store", "stores", multiple=True, type=STORE, metavar="DIR",
-            help="Draft from this store, or start from these recycled candidates. Those of kind dresd and recycling "
-            "must be of this very model. May be repeated.",
+            help="Draft from this store; Token Recycling starts from a store of kind recycling. Stores of kind dresd "
+            "and recycling must belong to this model. May be repeated.",
         ),
         strategy_option,
-        click.option("--backend", type=click.Choice(BACKENDS), help="Where the entries of CREST stores are read."),
+        click.option("--backend", type=click.Choice(BACKENDS), help="Backend that holds the entries of CREST stores."),
         click.option(
             "--lookup", metavar="ADDRESS",
             help="Draft from a lookup service: unix:/path or host:port. [default: this user's own, with --release]",
         ),
-        click.option("--release", metavar="NAME", help="The release or store of the lookup service."),
+        click.option("--release", metavar="NAME", help="Release or store to ask the lookup service for."),
         click.option(
             "--lookup-token", "token", envvar=TOKEN_VARIABLE, metavar="TOKEN",
-            help=f"A bearer token, where the service wants one; {TOKEN_VARIABLE} keeps it out of process lists.",
+            help=f"Bearer token, if the service asks for one; ${TOKEN_VARIABLE} keeps it out of process lists.",
         ),
         click.option(
             "--request/--no-request", default=True, show_default=True,
@@ -91,8 +96,8 @@ def effort_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--min-prob", type=click.FloatRange(0, 1), default=0.0, help="Minimum probability of a node."),
         click.option(
             "--curve", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-            help="What forward passes cost here. [default: what `draftstore tune` has stored for this model, else a "
-            "typical curve]",
+            help="Cost curve of forward passes. [default: the one that `draftstore tune` stored for this model, else a "
+            "typical one]",
         ),
         click.option(
             "--fixed-budget", "fixed", is_flag=True, help="Verify whole drafts, whatever they cost."

@@ -20,18 +20,26 @@ from draftstore.errors import needs_extra
 @click.option(
     "--cache",
     type=click.Choice(["dynamic", "static"]),
-    help="Of keys and values. [default: static on a GPU, else dynamic]",
+    help="Cache of keys and values. [default: static on a GPU, else dynamic]",
 )
 @click.option(
-    "--context", type=click.IntRange(min=1), default=512, show_default=True, help="Tokens in the cache."
+    "--context",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Number of tokens in the cache.",
 )
 @click.option(
-    "--repeats", type=click.IntRange(min=1), default=9, show_default=True, help="Timed passes of each size."
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=9,
+    show_default=True,
+    help="Number of timed passes of each size.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the curve here. [default: where it is found]",
+    help="File of the curve. [default: where `generate` and `worker` look for it]",
 )
 @json_option
 def tune(

@@ -164,7 +164,7 @@ class CostCurve:
         except ValueError:
             raise CurveError(f"{path} is damaged, expected a cost curve in JSON: {advice}") from None
         if not isinstance(found, dict) or found.get("kind") != KIND:
-            raise CurveError(f"{path} is no cost curve: {advice}")
+            raise CurveError(f"{path} is not a cost curve: {advice}")
         if found.get("format") != FORMAT:
             raise CurveError(
                 f"{path} is a cost curve of version {found.get('format')}, this draftstore reads version {FORMAT}: "

@@ -227,7 +227,7 @@ def _replay_one(
     )
     if states is None and session.needs_hidden:
         raise ReplayError(
-            f"recording {recording.id} has no hidden states, and the drafter is asked with them: compute them with "
+            f"recording {recording.id} has no hidden states, and the drafter needs them: compute them with "
             "the model that made it"
         )
     target = RecordedTarget(recording.output, None if states is None else _as_wanted(states, session))

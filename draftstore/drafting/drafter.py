@@ -190,7 +190,7 @@ def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> ND
         wrong = flat[(flat < 0) | (flat >= vocab_size)][0]
         raise TokenRangeError(
             f"token id {wrong} is outside {whose} vocabulary of {vocab_size:,} ids: "
-            "is the drafter made for this model and its tokenizer?"
+            "use a drafter made for this model and its tokenizer"
         )
     return flat
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import BuildError, DraftstoreError
+from draftstore.errors import BuildError, DraftstoreError, counted
 
 PART = 4096
 """States per part: products within a part are summed in float32, parts in float64."""
@@ -79,8 +79,8 @@ class Projection:
         """
         if states.shape[-1:] != (self.hidden_size,):
             raise DraftstoreError(
-                f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: is "
-                "the store of this model?"
+                f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: use "
+                "a store of this model"
             )
         projected: NDArray[np.float32] = states.astype(np.float32, copy=False) @ self.weights.T + self.bias
         return projected
@@ -97,7 +97,7 @@ class Projection:
             DraftstoreError: the size does not match `dims`, or a value is not finite.
         """
         if dims < 1 or len(data) % (4 * dims) or len(data) < 8 * dims:
-            raise DraftstoreError(f"{len(data):,} bytes are no projection to {dims} dimensions")
+            raise DraftstoreError(f"{len(data):,} bytes are not a projection to {dims} dimensions")
         values = np.frombuffer(data, "<f4").astype(np.float32)
         return cls(values[:-dims].reshape(dims, -1), values[-dims:])
 
@@ -173,10 +173,13 @@ def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
     """
     size = len(moments._sums)
     if not 1 <= dims <= size:
-        raise BuildError(f"vectors of {dims:,} dimensions from states of {size:,}: expected 1 to {size:,}")
+        raise BuildError(
+            f"vectors of {counted(dims, 'dimension')} from states of {size:,}: expected 1 to {size:,}"
+        )
     if moments.count <= dims:
         raise BuildError(
-            f"{moments.count:,} hidden states for {dims:,} dimensions: give more text, or fewer dimensions (--dims)"
+            f"{counted(moments.count, 'hidden state')} for {counted(dims, 'dimension')}: give more text, or fewer "
+            "dimensions (--dims)"
         )
     covariance = moments.covariance()
     deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))

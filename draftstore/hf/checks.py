@@ -51,7 +51,7 @@ def check_request(
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise DecodingError(f"{name} has an encoder, expected a decoder alone: {PLAIN}")
+        raise DecodingError(f"{name} has an encoder, expected a decoder-only model: {PLAIN}")
     if (config.num_beams or 1) > 1:
         raise DecodingError(f"num_beams is {config.num_beams}, expected 1: drafts follow one text; {PLAIN}")
     if (mode := config.get_generation_mode()) not in MODES:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from draftstore.errors import DecodingError, ProbabilityError
+
 if TYPE_CHECKING:
     from draftstore.hf.passes import Pass
 
@@ -24,9 +26,9 @@ class Text:
     """
 
     def __init__(self, input_ids: torch.Tensor) -> None:
-        """Start from a prompt, int64 [1, length]."""
+        """Start from a prompt, int [1, length]."""
         self.ids: list[int] = input_ids[0].tolist()
-        self._buffer = input_ids
+        self._buffer = input_ids.long()  # as plain generate returns it
         self._written = len(self.ids)
 
     def __len__(self) -> int:
@@ -102,7 +104,12 @@ class Chooser:
         return rows.best()[row] if self.greedy else self._process(rows.logits(row), emitted)
 
     def _process(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
-        """Process one row of logits, [1, vocabulary], with the same steps in the same order as plain generate."""
+        """Process one row of logits, [1, vocabulary], with the same steps in the same order as plain generate.
+
+        Raises:
+            ProbabilityError: the processors leave no finite probabilities to draw from.
+            DecodingError: the model's logits are not finite.
+        """
         ids = self._text.tensor(emitted)
         logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         scores = self._processors(ids, logits)
@@ -113,4 +120,10 @@ class Chooser:
         if not self._sample:
             return int(torch.argmax(scores, dim=-1))
         probs = torch.nn.functional.softmax(scores, dim=-1)
+        if not probs.isfinite().all():  # a GPU would not survive to draw from them
+            if torch.nn.functional.softmax(logits, dim=-1).isfinite().all():
+                raise ProbabilityError(
+                    "the settings leave no finite probabilities: use milder penalties, biases or a higher temperature"
+                )
+            raise DecodingError("the model's logits are not finite: load it with another dtype")
         return int(torch.multinomial(probs, num_samples=1))

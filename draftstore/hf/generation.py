@@ -125,7 +125,7 @@ def generate(
     """
     if generate_kwargs.get("assistant_model") is not None:
         raise DecodingError(
-            "an assistant_model drafts in plain generate, expected none: drafts come from the drafter here"
+            "assistant_model is set, expected none: drafts come from the drafter, so leave it out"
         )
     generate_kwargs["stopping_criteria"] = _with_stop_strings(model, tokenizer, stop_strings, generate_kwargs)
     output: torch.Tensor | GenerateDecoderOnlyOutput = model.generate(

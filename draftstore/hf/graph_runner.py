@@ -237,8 +237,8 @@ class GraphRunner:
                     captured = self._compute(rows, width, wants)
             except RuntimeError as error:
                 LOG.warning(
-                    "%s cannot be captured as a CUDA graph (%s): it runs without, which "
-                    "cache_implementation='dynamic' does faster",
+                    "%s cannot be captured as a CUDA graph (%s): it runs without graphs, for which "
+                    "cache_implementation='dynamic' is faster",
                     type(self._model()).__name__,
                     error,
                 )

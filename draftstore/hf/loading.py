@@ -173,7 +173,7 @@ def _source(name_or_path: str | Path) -> tuple[str, str | None]:
     if path.is_file():
         if path.suffix == GGUF_SUFFIX:
             return str(path.parent), path.name
-        raise ModelError(f"{path} is a file, but no {GGUF_SUFFIX} file: pass {_ACCEPTED}")
+        raise ModelError(f"{path} is a file, but not a {GGUF_SUFFIX} file: pass {_ACCEPTED}")
     here = "/" in name and path.parent.is_dir()  # rather a mistyped path than a hub name
     if here or name.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ModelError(f"no model at {name}: pass {_ACCEPTED}")

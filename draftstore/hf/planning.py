@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from draftstore.decoding.budget import CostCurve, CostPlanner
 from draftstore.decoding.loop import Fixed, Planner
+from draftstore.errors import counted
 from draftstore.stores.rest.store import BUDGET
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ def choose_plan(effort: Effort, loaded: "LoadedModel") -> VerificationPlan:
     device = loaded.model.device.type
     if effort.fixed:
         budget = FIXED_BUDGETS.get(device, BUDGET) if effort.budget is None else effort.budget
-        return VerificationPlan(Fixed(budget), f"at most {budget} nodes a pass, whatever they cost")
+        return VerificationPlan(Fixed(budget), f"at most {counted(budget, 'node')} a pass, whatever the cost")
     budget = BUDGET if effort.budget is None else effort.budget
     named = effort.curve
     curve = find_curve(loaded.model) if named is None else load_curve(named, conditions_of(loaded.model))
-    words = f"at most {budget} nodes a pass, where they are worth their cost"
+    words = f"at most {counted(budget, 'node')} a pass, where they are worth their cost"
     if curve is None:
         words += f" on a typical {device}: `draftstore tune` measures this one"
     return VerificationPlan(CostPlanner(curve or TYPICAL.get(device, TYPICAL["cuda"]), budget), words)

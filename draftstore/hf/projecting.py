@@ -26,7 +26,7 @@ def project(projection: Projection, states: torch.Tensor) -> torch.Tensor:
     """
     if states.shape[-1] != projection.hidden_size:
         raise DecodingError(
-            f"the model's hidden states have {states.shape[-1]:,} numbers, the store was built of ones of "
+            f"the model's hidden states have {states.shape[-1]:,} numbers, those of the store have "
             f"{projection.hidden_size:,}: use a store that was built with this model"
         )
     weights, bias = _weights_on(projection, states.device)

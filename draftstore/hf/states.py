@@ -140,9 +140,11 @@ def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise ModelError(f"{name} has an encoder, expected a decoder alone")
+        raise ModelError(f"{name} has an encoder, expected a decoder-only model")
     if model.get_output_embeddings() is None:
-        raise ModelError(f"{name} has no head of its own, whose input is what dense stores are keyed by")
+        raise ModelError(
+            f"{name} has no output layer of its own, and dense stores need the states that go into it"
+        )
 
     def through_head(ids: torch.Tensor) -> torch.Tensor:
         with last_hidden(model) as caught:

@@ -178,7 +178,7 @@ def _room_for(model: Any, context: int, rows: int) -> int:
     room = context if end is None else min(context, end - rows)
     if room < 1:
         raise ModelError(
-            f"the model has {end} positions, expected more than {rows}, which the largest pass takes"
+            f"the model has {end} positions, expected more than {rows}, the tokens of the largest pass"
         )
     return room
 

@@ -93,8 +93,7 @@ class RemoteDrafter(ReleaseDrafter):
         """Start the drafts of one text; see `Drafter.session`.
 
         The drafter of a dense release now takes the release's present projection. If that has changed, the first draft
-        is
-        empty: `hidden` was projected with the old one.
+        is empty: `hidden` was projected with the old one.
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the vocabulary.

@@ -84,7 +84,7 @@ class Follower:
                 _check_size(projection, known)
                 self.projection = projection
                 return found
-        raise Trouble(Outcome.UNAVAILABLE, "it moves from one build to the next all the time: try again")
+        raise Trouble(Outcome.UNAVAILABLE, "it keeps moving to another build: try again")
 
     def must_refresh(self, trouble: Trouble, queries: Queries | None) -> bool:
         """Return whether to fetch the projection: it was refused, and no refresh is running or recent."""
@@ -150,6 +150,6 @@ def _check_size(projection: Projection, before: Projection | None) -> None:
     if before is not None and before.hidden_size != projection.hidden_size:
         raise Trouble(
             Outcome.OTHER_PROJECTION,
-            f"it wants hidden states of {projection.hidden_size} numbers by now, expected {before.hidden_size}: "
+            f"it wants hidden states of {projection.hidden_size} numbers now, expected {before.hidden_size}: "
             "its store is made for another model",
         )

@@ -217,7 +217,7 @@ class ConnectionState:
         if header.request_id == 0 and header.status != Status.OK:
             return True
         if header.request_id or not self._greeting:
-            raise WireError(f"an answer to request {header.request_id}, which nobody made")
+            raise WireError(f"an answer to request {header.request_id}, which was never sent")
         self._greeting = False
         return False
 
@@ -273,7 +273,7 @@ def read_releases(answer: Frame) -> list[dict[str, Any]]:
     try:
         document = json.loads(payload)
     except (ValueError, RecursionError):
-        raise Trouble(Outcome.GARBAGE, "its list of releases is no JSON") from None
+        raise Trouble(Outcome.GARBAGE, "its list of releases is not JSON") from None
     found = document.get("releases") if isinstance(document, dict) else None
     if not isinstance(found, list) or not all(isinstance(release, dict) for release in found):
         raise Trouble(Outcome.GARBAGE, "its answer holds no list of releases")

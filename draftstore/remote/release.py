@@ -56,7 +56,7 @@ _OURS = {Outcome.BAD_REQUEST, Outcome.TOO_LARGE, Outcome.OTHER_PROJECTION}
 _HINTS = {
     Outcome.UNREACHABLE: "is `draftstore serve` running there?",
     Outcome.TIMEOUT: "it hangs, or is overloaded, or this is not its port for drafts",
-    Outcome.CLOSED: "it is stopping, or this is no lookup service",
+    Outcome.CLOSED: "it is stopping, or this is not a lookup service",
     Outcome.GARBAGE: "is this the port for drafts, and a version that fits this client?",
     Outcome.INVALID: "does its version fit this client?",
     Outcome.UNAUTHORIZED: "give one with token=...; `draftstore tokens new` makes one",
@@ -196,7 +196,7 @@ class ReleaseClient:
             return
         self._warned[kind] = now
         logger.warning(
-            "no drafts of %r from %s (%s): %s; decoding goes on without",
+            "no drafts of %r from %s (%s): %s; decoding goes on without them",
             self.name, self.address, trouble.outcome, trouble,
         )  # fmt: skip
 

@@ -247,7 +247,7 @@ def decode_request(payload: bytes) -> DraftRequest:
         name = payload[names : names + named].decode()
         strategy = payload[names + named :].decode()
     except UnicodeDecodeError:
-        raise WireError("the name of a release or of a strategy is no UTF-8") from None
+        raise WireError("the name of a release or of a strategy is not UTF-8") from None
     found = decode_sections(payload, sections, names) if tagged else {}
     return DraftRequest(name, strategy, contexts, budget, min_prob, found)
 

@@ -163,7 +163,7 @@ def _try_lock(path: Path) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         raise BuildError(
-            f"another build is at work in {path}: wait for it, or choose another --out"
+            f"another build is running in {path}: wait for it, or choose another --out"
         ) from None
     except FileNotFoundError:
         pass

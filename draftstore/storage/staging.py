@@ -171,7 +171,7 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     except StoreError:
         manifest = None
     if manifest is None or manifest.name != name or manifest.parameters.get("plan") != plan:
-        raise BuildError(f"{out} exists and is not this build: choose another --out, or pass --overwrite")
+        raise BuildError(f"{out} exists and is another build: choose another --out, or pass --overwrite")
     return manifest
 
 

@@ -88,7 +88,7 @@ class Kind:
 
     def open_files(self, path: Path) -> Store:
         """Open a store of a kind without backends; see `open`."""
-        raise StoreError(f"{path} is of kind {self.name!r}, from which nothing is drafted")
+        raise StoreError(f"{path} is a store of kind {self.name!r}, which gives no drafts")
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str | None:  # noqa: ARG002
         """Return the backend of a store's entries: the wanted one, by default the first; None without a choice."""
@@ -124,7 +124,7 @@ def strategy_named(name: str, strategies: Mapping[str, T]) -> T:
         DraftstoreError: there is none; the message lists the existing ones.
     """
     if name not in strategies:
-        raise DraftstoreError(f"no strategy {name!r}: choose one of {', '.join(sorted(strategies))}")
+        raise DraftstoreError(f"unknown strategy {name!r}: expected one of {', '.join(sorted(strategies))}")
     return strategies[name]
 
 

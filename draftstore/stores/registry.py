@@ -46,7 +46,7 @@ def open_store(path: Path | str, backend: str | None = None) -> Store:
     name = load_manifest(path).kind
     if name not in KINDS:
         drafting = ", ".join(repr(kind) for kind in KINDS if kind_of(kind).strategies)
-        raise StoreError(f"{path} is of kind {name!r}, from which nothing is drafted: expected {drafting}")
+        raise StoreError(f"{path} is a store of kind {name!r}, which gives no drafts: expected {drafting}")
     return kind_of(name).open(path, backend)
 
 

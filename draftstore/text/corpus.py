@@ -95,7 +95,7 @@ def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[
         CorpusError: see `read_corpus`.
     """
     if not paths:
-        raise CorpusError(f"no corpus is named: give {ACCEPTED}")
+        raise CorpusError(f"no corpus is given: name {ACCEPTED}")
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 (resolve() would follow links)
     root = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in absolute]))

@@ -218,7 +218,7 @@ def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]
     text = next((name for name in (column, "messages") if name in names), None)
     if text is None:
         raise CorpusError(
-            f"{path} has no column {column!r}, only {', '.join(names)}: name the one with the text with --column"
+            f"{path} has no column {column!r}, only {', '.join(names)}: name the column of the text with --column"
         )
     return [text] + ["id"] * ("id" in names)
 

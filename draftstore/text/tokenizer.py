@@ -28,6 +28,8 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
+LONG_TEXT = 1 << 14
+"""Characters above which other threads are let run meanwhile: alone, the library holds the interpreter's lock."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -151,7 +153,10 @@ class TextTokenizer:
         Raises:
             TokenizerError: the text has a lone surrogate.
         """
-        ids = self._guarded(lambda: self._backend.encode(text, add_special_tokens=False).ids)
+        if len(text) > LONG_TEXT:
+            ids = self.encode_documents([text])[0].tolist()
+        else:
+            ids = self._guarded(lambda: self._backend.encode(text, add_special_tokens=False).ids)
         prefix = list(self.bos_ids) if bos else []
         if ids[: len(prefix)] != prefix:
             ids = prefix + ids
@@ -287,7 +292,7 @@ def _download(name: str) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TokenizerError(
-            f"no folder {name!r} here, and the hub did not give it ({reason}): pass {accepted}; "
+            f"no folder {name!r} here, and no such tokenizer on the hub ({reason}): pass {accepted}; "
             "a gated model needs `hf auth login` first"
         ) from None
 

@@ -192,7 +192,7 @@ def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:
     for key in ("inputs", "tokenizer", "template"):
         if manifest.parameters["plan"][key] != plan[key]:
             raise BuildError(
-                f"the shards in {source} differ in {key} from what is built: tokenize the corpus again"
+                f"the shards in {source} differ in {key} from this build: tokenize the corpus again"
             )
     if (partial / SHARDS).exists():
         return

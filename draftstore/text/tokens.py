@@ -154,7 +154,7 @@ def open_shards(directory: Path) -> TokenShards:
                 f"{path} has format version {version!r}, expected {FORMAT_VERSION}: build it again"
             )
         if "totals" not in state:
-            raise StoreError(f"{directory} is unfinished: run the build again, it goes on where it stopped")
+            raise StoreError(f"{directory} is unfinished: run the build again, it resumes where it stopped")
         identity = TokenizerIdentity(**state["tokenizer"])
         count, totals = state["shards"], state["totals"]
         vocab_size, corpus = state["vocab_size"], state["corpus_fingerprint"]

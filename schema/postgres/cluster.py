@@ -46,7 +46,7 @@ def ensure_cluster(plan: ClusterPlan, binaries: Path, keep: int) -> None:
         if version != MAJOR:
             raise ClusterError(
                 f"{data} was made by PostgreSQL {version}, and this is PostgreSQL {MAJOR}: export it with the "
-                "version of draftstore that made it, or move the folder away to begin anew"
+                "version of draftstore that made it, or move the folder away to start again"
             )
         return
     unfinished = data.with_name(f"{DATA}.unfinished")

@@ -38,7 +38,7 @@ class Place:
         """
         if sys.platform != "linux":
             raise EmbeddedServerError(
-                "the embedded PostgreSQL runs on Linux alone: name a server with DRAFTSTORE_DATABASE_URL"
+                "the embedded PostgreSQL runs only on Linux: name a server with DRAFTSTORE_DATABASE_URL"
             )
         return ClusterPlan(str(self.base), str(find_binaries()), _user_name(), self.uid, self.gid, linger)
 
@@ -152,8 +152,8 @@ def _require_ours(base: Path) -> None:
     """Refuse a folder that another user owns."""
     if base.exists() and (owner := base.stat().st_uid) != os.geteuid():
         raise EmbeddedServerError(
-            f"{base} belongs to user id {owner}, not to us ({os.geteuid()}): run draftstore as that user, or set "
-            "DRAFTSTORE_HOME to a folder of your own"
+            f"{base} belongs to user id {owner}, not to this user ({os.geteuid()}): run draftstore as that user, or "
+            "set DRAFTSTORE_HOME to a folder of your own"
         )
 
 

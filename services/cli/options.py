@@ -6,11 +6,24 @@ import click
 
 from services.common.logs import FORMATS, LEVELS
 
-anonymous_option = click.option(
-    "--anonymous",
-    is_flag=True,
-    help="Let everyone who reaches this machine ask without a token; without it that is refused beyond loopback.",
-)
+
+def access_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say who may ask, and under which names."""
+    anonymous = click.option(
+        "--anonymous",
+        is_flag=True,
+        help="Answer other machines without asking for a token; listening beyond loopback needs this or --tokens.",
+    )
+    hosts = click.option(
+        "--allow-host",
+        "allow_hosts",
+        multiple=True,
+        metavar="NAME",
+        help="Name of this machine in HTTP requests, besides localhost and addresses: that of a proxy or a container. "
+        "May be repeated. Other names are refused, so that no web page can read the service through its own name; "
+        "beyond loopback with --tokens, all names are accepted unless one is given.",
+    )
+    return anonymous(hosts(command))
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ from draftstore.cli.common import json_option, print_json, printable
 from draftstore.errors import LookupServiceError, MissingExtraError
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import BACKENDS
-from services.cli.options import anonymous_option, log_options
+from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
 from services.lookup.limits import Limits
 from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LookupSettings
@@ -21,77 +21,83 @@ NOWHERE = "none"
 
 @click.command()
 @click.option(
-    "--release", "releases", multiple=True, metavar="NAME", help="Serve a release of the catalogue."
+    "--release",
+    "releases",
+    multiple=True,
+    metavar="NAME",
+    help="Serve a release of the catalogue. May be repeated.",
 )
 @click.option(
     "--store",
     "stores",
     multiple=True,
     metavar="[NAME=]DIR",
-    help="Serve a directory, under its own name or another one.",
+    help="Serve a directory, under its own name or NAME. May be repeated.",
 )
-@click.option("--backend", type=click.Choice(BACKENDS), help="Where the entries of CREST stores are read.")
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), help="Backend that holds the entries of CREST stores."
+)
 @click.option(
     "--socket",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PATH",
-    help="The Unix socket of the binary protocol. [default: $DRAFTSTORE_SOCKET, else one of this user's own]",
+    help="Unix socket of the binary protocol. [default: $DRAFTSTORE_SOCKET, else a socket of this user]",
 )
 @click.option(
     "--socket-mode",
     default="600",
     show_default=True,
     metavar="OCTAL",
-    help="Who on this machine may connect to it.",
+    help="Permissions of the Unix socket: who on this machine may connect.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help=f"Speak the binary protocol over TCP too; port {DRAFT_PORT} if none is named.",
+    help=f"Address for the binary protocol over TCP; the port is {DRAFT_PORT} if none is named.",
 )
 @click.option(
     "--http",
     metavar="HOST:PORT",
     default=f"{LOOPBACK}:{HTTP_PORT}",
     show_default=True,
-    help=f"JSON, health, metrics and the page; `{NOWHERE}` leaves them out.",
+    help=f"Address for JSON, health, metrics and the page; `{NOWHERE}` switches them off.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that look up."
+    "--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Number of lookup processes."
 )
 @click.option(
     "--tokens",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Ask for bearer tokens, see `draftstore tokens`.",
+    help="Require bearer tokens from this file, see `draftstore tokens`.",
 )
-@anonymous_option
+@access_options
 @click.option(
     "--wait",
     is_flag=True,
-    help="Start even if nothing can be served yet; what is published later is.",
+    help="Start even if nothing can be served yet; a release is served once it is published.",
 )
 @click.option(
     "--poll-seconds",
     type=click.FloatRange(0.05, 3600),
     default=5.0,
     show_default=True,
-    help="Time between two looks at the catalogue; publishing is noticed at once.",
+    help="Seconds between two checks of the catalogue; publishing is noticed at once.",
 )
 @click.option(
     "--drain-seconds",
     type=click.FloatRange(0, 3600, min_open=True),
     default=5.0,
     show_default=True,
-    help="Time that clients have to go elsewhere when the service stops.",
+    help="Seconds for clients to go elsewhere when the service stops.",
 )
 @click.option(
     "--hang-seconds",
     type=click.FloatRange(1, 3600),
     default=30.0,
     show_default=True,
-    help="Time without a sign of life after which a worker is replaced.",
+    help="Seconds without a sign of life after which a worker is replaced.",
 )
 @log_options
 @json_option
@@ -148,7 +154,7 @@ def _mode(text: str) -> int:
         mode = -1
     if not 0o600 <= mode <= 0o777:
         raise LookupServiceError(
-            f"--socket-mode {text} is none: expected an octal number from 600 to 777, such as 660"
+            f"--socket-mode {text} is not a mode: expected an octal number from 600 to 777, such as 660"
         )
     return mode
 

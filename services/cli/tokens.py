@@ -15,7 +15,7 @@ file_option = click.option(
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="The file of tokens, as given to `draftstore serve --tokens`.",
+    help="File of tokens, as given to `draftstore serve --tokens`.",
 )
 
 
@@ -39,7 +39,7 @@ def tokens() -> None:
     "releases",
     multiple=True,
     required=True,
-    help=f"A release that its bearer may use; `{EVERY}` is every one. May be repeated.",
+    help=f"Release that the token allows; `{EVERY}` allows every release. May be repeated.",
 )
 @file_option
 @json_option
@@ -59,7 +59,7 @@ def new(name: str, releases: tuple[str, ...], path: Path, as_json: bool) -> None
 
     def add(grants: list[Grant]) -> list[Grant]:
         if any(other.name == name for other in grants):
-            raise PermissionsError(f"{path} has a token {name!r} already: remove it, or choose another name")
+            raise PermissionsError(f"{path} already has a token {name!r}: remove it, or choose another name")
         return [*grants, grant]
 
     change_grants(path, add)
@@ -67,7 +67,7 @@ def new(name: str, releases: tuple[str, ...], path: Path, as_json: bool) -> None
         print_json({"name": name, "releases": sorted(releases), "token": token})
         return
     click.echo(token)
-    click.echo("keep it now, it cannot be shown again; a running service takes it in on SIGHUP", err=True)
+    click.echo("keep it now, it cannot be shown again; a running service accepts it after SIGHUP", err=True)
 
 
 @tokens.command("list")
@@ -113,4 +113,4 @@ def remove(name: str, path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"name": name, "removed": True})
     else:
-        click.echo(f"the token {name} is removed; a running service lets go of it on SIGHUP")
+        click.echo(f"the token {name} is removed; a running service refuses it after SIGHUP")

@@ -19,7 +19,7 @@ from draftstore.cli.sources import (
 )
 from draftstore.errors import MissingExtraError
 from draftstore.hf.planning import Effort
-from services.cli.options import anonymous_option, log_options
+from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
 from services.worker.settings import PORT, WorkerSettings
 
@@ -27,30 +27,38 @@ from services.worker.settings import PORT, WorkerSettings
 @click.command()
 @model_option
 @click.option(
-    "--name", help="What clients call the model. [default: the directory's, the file's or hub name]"
+    "--name", help="Name of the model for clients. [default: that of the directory, the file or the hub]"
 )
 @device_option
-@click.option("--dtype", metavar="T", help="auto, float32, bfloat16, ... [default: auto; on CPUs float32]")
+@click.option(
+    "--dtype",
+    metavar="T",
+    help="Data type of the weights: auto, float32, bfloat16, ... [default: auto; on CPUs float32]",
+)
 @attention_option
 @source_options
 @effort_options
-@click.option("--host", default=LOOPBACK, show_default=True, help="Where to listen.")
+@click.option("--host", default=LOOPBACK, show_default=True, help="Address to listen at.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 is a free one."
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=PORT,
+    show_default=True,
+    help="Port to listen at; 0 takes a free one.",
 )
 @click.option(
     "--queue",
     type=click.IntRange(0, 10_000),
     default=16,
     show_default=True,
-    help="Requests that may wait while one is answered; beyond that the answer is 429.",
+    help="Number of requests that may wait while one is answered; the next gets 429.",
 )
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
     default=2048,
     show_default=True,
-    help="Most tokens of an answer.",
+    help="Maximum number of tokens in an answer.",
 )
 @click.option(
     "--tokens",
@@ -58,15 +66,15 @@ from services.worker.settings import PORT, WorkerSettings
     "tokens",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Ask for bearer tokens, see `draftstore tokens`; one allows the model whose name it has as a release.",
+    help="Require bearer tokens, see `draftstore tokens`; a token for a release of the model's name allows the model.",
 )
-@anonymous_option
+@access_options
 @click.option(
     "--grace-seconds",
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Time that the request in hand has to come to its end when the worker stops.",
+    help="Seconds for the current request to finish when the worker stops.",
 )
 @click.option(
     "--response-log",
@@ -79,7 +87,7 @@ from services.worker.settings import PORT, WorkerSettings
     type=ByteSize(),
     default="1GB",
     show_default=True,
-    help="Most bytes of the log; its older half lies in FILE with .1 before the ending, and goes first.",
+    help="Maximum size of the log; its older half, FILE with .1 before the ending, is deleted first.",
 )
 @log_options
 @json_option

@@ -41,7 +41,7 @@ class ListenAddress(NamedTuple):
         bare = host.isdecimal()  # a port alone: getaddrinfo would take it for the address 0.0.30.100
         if bare or not (digits.isascii() and digits.isdecimal() and int(digits) < 1 << 16) or "/" in host:
             raise LookupServiceError(
-                f"{text!r} is no place to listen at: expected HOST:PORT, such as {LOOPBACK}:{port}"
+                f"{text!r} is not an address to listen at: expected HOST:PORT, such as {LOOPBACK}:{port}"
             )
         return cls(host or "0.0.0.0", int(digits))  # noqa: S104 - the user wrote `:PORT`; needs tokens
 
@@ -98,6 +98,6 @@ def check_access(
     for option, address in places:
         if not address.is_loopback():
             raise LookupServiceError(
-                f"{option} can be reached from other machines, where anybody could ask: name a file of "
-                "--tokens (see `draftstore tokens`), or say --anonymous if that is meant"
+                f"{option} can be reached from other machines, where anybody could ask: give --tokens "
+                "FILE (see `draftstore tokens`), or --anonymous to allow that"
             )

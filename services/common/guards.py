@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.common.addresses import ListenAddress
+
 LOG = logging.getLogger(__name__)
 BODY_SECONDS = 10.0
 """Time limit in seconds for a body to arrive."""
@@ -52,8 +54,8 @@ class Guard(ABC):
 
         Args:
             app: application to guard.
-            hosts: names of the service beside localhost and IP addresses; None accepts any. Prevents DNS rebinding:
-                a foreign page could otherwise point its own name at this machine and read the answers.
+            hosts: names of the service besides localhost and IP addresses, see `own_names`; None accepts any. Prevents
+                DNS rebinding: a foreign page could otherwise point its own name at this machine and read the answers.
         """
         self._app = app
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
@@ -76,7 +78,10 @@ class Guard(ABC):
 
         host = Headers(scope=scope).get("host", "")
         if self._hosts is not None and not is_own_host(host, self._hosts):
-            message = f"this {self.what} does not go by the name {host!r}: use localhost or an address"
+            message = (
+                f"this {self.what} does not answer to the name {host!r}: use localhost or an address, or start it with "
+                "--allow-host NAME"
+            )
             await self.refusal(400, message)(scope, receive, send_guarded)
             return
         try:
@@ -93,6 +98,19 @@ class Guard(ABC):
     @abstractmethod
     def refusal(self, status: int, message: str) -> Response:
         """Return an error in the guarded application's format."""
+
+
+def own_names(endpoint: ListenAddress, allowed: Collection[str], *, tokens: bool) -> tuple[str, ...] | None:
+    """Return the host names that requests may use besides localhost and IP addresses; None: any.
+
+    Args:
+        endpoint: address of the service.
+        allowed: names allowed by its operator.
+        tokens: whether it needs bearer tokens, which a page that points its own name at this machine lacks.
+    """
+    if tokens and not allowed and not endpoint.is_loopback():
+        return None
+    return (endpoint.host, *allowed)
 
 
 def is_own_host(host: str, names: Collection[str]) -> bool:

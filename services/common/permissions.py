@@ -132,12 +132,12 @@ def read_grants(path: Path) -> list[Grant]:
     except OSError as error:
         raise PermissionsError(f"the file of tokens {path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML
-        raise PermissionsError(f"the file of tokens {path} is no TOML: {error}") from None
+        raise PermissionsError(f"the file of tokens {path} is not TOML: {error}") from None
     unknown = document.keys() - {"token"}
     entries = document.get("token", [])
     if unknown or not isinstance(entries, list):
         raise PermissionsError(
-            f"the file of tokens {path} holds {sorted(document)}, expected tables [[token]] alone"
+            f"the file of tokens {path} holds {sorted(document)}, expected only tables [[token]]"
         )
     grants = [_read_grant(path, number, entry) for number, entry in enumerate(entries, 1)]
     _check_unique(path, grants)

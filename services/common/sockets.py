@@ -78,9 +78,7 @@ def _bind_tcp(address: str, port: int) -> socket.socket:
 def _explain(error: OSError, endpoint: ListenAddress, option: str) -> str:
     """Return what the user can do about a socket that cannot be opened."""
     if error.errno == errno.EADDRINUSE:
-        return f"port {endpoint.port} of {endpoint.host} is in use: stop who listens there, or choose another {option}"
+        return f"port {endpoint.port} of {endpoint.host} is in use: stop the program there, or choose another {option}"
     if error.errno == errno.EACCES:
-        return f"port {endpoint.port} is not for this user: choose one from 1024 on for {option}"
-    return (
-        f"nobody can listen at {endpoint} here ({error.strerror}): {option} takes an address of this machine"
-    )
+        return f"this user may not listen at port {endpoint.port}: choose a port from 1024 on for {option}"
+    return f"cannot listen at {endpoint} ({error.strerror}): {option} needs an address of this machine"

@@ -26,6 +26,7 @@ class LookupSettings:
         workers: number of worker processes.
         tokens: token file.
         anonymous: whether clients, also on other machines, need no token.
+        allow_hosts: further host names that requests may use, besides localhost and addresses.
         wait: whether to start even if nothing can be served yet.
         poll_seconds: interval between reads of the catalogue when no notice arrives.
         hang_seconds: silence after which a worker is killed and restarted.
@@ -44,6 +45,7 @@ class LookupSettings:
     workers: int = 1
     tokens: Path | None = None
     anonymous: bool = False
+    allow_hosts: tuple[str, ...] = ()
     wait: bool = False
     poll_seconds: float = 5.0
     hang_seconds: float = 30.0

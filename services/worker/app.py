@@ -123,6 +123,7 @@ class _Handlers:
         facts, settings = engine.facts, self._site.settings
         grant = identify(request, self._site.permissions, facts.name)
         body = await read_body(request, settings.body)
+        self._site.decoder.require_room()  # before a long prompt is tokenized for nothing
         loop = asyncio.get_running_loop()
         ask, generation = await loop.run_in_executor(
             self._threads, _read, body, kind, engine, settings.max_tokens
@@ -212,6 +213,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {
         404: f"no such path: {request.url.path}: there are /v1/chat/completions, /v1/completions, /v1/models",
-        405: f"{request.method} is not for {request.url.path}",
+        405: f"{request.url.path} does not take {request.method}",
     }.get(error.status_code, error.detail)
     return ApiError(error.status_code, message, headers=error.headers).response()

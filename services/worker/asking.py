@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, counted
 from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.conversation import answer_lead, encode_conversation
 from draftstore.text.tokenizer import TextTokenizer
@@ -68,7 +68,7 @@ def _prompt_ids(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, vocab_si
         return encode_conversation(tokenizer, ask.prompt)
     wrong = next((token for token in ask.prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        message = f"the token id {str(wrong)[:30]} is none of this model, which has {vocab_size:,}"
+        message = f"the token id {str(wrong)[:30]} is outside this model's vocabulary of {vocab_size:,} ids"
         raise ApiError(400, message, param="prompt")
     return np.array(ask.prompt, np.int32)
 
@@ -81,17 +81,19 @@ def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, 
     """
     rest = facts.positions - prompt
     if rest < 1 or (wanted or 1) > rest:
-        asked = f", and {wanted:,} are wanted behind it" if wanted else ""
+        asked = f", and {wanted:,} more are wanted for the answer" if wanted else ""
         raise ApiError(
             400,
-            f"this model has {facts.positions:,} positions, and the prompt takes {prompt:,} tokens{asked}: shorten it"
-            + (", or ask for fewer" if wanted and rest > 0 else ""),
+            f"this model has {facts.positions:,} positions, and the prompt takes {counted(prompt, 'token')}{asked}: "
+            "shorten it" + (", or ask for fewer" if wanted and rest > 0 else ""),
             param=param,
             code="context_length_exceeded",
         )
     if wanted is not None and wanted > most:
         raise ApiError(
-            400, f"{wanted:,} tokens are wanted, at most {most:,} are written here", param="max_tokens"
+            400,
+            f"{wanted:,} tokens are wanted, this worker writes at most {most:,}: ask for fewer",
+            param="max_tokens",
         )
     return min(usual if wanted is None else wanted, rest, most)
 

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from draftstore.decoding.loop import Step
+from draftstore.errors import ProbabilityError, counted
 from services.worker.figures import WorkerMetrics
 from services.worker.jobs import DecodingJob, Delta, Event, Failed, Finished
 from services.worker.problems import ApiError
@@ -109,18 +110,26 @@ class Decoder:
             ApiError: the queue is full, or no requests are accepted now.
         """
         with self._wakeup:
-            if not self.ready:
-                raise self.unavailable()
-            if len(self._waiting) >= self._most:
-                ahead = self._mean_seconds  # mean time until a waiting request gets its turn
-                raise ApiError(
-                    429,
-                    f"one request is being answered and {len(self._waiting)} wait: try again later",
-                    code="queue_full",
-                    retry_after=min(LONGEST_WAIT, ahead),
-                )
+            self.require_room()
             self._waiting.append(job)
             self._wakeup.notify()
+
+    def require_room(self) -> None:
+        """Refuse a request that could not be queued now.
+
+        Raises:
+            ApiError: the queue is full, or no requests are accepted now.
+        """
+        if not self.ready:
+            raise self.unavailable()
+        if len(self._waiting) >= self._most:
+            ahead = self._mean_seconds  # mean time until a waiting request gets its turn
+            raise ApiError(
+                429,
+                f"the queue is full, {counted(len(self._waiting), 'request')} waiting: try again later",
+                code="queue_full",
+                retry_after=min(LONGEST_WAIT, ahead),
+            )
 
     def unavailable(self) -> ApiError:
         """Return the error for requests while none are accepted."""
@@ -238,6 +247,8 @@ class Decoder:
             writing.finish()
         except UnwantedError:
             return "cancelled", Failed(self.unavailable())
+        except ProbabilityError as error:
+            return "failed", Failed(ApiError(400, str(error)))
         except Exception as error:
             self._failures += 1
             LOG.exception("decoding failed", extra={"id": job.id})

@@ -20,19 +20,19 @@ ROLES = {"developer": "system"}
 """Roles that have another name in templates."""
 
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((None, 1), "one answer a request: send it several times for more"),
-    "best_of": ((None, 1), "one answer a request: send it several times for more"),
-    "logprobs": ((None, False), "probabilities of tokens are not given"),
-    "top_logprobs": ((None, 0), "probabilities of tokens are not given"),
+    "n": ((None, 1), "a request gets one answer: send it several times for more"),
+    "best_of": ((None, 1), "a request gets one answer: send it several times for more"),
+    "logprobs": ((None, False), "the probabilities of tokens are not returned"),
+    "top_logprobs": ((None, 0), "the probabilities of tokens are not returned"),
     "echo": ((None, False), "the prompt is not repeated"),
-    "suffix": ((None, ""), "text is only written at the end"),
+    "suffix": ((None, ""), "text is only added at the end"),
     "tools": ((None, []), "tools are not called"),
     "tool_choice": ((None, "none", "auto"), "tools are not called"),
     "functions": ((None, []), "functions are not called"),
     "function_call": ((None, "none", "auto"), "functions are not called"),
-    "response_format": ((None, {"type": "text"}), "the form of the text is not enforced"),
-    "modalities": ((None, ["text"]), "there is text alone"),
-    "audio": ((None,), "there is text alone"),
+    "response_format": ((None, {"type": "text"}), "the format of the text is not enforced"),
+    "modalities": ((None, ["text"]), "the model writes only text"),
+    "audio": ((None,), "the model writes only text"),
 }
 """By parameter: values without effect, and why others are refused."""
 
@@ -50,7 +50,7 @@ def _as_prompt(value: Any) -> Any:
     """
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
-            raise ValueError(f"one prompt a request, found {len(value)}: send several requests")
+            raise ValueError(f"expected one prompt in a request, found {len(value)}: send several requests")
         value = value[0]
     if isinstance(value, str):
         return value
@@ -72,7 +72,7 @@ def _as_text(value: Any) -> Any:
     for part in value:
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
             kind = part.get("type") if isinstance(part, dict) else part
-            raise ValueError(f"a part of the type {str(kind)[:40]!r}: this model reads text alone")
+            raise ValueError(f"a part of the type {str(kind)[:40]!r}: this model reads only text")
     return "".join(part["text"] for part in value)
 
 
@@ -120,7 +120,7 @@ class Ask(_Strict):
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
@@ -211,4 +211,4 @@ def _problem(error: ValidationError) -> ApiError:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number there")
+    raise ValueError(f"{name} is not a JSON number")

@@ -14,6 +14,7 @@ from prometheus_client import disable_created_metrics
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from services.common import logs
+from services.common.guards import own_names
 from services.common.http_server import HttpServer
 from services.common.permissions import Permissions
 from services.common.sockets import open_tcp, port_of
@@ -82,7 +83,7 @@ def _open_log(settings: WorkerSettings, figures: WorkerMetrics) -> ResponseLog |
     path = settings.response_log
     log = ResponseLog(path, settings.response_log_bytes, figures.logged)
     LOG.warning(
-        "prompts and answers are kept: whoever can read these files reads what people asked and were told",
+        "prompts and answers are kept: whoever can read these files can read what people asked and were answered",
         extra={"files": [str(path), str(older(path))], "bytes": settings.response_log_bytes},
     )
     return log
@@ -125,7 +126,8 @@ class Worker:
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         port = port_of(sockets)
-        hosts = () if self._settings.endpoint.is_loopback() else None
+        settings = self._settings
+        hosts = own_names(settings.endpoint, settings.allow_hosts, tokens=settings.tokens is not None)
         server = HttpServer(make_app(self._site, hosts), LAST_ANSWERS)
         serving = asyncio.create_task(server.serve(sockets))
         LOG.info("loading the model", extra={"port": port})
@@ -210,7 +212,8 @@ class Worker:
             self._site.permissions = Permissions.load(self._settings.tokens)
         except DraftstoreError as error:
             LOG.warning(
-                "the file of tokens cannot be used, the tokens from before stay", extra={"error": str(error)}
+                "the file of tokens cannot be used, the earlier tokens stay valid",
+                extra={"error": str(error)},
             )
         else:
             LOG.info("tokens read again")

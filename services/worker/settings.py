@@ -21,6 +21,7 @@ class WorkerSettings:
         body: maximum bytes of a request.
         tokens: token file.
         anonymous: whether clients, also on other machines, need no token.
+        allow_hosts: further host names that requests may use, besides localhost and addresses.
         grace_seconds: time for the current request when the worker is told to stop.
         response_log: file for finished answers; None disables it.
         response_log_bytes: maximum size of the response log.
@@ -34,6 +35,7 @@ class WorkerSettings:
     body: int = BODY
     tokens: Path | None = None
     anonymous: bool = False
+    allow_hosts: tuple[str, ...] = ()
     grace_seconds: float = 30.0
     response_log: Path | None = None
     response_log_bytes: int = 10**9

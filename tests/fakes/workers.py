@@ -28,6 +28,7 @@ from draftstore.errors import DraftstoreError
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
+from services.cli.options import access_options
 from services.common.addresses import ListenAddress
 from services.common.http_server import HttpServer
 from services.common.permissions import Grant, Permissions
@@ -261,11 +262,13 @@ def commands() -> None:
 @click.option("--grace-seconds", type=float, default=30.0)
 @click.option("--cut-seconds", type=float, default=5.0)
 @click.option("--json", is_flag=True)
+@click.option("--host", default="127.0.0.1")
 @click.option("--port", type=int)
 @click.option("--log-format")
+@access_options
 def worker(
-    tokenizer: Path, load_seconds: float, fail: bool, pass_seconds: float, cut_seconds: float, port: int, json: bool,
-    **more: Any,
+    tokenizer: Path, load_seconds: float, fail: bool, pass_seconds: float, cut_seconds: float, host: str, port: int,
+    json: bool, **more: Any,
 ) -> None:  # fmt: skip
     """Run a worker whose model counts for ever, at its own pace."""
 
@@ -279,7 +282,7 @@ def worker(
 
     running.CUT_SECONDS = cut_seconds
     try:
-        sys.exit(running.run(WorkerSettings(ListenAddress("127.0.0.1", port), **more), load, print_json))
+        sys.exit(running.run(WorkerSettings(ListenAddress(host, port), **more), load, print_json))
     except DraftstoreError as error:
         sys.exit(f"error: {error}")
 

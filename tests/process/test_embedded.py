@@ -467,7 +467,7 @@ def test_commands_in_a_row_find_the_server_lingering(folder: Path, monkeypatch: 
     wait_until(lambda: server_state(folder / "postgres").status == "stopped")
     monkeypatch.setenv("DRAFTSTORE_POSTGRES_LINGER", "soon")
     with pytest.raises(
-        EmbeddedServerError, match=r"DRAFTSTORE_POSTGRES_LINGER='soon' is no number of seconds"
+        EmbeddedServerError, match=r"DRAFTSTORE_POSTGRES_LINGER='soon' is not a number of seconds"
     ):
         acquire(folder)
 
@@ -654,11 +654,11 @@ def test_the_folder_of_another_user_is_refused(folder: Path, python_for_all: Pyt
     nobody = pwd.getpwnam("nobody")
     (folder / "postgres").mkdir()
     os.chown(folder / "postgres", nobody.pw_uid, nobody.pw_gid)
-    with pytest.raises(EmbeddedServerError, match=f"belongs to user id {nobody.pw_uid}, not to us"):
+    with pytest.raises(EmbeddedServerError, match=f"belongs to user id {nobody.pw_uid}, not to this user"):
         acquire(folder)
     (folder / "of-root" / "postgres").mkdir(parents=True)
     said = python_for_all.fails_as(as_account("nobody"), ACQUIRE, folder / "of-root")
-    assert "belongs to user id 0, not to us" in said
+    assert "belongs to user id 0, not to this user" in said
 
 
 @needs_root

@@ -295,7 +295,7 @@ class TestGenerateResponses:
         assert path == str(site.home / "corpora" / "own" / "answers.jsonl.zst")
         assert (made["reused"], made["answers"] > 5) == (False, True)
         assert flows.generate_responses(str(model_folder), questions, name="own") == {**made, "reused": True}
-        assert f"`{path}`, found finished." in page("answers-own")
+        assert f"`{path}` was already finished." in page("answers-own")
         request = {"name": "own", "corpus": Corpus(paths=[Path(path)]), "tokenizer": str(site.tokenizer)}
         built = flows.build_rest(**request)
         assert load_manifest(Path(built["path"])).counts["documents"] == made["answers"]
@@ -351,7 +351,7 @@ class TestGenerateResponses:
         assert kept == [2, 2, 0, 2, 2, 2]
 
     def test_nothing_to_answer(self, flows: Any, site: Site, model_folder: Path) -> None:
-        with pytest.raises(BuildError, match="name prompts, or a response log"):
+        with pytest.raises(BuildError, match="no prompts and no response log"):
             flows.generate_responses(str(model_folder), {})
 
 
@@ -523,7 +523,7 @@ class TestRetries:
             try:
                 raise BlockingIOError(errno.EAGAIN, "locked")
             except BlockingIOError:
-                raise BuildError("another build is at work") from None
+                raise BuildError("another build is running") from None
 
         with pytest.raises(BuildError) as caught:
             refuse()

@@ -140,7 +140,7 @@ def test_a_stale_socket_gives_way_and_a_living_one_does_not(monkeypatch: pytest.
                 UnixListener(path)
         path.unlink()
         path.write_text("mine")
-        with pytest.raises(LookupServiceError, match="is no socket"):
+        with pytest.raises(LookupServiceError, match="is not a socket"):
             UnixListener(path)
         assert path.read_text() == "mine"
 
@@ -420,6 +420,25 @@ def test_strangers_are_refused(small_store: Path) -> None:
             answers(service, small_store)
 
 
+def test_pages_that_call_this_machine_by_a_name_of_theirs_are_refused(small_store: Path) -> None:
+    """As they do once their own name leads here; the token that they lack would keep them out as well."""
+    arguments = (
+        "--store",
+        f"small={small_store}",
+        "--http",
+        "0.0.0.0:0",
+        "--anonymous",
+        "--allow-host",
+        "Box",
+    )
+    with short_folder() as folder, served(*arguments, folder=folder) as service:
+        for host, status in (("evil.example", 400), ("box:7780", 200), ("localhost", 200), ("10.1.2.3", 200)):
+            for path in ("/v1/releases", "/metrics", "/healthz"):
+                assert service.request("GET", path, headers={"Host": host})[0] == status, (host, path)
+            question = {"release": "small", "text": "for item in"}
+            assert service.request("POST", "/v1/draft", question, {"Host": host})[0] == status
+
+
 def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path) -> None:
     shutil.copytree(small_store, tmp_path / "cut")
     with (tmp_path / "cut" / "tokens.bin").open("r+b") as file:
@@ -433,12 +452,14 @@ def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path
             assert "two stores or releases have the same name" in refusal(
                 "--store", "a=/x", *pair, folder=folder
             )
-        assert "'7780' is no place to listen at" in refusal("--store", "/x", "--http", "7780", folder=folder)
+        assert "'7780' is not an address to listen at" in refusal(
+            "--store", "/x", "--http", "7780", folder=folder
+        )
         assert "there is no file of tokens" in refusal(
             "--store", small_store, "--tokens", "/nowhere", folder=folder
         )
         assert "expected HOST:PORT" in refusal("--store", small_store, "--http", "nonsense:x", folder=folder)
-        assert "--socket-mode 9 is none" in refusal(
+        assert "--socket-mode 9 is not a mode" in refusal(
             "--store", small_store, "--socket-mode", "9", folder=folder
         )
         assert list(folder.glob("s*")) == []
@@ -475,7 +496,7 @@ def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
         assert http(first) == 401
         tokens.write_text("nonsense")
         service.signal(signal.SIGHUP)
-        until(lambda: "the tokens from before stay" in service.log)
+        until(lambda: "the earlier tokens stay valid" in service.log)
         os.kill(service.workers[0], signal.SIGKILL)  # its successor knows the tokens all the same
         until(lambda: service.log.count("child=worker-0") >= 3)
         assert all(greeted(second) for _ in range(8))

@@ -129,12 +129,19 @@ def test_the_file_of_tokens_is_read_again(tokenizer: Path, tmp_path: Path) -> No
         assert allowed(service, "one")
         file.write_text("no toml")
         service.signal(signal.SIGHUP)
-        until(lambda: "the tokens from before stay" in service.log)
+        until(lambda: "the earlier tokens stay valid" in service.log)
         assert allowed(service, "one")
         write(PREFIX + "two")
         service.signal(signal.SIGHUP)
         until(lambda: allowed(service, "two"))
         assert not allowed(service, "one")
+
+
+def test_names_of_other_machines_are_refused(tokenizer: Path, tmp_path: Path) -> None:
+    arguments = ("--tokenizer", tokenizer, "--host", "0.0.0.0", "--anonymous", "--allow-host", "box")
+    with served_worker(*arguments, folder=tmp_path, module=FAKE) as service:
+        for host, status in (("evil.example", 400), ("box:8000", 200), ("localhost", 200)):
+            assert service.request("GET", "/v1/models", headers={"Host": host})[0] == status
 
 
 @pytest.mark.parametrize(
@@ -143,7 +150,7 @@ def test_the_file_of_tokens_is_read_again(tokenizer: Path, tmp_path: Path) -> No
         (["--host", "0.0.0.0"], "--tokens"),
         (["--tokens", "nowhere.toml"], "no file of tokens"),
         (["--tokens", "nowhere.toml", "--anonymous"], "contradict"),
-        (["--host", "203.0.113.7", "--anonymous"], "nobody can listen"),
+        (["--host", "203.0.113.7", "--anonymous"], "cannot listen"),
         (["--response-log", "nowhere/a.jsonl"], "cannot be written"),
     ],
 )

@@ -110,21 +110,21 @@ def test_a_missing_extra_is_named_where_it_is_needed(
 ) -> None:
     argument = small_store / "tokenizer" if file is None else write_texts(tmp_path / file, 1)
     message = python(BLOCK + MISSING.format(code=code), argument)
-    assert message == f"the package {package!r} is needed here: pip install 'draftstore[build]'"
+    assert message == f"the package {package!r} is not installed: pip install 'draftstore[build]'"
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
 def test_decoding_names_its_extra(package: str) -> None:
     code = BLOCK.replace(repr(EXTRAS), repr((package,)))
     message = python(code + MISSING.format(code="from draftstore.hf import generate"))
-    assert message == f"the package {package!r} is needed here: pip install 'draftstore[hf]'"
+    assert message == f"the package {package!r} is not installed: pip install 'draftstore[hf]'"
 
 
 def test_the_command_says_which_extra_is_missing(small_store: Path) -> None:
     code = BLOCK + "from draftstore.cli import main; sys.argv[0] = 'draftstore'; main()"
-    assert "is whole" in python(code, "verify", small_store)
+    assert "is intact" in python(code, "verify", small_store)
     command = [sys.executable, "-c", code, "query", str(small_store), "--text", "x"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
-    expected = "error: the package 'tokenizers' is needed here: pip install 'draftstore[build]'\n"
+    expected = "error: the package 'tokenizers' is not installed: pip install 'draftstore[build]'\n"
     assert (ran.stdout, ran.stderr) == ("", expected)

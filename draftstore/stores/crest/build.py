@@ -97,7 +97,7 @@ class CrestOptions:
             BuildError: the first problem, with what is expected.
         """
         if self.ngrams is not None and self.max_bytes is not None:
-            raise BuildError("both a number of n-grams and a number of bytes: choose one")
+            raise BuildError("a number of n-grams and a number of bytes are both given: choose one")
         limits: dict[str, tuple[float, float, float]] = {
             "max_n": (self.max_n, 1, MAX_N),
             "ngrams": (DEFAULT_NGRAMS if self.ngrams is None else self.ngrams, 1, 1 << 40),
@@ -107,9 +107,11 @@ class CrestOptions:
         }
         require_limits("a CREST store", limits, BuildError, digits=",")
         if self.selection not in SELECTIONS:
-            raise BuildError(f"no selection {self.selection!r}: choose one of {', '.join(SELECTIONS)}")
+            raise BuildError(f"unknown selection {self.selection!r}: expected one of {', '.join(SELECTIONS)}")
         if not self.backends or set(self.backends) - set(BACKENDS):
-            raise BuildError(f"the backends {list(self.backends)}: choose of {', '.join(BACKENDS)}")
+            raise BuildError(
+                f"unknown backends {list(self.backends)}: expected some of {', '.join(BACKENDS)}"
+            )
 
 
 def build_crest(

@@ -218,7 +218,7 @@ def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
             _copy_compact(environment, path)
     except lmdb.Error as error:  # a full disk raises one of several kinds
         kind = errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO
-        raise OSError(kind, f"{path} cannot be written, perhaps for want of space ({error})") from None
+        raise OSError(kind, f"{path} cannot be written ({error}): make sure that the disk has room") from None
     finally:
         draft.unlink(missing_ok=True)
     return path.stat().st_size
@@ -246,7 +246,7 @@ def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]])
     consumed, added = transaction.cursor().putmulti(items, dupdata=False, overwrite=False, append=True)
     if added != len(items):
         raise BuildError(
-            f"{len(items):,} entries whose keys should ascend, {added:,} of {consumed:,} were taken"
+            f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were taken"
         )
 
 

@@ -119,7 +119,7 @@ def rank_ngrams(
         DraftstoreError: no such selection.
     """
     if selection not in SELECTIONS:
-        raise DraftstoreError(f"no selection {selection!r}: choose one of {', '.join(SELECTIONS)}")
+        raise DraftstoreError(f"unknown selection {selection!r}: expected one of {', '.join(SELECTIONS)}")
     pool = most * POOL_FACTOR if selection == GAIN else most
     tables = frequent_ngrams(index, max_n, pool, on_rows)
     if selection == "single":

@@ -87,7 +87,7 @@ class DresdOptions(CorpusOptions):
         }
         require_limits("a DReSD store", least, BuildError, digits=",")
         if self.dtype not in DTYPES:
-            raise BuildError(f"vectors of {self.dtype!r}: expected one of {', '.join(DTYPES)}")
+            raise BuildError(f"vectors of type {self.dtype!r}: expected one of {', '.join(DTYPES)}")
 
 
 @dataclasses.dataclass
@@ -262,8 +262,8 @@ class _Build:
             largest = int(tokens.max(initial=0))
             if largest >= self._source.vocab_size:
                 raise BuildError(
-                    f"the corpus holds id {largest:,}, and the model {self._source.name} knows those below "
-                    f"{self._source.vocab_size:,}: is the tokenizer the model's?"
+                    f"the corpus holds id {largest:,}, and the model {self._source.name} knows only ids below "
+                    f"{self._source.vocab_size:,}: use the model's own tokenizer"
                 )
 
     def _assemble(

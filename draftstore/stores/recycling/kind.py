@@ -20,8 +20,8 @@ class RecyclingKind(Kind):
             StoreError: always; the message says where to name the store.
         """
         raise StoreError(
-            f"{path} is of kind {self.name!r}, which drafts only while its model decodes: name it to "
-            "`draftstore generate --store` or the worker"
+            f"{path} is a store of kind {self.name!r}, which drafts only while its model decodes: use it with "
+            "`draftstore generate --store` or `draftstore worker --store`"
         )
 
 

@@ -180,8 +180,8 @@ def sort_segments(
             on_sorted(done, total)
     except (BrokenProcessPool, MemoryError):
         raise BuildError(
-            "a sorting process was killed, perhaps for want of memory: run the command again with fewer "
-            "--workers or smaller --segment-tokens; it goes on where it stopped"
+            "a sorting process was killed, perhaps because memory ran out: run the command again with fewer "
+            "--workers or smaller --segment-tokens; it resumes where it stopped"
         ) from None
 
 

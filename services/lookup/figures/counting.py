@@ -158,9 +158,9 @@ class Slot:
         self.heartbeat()
 
     def end(self) -> None:
-        """Mark this slot's process as ended; called by the supervisor."""
-        for figures in self._found.values():
-            figures.withdraw()
+        """Mark this slot's process as ended; called by the supervisor, which knows none of its releases."""
+        for position in range(1 + self._words[at.USED]):
+            at.entry_of(self._words, position)[at.READY] = 0
         for place in (at.IN_FLIGHT, at.CONNECTIONS, at.WAITING, at.STATE, at.PID):
             self._words[place] = 0
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import StoreDrafter
-from draftstore.errors import DraftstoreError, WireError
+from draftstore.errors import DraftstoreError, WireError, counted
 from draftstore.remote.queries import OtherProjectionError, read_queries
 from draftstore.remote.wire import (
     ANSWER,
@@ -48,7 +48,7 @@ _DRAFT = int(Operation.DRAFT)
 _HELLO = int(Operation.HELLO)
 _RELEASES = int(Operation.RELEASES)
 _PROJECTION = int(Operation.PROJECTION)
-_NEEDS_TOKEN = "this service wants a token first (operation HELLO)"  # noqa: S105 (a sentence)
+_NEEDS_TOKEN = "this service needs a token first (operation HELLO)"  # noqa: S105 (a sentence)
 _AGAIN_SECONDS = 1.0
 """Seconds that a decoder should wait after a store could not be read."""
 _LOG_SECONDS = 1.0
@@ -145,7 +145,7 @@ class DraftJob:
             )
             return
         except Exception as error:  # noqa: BLE001 - one request must not end the others
-            self._fail(Status.INTERNAL, "an error that nobody expected; the log of the service has it", error)
+            self._fail(Status.INTERNAL, "an unexpected error; the log of the service has it", error)
             return
         self.seconds += seconds
         self.left -= count
@@ -287,7 +287,7 @@ class Answerer:
         try:
             name = frame.payload.decode()
         except UnicodeDecodeError:
-            return self.refuse(header, Status.BAD_REQUEST, "the name of a release is no UTF-8", flags)
+            return self.refuse(header, Status.BAD_REQUEST, "the name of a release is not UTF-8", flags)
         if not grant.allows(name):
             return self._forbid(header, grant, name, flags)
         try:
@@ -335,6 +335,6 @@ class Answerer:
         batch, width = request.contexts.shape
         limits = self.limits
         return (
-            f"{batch} contexts of {width} tokens with a budget of {request.budget} nodes: expected at most "
-            f"{limits.batch} contexts of {limits.context} tokens with a budget of {limits.budget}"
+            f"{counted(batch, 'context')} of {counted(width, 'token')} with a budget of {request.budget}: expected "
+            f"at most {limits.batch} contexts of {limits.context} tokens with a budget of {limits.budget}"
         )

@@ -195,7 +195,7 @@ class FrameConnection(asyncio.Protocol):
         ) and turns.waiting:
             seconds = max(0.005, turns.waiting * job.cost)
             header = Header(job.request_bytes, 1, _DRAFT, 0, 0, job.request_id)
-            message = f"{turns.waiting} contexts wait for their turn: try again later"
+            message = f"too many contexts wait for their turn ({turns.waiting:,}): try again later"
             self._write(
                 self._answerer.refuse(header, Status.BUSY, message, turns.flags, seconds, job.stats.figures)
             )

@@ -79,7 +79,7 @@ class FrameServer(Turns):
             before = connection.grant
             grant = permissions.identify(None) if before is None else permissions.renew(before)
             if grant is None and before is not None:
-                connection.dismiss(Status.UNAUTHORIZED, "this token is not known here any more")
+                connection.dismiss(Status.UNAUTHORIZED, "this token is no longer known here")
             else:
                 connection.change_grant(grant)
 

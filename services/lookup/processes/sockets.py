@@ -107,7 +107,7 @@ class UnixListener:
             except FileNotFoundError:
                 return
             if not stat.S_ISSOCK(found.st_mode):
-                raise LookupServiceError(f"{self.path} exists and is no socket: choose another --socket")
+                raise LookupServiceError(f"{self.path} exists and is not a socket: choose another --socket")
             if not _answers(self.path):
                 self.path.unlink(missing_ok=True)
                 return

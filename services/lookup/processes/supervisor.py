@@ -171,7 +171,8 @@ class Supervisor:
             self._inherited.reload_permissions()
         except DraftstoreError as error:
             LOG.warning(
-                "the file of tokens cannot be used, the tokens from before stay", extra={"error": str(error)}
+                "the file of tokens cannot be used, the earlier tokens stay valid",
+                extra={"error": str(error)},
             )
             return
         LOG.info("tokens read again", extra={"file": str(self._settings.tokens)})

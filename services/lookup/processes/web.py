@@ -10,6 +10,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from services.common import logs
+from services.common.guards import own_names
 from services.common.http_server import HttpServer
 from services.common.permissions import Permissions
 from services.lookup.figures.metrics import metrics_text
@@ -45,7 +46,10 @@ async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
     sockets = inherited.keep_for_web()
     lexicon = Lexicon()
     site = make_site(inherited, lexicon)
-    server = Server(make_app(site, _hosts(inherited)), link)
+    settings = inherited.settings
+    assert settings.http is not None
+    hosts = own_names(settings.http, settings.allow_hosts, tokens=settings.tokens is not None)
+    server = Server(make_app(site, hosts), link)
     loop.add_signal_handler(signal.SIGTERM, server.stop)
 
     def follow_permissions(permissions: Permissions) -> None:
@@ -74,12 +78,6 @@ def make_site(inherited: Inheritance, lexicon: Lexicon) -> LookupSite:
         partial(metrics_text, figures),
         lambda: read_readiness(figures, {*lexicon.names, *inherited.settings.names}),
     )
-
-
-def _hosts(inherited: Inheritance) -> tuple[str, ...] | None:
-    """Return further host names for requests: none on a loopback address, else None for any."""
-    http = inherited.settings.http
-    return () if http and http.is_loopback() else None
 
 
 class Server(HttpServer):

@@ -166,7 +166,7 @@ def reload_permissions(inherited: Inheritance, change: Callable[[Permissions], N
         inherited.reload_permissions()
     except DraftstoreError as error:
         LOG.warning(
-            "the file of tokens cannot be used, the tokens from before stay", extra={"error": str(error)}
+            "the file of tokens cannot be used, the earlier tokens stay valid", extra={"error": str(error)}
         )
     else:
         change(inherited.permissions)

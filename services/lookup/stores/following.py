@@ -188,7 +188,7 @@ class Follower:
             catalogue.look()
         except (DraftstoreError, OSError) as error:
             if catalogue.problem is None:
-                LOG.warning("the catalogue cannot be read, serving what is known: %s", error)
+                LOG.warning("the catalogue cannot be read, serving the releases known so far: %s", error)
             catalogue.problem = str(error)
             return False
         if catalogue.problem is not None:

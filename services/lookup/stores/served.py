@@ -211,7 +211,7 @@ def _require_digest(target: Target, expected: str | None) -> str:
     digest = manifest_digest(target.path)
     if expected not in (None, digest):
         raise StoreError(
-            f"{target.path} holds another store by now (manifest {digest[:12]}, expected {str(expected)[:12]}): "
+            f"{target.path} now holds another store (manifest {digest[:12]}, expected {str(expected)[:12]}): "
             "publish the build that lies there, or build the expected one again"
         )
     return digest

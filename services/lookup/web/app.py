@@ -139,7 +139,7 @@ class _LookupApi:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
         if not self._grant(request).allows("*"):
-            raise ProblemError(403, "metrics tell of all releases: this takes a token for the release '*'")
+            raise ProblemError(403, "metrics cover all releases: this needs a token for the release '*'")
         return Response(self._site.metrics(), headers={**NO_STORE, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def health(self, _request: Request) -> Response:
@@ -197,7 +197,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {
         404: f"no such path: {request.url.path}: see /openapi.json",
-        405: f"{request.method} is not for {request.url.path}: see /openapi.json",
+        405: f"{request.url.path} does not take {request.method}: see /openapi.json",
     }.get(error.status_code, error.detail)
     return problem_response(error.status_code, message, error.headers)
 

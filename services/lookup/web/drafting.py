@@ -25,10 +25,10 @@ MOST_AT_ONCE = 32
 THREADS = 2
 MOST_PROBLEMS = 3
 """Maximum problems reported at once."""
-ADVICE = "send the last tokens of a text, they decide alone"
+ADVICE = "send only the last tokens of a text: they alone decide the draft"
 EXAMPLE = {"release": "chat", "text": "The quick brown", "budget": 16}
 DENSE = (
-    "{release!r} drafts from hidden states of a model, which no text says: ask with the decoder, "
+    "{release!r} drafts from a model's hidden states, which a text does not hold: ask with the decoder, "
     "`draftstore generate --release {release}`"
 )
 Spelled = TypeVar("Spelled")
@@ -160,7 +160,7 @@ def _number(text: str) -> float:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number there")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _reply(

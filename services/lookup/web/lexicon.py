@@ -23,6 +23,7 @@ class Lexicon:
         self._kinds: dict[str, str] = {}
         self._tokenizers: dict[int, TextTokenizer] = {}
         self._followed: dict[str, Target] = {}
+        self._learned: dict[str, Target] = {}
 
     @property
     def names(self) -> list[str]:
@@ -34,11 +35,13 @@ class Lexicon:
         wanted = {target.name: target for target in targets}
         keys = {name: key for name, key in self._keys.items() if name in wanted}
         self._kinds = {name: kind for name, kind in self._kinds.items() if name in wanted}
+        self._learned = {name: target for name, target in self._learned.items() if name in wanted}
         for name, target in wanted.items():
             # Without a digest, a replaced build cannot be detected.
-            if name not in keys or target.digest is None or self._followed.get(name) != target:
+            if target.digest is None or self._learned.get(name) != target:
                 try:
                     keys[name] = self._learn(target)
+                    self._learned[name] = target
                 except (DraftstoreError, OSError) as error:
                     if self._followed.get(name) != target:
                         LOG.warning("the tokenizer of %r cannot be read: %s", name, error)

@@ -271,8 +271,8 @@ def test_what_cannot_be_answered_is_counted(model_folder: Path, tmp_path: Path) 
     assert reasons[1:5] == [
         "has none of 'prompt', 'messages', 'text'",
         "'prompt' is an int, expected text or a list of messages",
-        "'prompt' asks nothing",
-        "'messages' asks nothing",
+        "'prompt' holds no question",
+        "'messages' holds no question",
     ]
     assert made.problems[0].place == f"{questions}:line 2"
     strict = ResponseOptions((questions,), max_new_tokens=NEW, strict=True)
@@ -343,7 +343,7 @@ def test_answers_of_a_log_are_taken_over_without_a_model(
     found = {key: number for key, number in made.counts.items() if number}
     assert found == {"answers": 2, "logged": 2, "other_models": 1, "empty": 1, "bad_records": 3}
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
-    with pytest.raises(CorpusError, match="line 5: 'messages' does not end in an answer"):
+    with pytest.raises(CorpusError, match="line 5: 'messages' does not end with an answer"):
         make(ResponseOptions(logs=(log,), strict=True), model_folder, tmp_path / "strict.jsonl")
     other = write_records(tmp_path / "other.jsonl", *[{"model": "x", "text": "y"}] * 7)
     with pytest.raises(NoTextError, match=r"no answer for .*other models 7"):
@@ -407,7 +407,7 @@ def test_other_settings_start_anew_if_asked_to(
     with pytest.raises(BuildError, match="holds other answers"):
         make(other, model_folder, out)
     origin_path(out).unlink()
-    with pytest.raises(BuildError, match="holds no answers that were made here"):
+    with pytest.raises(BuildError, match="exists and was not written by `draftstore responses`"):
         make(other, model_folder, out, overwrite=True)
 
 
@@ -472,7 +472,7 @@ def test_memory_that_does_not_suffice_halves_the_batch(
     assert make(options, model_folder, tmp_path / "b.jsonl", batch=16).path.read_bytes() == expected
     assert sizes == [16, 8, 4, 4, 4, 4, 4]
     fits = 0
-    with pytest.raises(ModelError, match="do not fit into the memory of cpu: take a smaller --dtype"):
+    with pytest.raises(ModelError, match="do not fit into the memory of cpu: use a smaller --dtype"):
         make(options, model_folder, tmp_path / "c.jsonl", batch=16)
 
 
@@ -517,9 +517,9 @@ def test_packed_as_the_name_says(model_folder: Path, prompts: Path, tmp_path: Pa
 def test_requests_that_make_no_sense_are_refused(model_folder: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     for options, place, said in (
-        (ResponseOptions(), out, "nothing to answer and nothing to take over"),
+        (ResponseOptions(), out, "no prompts and no response log"),
         (ResponseOptions((prompts,), samples=2), out, "2 samples at temperature 0 are all the same"),
-        (ResponseOptions((prompts,)), tmp_path / "out.csv", "call it .jsonl"),
+        (ResponseOptions((prompts,)), tmp_path / "out.csv", "choose one that ends in .jsonl"),
         (ResponseOptions((prompts,), max_new_tokens=512), out, "512 new tokens leave no room for a prompt"),
     ):
         with pytest.raises(BuildError, match=said):
@@ -528,7 +528,7 @@ def test_requests_that_make_no_sense_are_refused(model_folder: Path, prompts: Pa
         make(ResponseOptions((tmp_path / "none.jsonl",)), model_folder, out)
     with pytest.raises(CorpusError, match="is not JSON Lines"):
         make(ResponseOptions((write_records(tmp_path / "a.txt"),)), model_folder, out)
-    with pytest.raises(TokenizerError, match="a system message goes with a chat"):
+    with pytest.raises(TokenizerError, match="a system message needs a chat"):
         make(ResponseOptions((prompts,), system="x"), model_folder, out)
     assert not os.path.lexists(tmp_path / ".out.jsonl.partial")
 

@@ -282,7 +282,7 @@ def test_build_errors(run: Runner, tmp_path: Path, tokenizer: Path, store: Path)
     assert not list(tmp_path.glob("*new*")) + list(tmp_path.glob(".new*"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").touch()
-    assert "new exists and is not this build: choose another --out" in build(run, tmp_path, tokenizer).error()
+    assert "new exists and is another build: choose another --out" in build(run, tmp_path, tokenizer).error()
     assert "new is not a store" in build(run, tmp_path, tokenizer, "--overwrite").error()
 
 
@@ -346,7 +346,7 @@ def test_names_are_printed_as_they_are(run: Runner, tmp_path: Path, tokenizer: P
 def test_verify(run: Runner, store: Path) -> None:
     ran = run("verify", store)
     assert ran.status == 0
-    assert re.fullmatch(rf"{store} is whole: 7 files, [\d,]+ bytes\n", ran.out)
+    assert re.fullmatch(rf"{store} is intact: 7 files, [\d,]+ bytes\n", ran.out)
     found = run("verify", store, "--json").json()
     assert found["whole"] is True
     assert found["problems"] == []
@@ -418,10 +418,10 @@ def test_query_options(run: Runner, store: Path) -> None:
     [
         (["--text", "The", "--budget", "0"], "budget 0 asks for no draft"),
         (["--text", ""], "the text is empty"),
-        (["--text", "東"], "the store holds nothing that goes on from this text"),
+        (["--text", "東"], "the store holds no continuation of this text"),
         (
             ["--text", " the", "--min-prob", "0.999"],
-            "nothing that goes on from this text has a probability of 0.999 or more",
+            "no continuation of this text has a probability of 0.999 or more",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_the_options_arrive(run: Runner, small_store: Path, out: Path) -> None:
     assert {key: manifest.parameters[key] for key in wanted} == wanted
     assert manifest.name == "n"
     error = build(run, small_store, out).error()
-    assert "exists and is not this build: choose another --out, or pass --overwrite" in error
+    assert "exists and is another build: choose another --out, or pass --overwrite" in error
     assert build(run, small_store, out, "--overwrite", "--json").json()["reused"] is False
 
 
@@ -97,7 +97,9 @@ def test_sizes(text: str, size: int) -> None:
     "text", ["", "MB", "-1MB", "1TB", "1e6", "10 0", "1,000", "1.", "ten", "1MBB", "1Mi i"]
 )
 def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(click.BadParameter, match=f"{text!r} is no size in bytes: write such as 100MB"):
+    with pytest.raises(
+        click.BadParameter, match=f"{text!r} is not a size in bytes: expected one such as 100MB"
+    ):
         ByteSize().convert(text, None, None)
 
 
@@ -118,13 +120,13 @@ def test_a_corpus_instead_of_a_store(run: Runner, small_corpus: Path, tokenizer:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "Give either --rest, a store that is there, or --corpus with --tokenizer"),
+        ([], "Give either --rest with a REST store, or --corpus with --tokenizer"),
         (["--rest", "{rest}", "--corpus", "x"], "Give either --rest"),
         (["--corpus", "{rest}"], "--corpus needs --tokenizer, the one of the model that will decode"),
         (["--rest", "{rest}", "--max-n", "9"], "9 is not in the range 1<=x<=8"),
         (["--rest", "{rest}", "--max-n", "0"], "0 is not in the range 1<=x<=8"),
         (["--rest", "{rest}", "--ngrams", "0"], "0 is not in the range"),
-        (["--rest", "{rest}", "--max-bytes", "ten"], "'ten' is no size in bytes"),
+        (["--rest", "{rest}", "--max-bytes", "ten"], "'ten' is not a size in bytes"),
         (
             ["--rest", "{rest}", "--select", "best"],
             "'best' is not one of 'gain', 'single', 'combined', 'global'",
@@ -145,7 +147,7 @@ def test_usage(run: Runner, small_store: Path, out: Path, arguments: list[str], 
     [
         (
             ["--ngrams", "5", "--max-bytes", "1MB"],
-            "both a number of n-grams and a number of bytes: choose one",
+            "a number of n-grams and a number of bytes are both given: choose one",
         ),
         (["--max-bytes", "1kB"], "max_bytes = 1,000: expected 16,384 to"),
         (["--nodes", "0"], "nodes = 0: expected 1 to 256"),
@@ -174,7 +176,7 @@ def test_count_writes_what_it_says(run: Runner, small_store: Path, out: Path) ->
     assert tables[0]["count"].sum() == found["counts"]["tokens"]
     again = run("count", small_store, "--out", out, "--max-n", "2")
     assert (again.status, again.out) == (0, f"{out}\n")
-    assert "exists and is not this build" in run("count", small_store, "--out", out).error()
+    assert "exists and is another build" in run("count", small_store, "--out", out).error()
     assert run("count", small_store, "--out", out, "--overwrite", "--json").json()["counts"]["n5"] > 0
 
 
@@ -203,7 +205,7 @@ def test_info(run: Runner, crest: Path, small_store: Path, out: Path) -> None:
 def test_verify(run: Runner, crest: Path) -> None:
     ran = run("verify", crest)
     assert (ran.status, ran.err) == (0, "")
-    assert "is whole: " in ran.out
+    assert "is intact: " in ran.out
     data = bytearray((crest / LMDB_FILE).read_bytes())
     data[len(data) // 2] ^= 1
     (crest / LMDB_FILE).write_bytes(data)

@@ -53,7 +53,7 @@ def test_the_options_arrive(run: Runner, model_folder: Path, small_corpus: Path,
     assert {key: parameters["plan"][key] for key in wanted} == wanted
     assert parameters["plan"]["model"]["dtype"] == "float64"
     error = build(run, model_folder, small_corpus, out).error()
-    assert "exists and is not this build: choose another --out, or pass --overwrite" in error
+    assert "exists and is another build: choose another --out, or pass --overwrite" in error
     assert build(run, model_folder, small_corpus, out, "--overwrite", "--json").json()["reused"] is False
 
 

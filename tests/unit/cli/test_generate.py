@@ -67,7 +67,7 @@ def test_json_holds_everything(run: Runner, tells: list[object], plain_story: st
     found = run(*tells, "--prompt", ONCE, "--recycling", "--budget", 16, "--fixed-budget", "--json").json()
     assert (found["text"], found["finish"], found["first_difference"]) == (plain_story, "length", None)
     assert [drafter["kind"] for drafter in found["drafters"]] == ["request", "recycling"]
-    assert found["effort"] == "at most 16 nodes a pass, whatever they cost"
+    assert found["effort"] == "at most 16 nodes a pass, whatever the cost"
     drafted, plain = found["with_drafts"], found["without_drafts"]
     assert plain["tokens"] == drafted["tokens"] == 40
     assert (plain["passes"], plain["drafted"], plain["accepted_length"]) == (39, 0, 1.0)
@@ -141,14 +141,16 @@ def test_the_prompt_comes_from_one_place(
 def test_what_cannot_be_answered_is_refused(run: Runner, model_folder: Path, tmp_path: Path) -> None:
     assert "no model at" in run("generate", "--model", tmp_path / "none", "--prompt", "x").error()
     arguments = ["generate", "--model", model_folder]
-    assert "takes 511 at most" in run(*arguments, "--prompt", "x" * 2000).error()
+    assert "takes at most 511" in run(*arguments, "--prompt", "x" * 2000).error()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
     assert "not UTF-8" in run(*arguments, "--prompt-file", tmp_path / "bytes").error()
-    assert "which release" in run(*arguments, "--prompt", "x", "--lookup", tmp_path / "no.sock").error()
+    assert "no release of" in run(*arguments, "--prompt", "x", "--lookup", tmp_path / "no.sock").error()
     ran = run(*arguments, "--prompt", "x", "--system", "y")
     assert ran.status == 2
-    assert "--system goes with --chat" in ran.err
-    assert "no cost curve" in run(*arguments, "--prompt", "x", "--curve", tmp_path / "none.json").error()
+    assert "--system needs --chat" in ran.err
+    assert (
+        "is not a cost curve" in run(*arguments, "--prompt", "x", "--curve", tmp_path / "none.json").error()
+    )
 
 
 def test_a_measured_curve_plans(
@@ -163,7 +165,7 @@ def test_a_measured_curve_plans(
     assert ran.status == 0, ran.err
     planned = "at most 64 nodes a pass, where they are worth their cost"
     assert run(*arguments).json()["effort"] == planned
-    assert run(*arguments, "--fixed-budget").json()["effort"] == "at most 8 nodes a pass, whatever they cost"
+    assert run(*arguments, "--fixed-budget").json()["effort"] == "at most 8 nodes a pass, whatever the cost"
     [curve] = (tmp_path / "draftstore" / "curves").iterdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert run(*arguments, "--curve", curve).json()["effort"] == planned

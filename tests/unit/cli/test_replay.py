@@ -76,7 +76,8 @@ def test_a_replay_of_stores_of_several_kinds(
 def test_a_replay_without_the_model_says_which_to_name(run: Runner, dense: Path, replays: Path) -> None:
     message = run("replay", dense, "--replays", replays).error()
     assert (
-        f"{dense} is of kind 'dresd', which is asked with hidden states of the model 'small-model'" in message
+        f"{dense} is a store of kind 'dresd', which drafts from hidden states of the model 'small-model'"
+        in message
     )
     assert "--target-model" in message
 
@@ -97,7 +98,7 @@ def test_another_model_is_refused_with_both_names(
 
 def test_a_text_is_no_question_for_such_a_store(run: Runner, dense: Path) -> None:
     message = run("query", dense, "--text", "x").error()
-    assert "of kind 'dresd', which is asked with hidden states and not with a text" in message
+    assert "of kind 'dresd', which drafts from hidden states and not from text" in message
 
 
 def test_a_strategy_of_another_kind_is_refused(

@@ -80,13 +80,16 @@ def test_answers_of_a_worker(run: Runner, model_folder: Path, tmp_path: Path) ->
 def test_errors_are_sentences(run: Runner, model_folder: Path, questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     asks = ["responses", "--model", model_folder, "--out", out]
-    assert "name prompts, or a response log" in run(*asks).error()
+    assert "no prompts and no response log" in run(*asks).error()
     assert "no such file" in run(*asks, "--prompts", tmp_path / "none.jsonl").error()
     assert "line 5: not JSON" in run(*asks, "--prompts", questions, "--strict").error()
-    assert "goes with a chat" in run(*asks, "--prompts", questions, "--system", "x").error()
+    assert "needs a chat" in run(*asks, "--prompts", questions, "--system", "x").error()
     assert "give a temperature" in run(*asks, "--prompts", questions, "--samples", 2).error()
     out.write_text(json.dumps({"text": "mine"}) + "\n")
-    assert "holds no answers that were made here" in run(*asks, "--prompts", questions, "--overwrite").error()
+    assert (
+        "exists and was not written by `draftstore responses`"
+        in run(*asks, "--prompts", questions, "--overwrite").error()
+    )
     assert (
         "no model at"
         in run(

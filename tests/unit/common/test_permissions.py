@@ -130,7 +130,7 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[[token]\n", "no TOML"),
+        ("[[token]\n", "is not TOML"),
         ("tokens = []\n", "expected tables"),
         ("token = 3\n", "expected tables"),
         ("token = [3]\n", "an int"),
@@ -161,7 +161,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PermissionsError, match="cannot be read"):
         Permissions.load(tmp_path)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(PermissionsError, match="no TOML"):
+    with pytest.raises(PermissionsError, match="is not TOML"):
         Permissions.load(tmp_path / "bytes")
 
 
@@ -214,7 +214,7 @@ def test_only_the_token_goes_to_standard_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("new", "taken", "--release", "x"), "has a token 'taken' already"),
+        (("new", "taken", "--release", "x"), "already has a token 'taken'"),
         (("new", " ", "--release", "x"), "cannot be the name"),
         (("new", "a\nb", "--release", "x"), "cannot be the name"),
         (("new", "a", "--release", ""), "is empty"),

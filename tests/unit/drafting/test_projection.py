@@ -134,7 +134,7 @@ def test_bytes_and_back() -> None:
     reshaped = Projection(projection.weights.reshape(3, 6).T[:3, :3].copy(), projection.bias)
     assert reshaped.digest != projection.digest
     for data, dims in ((b"", 3), (projection.to_bytes()[:-4], 3), (projection.to_bytes(), 0)):
-        with pytest.raises(DraftstoreError, match="are no projection to"):
+        with pytest.raises(DraftstoreError, match="are not a projection to"):
             Projection.from_bytes(data, dims)
 
 
@@ -145,7 +145,7 @@ def test_what_is_no_projection() -> None:
     with pytest.raises(DraftstoreError, match="not finite: build its store again"):
         Projection(ones, np.array([1, np.nan], np.float32))
     with pytest.raises(
-        DraftstoreError, match="hidden states of 4 numbers, expected 3: is the store of this model"
+        DraftstoreError, match="hidden states of 4 numbers, expected 3: use a store of this model"
     ):
         Projection(ones, np.ones(2, np.float32)).apply(np.ones((5, 4), np.float32))
 

@@ -396,6 +396,15 @@ def test_without_a_dict_a_tensor_of_the_same_type_is_returned() -> None:
     assert PROMPT[0, 0] == 1, "the prompt is not the output"
 
 
+def test_a_prompt_of_shorter_integers_gives_what_plain_generate_gives() -> None:
+    ids = PROMPT.int()
+    expected = plain(model_(), ids, max_new_tokens=9)
+    for drafter in (None, prophet(model_(), expected[0].tolist())):
+        found = generate(model_(), ids, drafter=drafter, do_sample=False, max_new_tokens=9)
+        assert isinstance(found, torch.Tensor)
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+
+
 @pytest.mark.parametrize("cache", ["made", "dynamic", "static"])
 @pytest.mark.parametrize("cut", [6, 11, 17])
 def test_the_cache_can_be_continued_with(cache: str, cut: int) -> None:

@@ -91,7 +91,9 @@ def test_weights_are_moved_once_and_go_with_the_projection() -> None:
 
 
 def test_states_of_another_size_are_refused() -> None:
-    with pytest.raises(DecodingError, match=r"have 6 numbers, .* of ones of 4: use a store .* this model"):
+    with pytest.raises(
+        DecodingError, match=r"have 6 numbers, .* the store have 4: use a store .* this model"
+    ):
         project(make_projection(hidden_size=4, dims=2), torch.zeros(6))
 
 
@@ -179,7 +181,7 @@ def check_states(model: Any, projected: bool, prompt: torch.Tensor = PROMPT, **o
 
 def test_a_drafter_of_another_model_is_refused_at_the_prefill() -> None:
     drafter = Listening([[1]], make_projection(hidden_size=31))
-    with pytest.raises(DecodingError, match="have 32 numbers, the store was built of ones of 31"):
+    with pytest.raises(DecodingError, match="have 32 numbers, those of the store have 31"):
         generate(tiny(vocab_size=VOCAB), PROMPT, drafter=drafter, max_new_tokens=4)
 
 

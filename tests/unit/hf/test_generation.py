@@ -329,7 +329,7 @@ def test_a_rotation_that_changes_on_the_way() -> None:
         ({"prompt_lookup_num_tokens": 3}, "ask for assisted_generation"),
         ({"use_cache": False}, "decodes without a cache, expected use_cache=True"),
         ({"output_attentions": True}, "output_attentions is set"),
-        ({"assistant_model": tiny}, "assistant_model drafts in plain generate"),
+        ({"assistant_model": tiny}, "assistant_model is set, expected none"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:

@@ -72,7 +72,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, model_folder: Path) -> None
     for name, said in (
         ("none", "no model at"),
         ("empty", "holds no config.json: pass a directory"),
-        ("empty/notes.txt", "is a file, but no .gguf file"),
+        ("empty/notes.txt", "is a file, but not a .gguf file"),
         ("broken", "cannot load the model"),
         ("unknown", "cannot load the model"),
         ("encoder", "cannot load the model"),
@@ -211,4 +211,4 @@ except MissingExtraError as error:
 def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
     code = BLOCK.replace("if name.partition", f"if name == {package!r} or name.partition") + MISSING
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == f"the package {package!r} is needed here: pip install 'draftstore[hf]'\n"
+    assert ran.stdout == f"the package {package!r} is not installed: pip install 'draftstore[hf]'\n"

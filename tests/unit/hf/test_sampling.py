@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from draftstore.drafting.request import RequestDrafter
+from draftstore.errors import DecodingError, ProbabilityError
 from draftstore.hf import generate
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import Adversary, OverBudget, Prophet, RandomTrees, Silent, tree_of
 from tests.fakes.adversaries import Path as Tokens
-from tests.fakes.hf_models import stories, story_ids, tiny
+from tests.fakes.hf_models import build, stories, story_ids, tiny
 from tests.reference import Model, Warp, chi_square_p, joint_of_three, warped
 
 VOCAB = 8
@@ -191,3 +193,24 @@ def test_the_same_seed_gives_the_same_story(data: Path, name: str) -> None:
     assert isinstance(output, torch.Tensor)
     assert output[0].tolist() == truth
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- no probabilities ---
+
+
+class Extreme(LogitsProcessor):
+    """Scores that no probabilities come of."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, torch.inf)
+
+
+def test_settings_without_finite_probabilities_are_refused() -> None:
+    options: Any = {"do_sample": True, "max_new_tokens": 2, "drafter": RequestDrafter(VOCAB)}
+    model = build(vocab_size=VOCAB)
+    with pytest.raises(ProbabilityError, match="milder penalties"):
+        generate(model, torch.tensor([PROMPT]), logits_processor=LogitsProcessorList([Extreme()]), **options)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(DecodingError, match="another dtype"):
+        generate(model, torch.tensor([PROMPT]), **options)

@@ -131,11 +131,11 @@ def test_a_model_that_scales_before_its_head() -> None:
 def test_models_without_states(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny("llama").config
     headless: Any = AutoModel
-    with pytest.raises(ModelError, match="LlamaModel has no head of its own"):
+    with pytest.raises(ModelError, match="LlamaModel has no output layer of its own"):
         StateReader(headless.from_config(config))
     other = copy.deepcopy(tiny("llama"))
     other.config.is_encoder_decoder = True
-    with pytest.raises(ModelError, match="has an encoder, expected a decoder alone"):
+    with pytest.raises(ModelError, match="has an encoder, expected a decoder-only model"):
         StateReader(other)
     reader = StateReader(tiny("llama"))
 

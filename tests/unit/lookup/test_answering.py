@@ -191,9 +191,9 @@ def test_the_flags_of_an_answer(answerer: Answerer) -> None:
         (request("rest", zeros()), SOME, Status.FORBIDDEN, "'some' may not use 'rest'"),
         (request("none", zeros()), SOME, Status.FORBIDDEN, "'some' may not use 'none'"),
         (request("none", zeros()), ANYBODY, Status.NOT_FOUND, "'none'"),
-        (request("crest", zeros(), strategy="x"), ANYBODY, Status.NOT_FOUND, "no strategy 'x'"),
+        (request("crest", zeros(), strategy="x"), ANYBODY, Status.NOT_FOUND, "unknown strategy 'x'"),
         (request("crest", zeros(513)), ANYBODY, Status.TOO_LARGE, "513 contexts.*at most 512 contexts"),
-        (request("crest", zeros(1, 4097)), ANYBODY, Status.TOO_LARGE, "4097 tokens"),
+        (request("crest", zeros(1, 4097)), ANYBODY, Status.TOO_LARGE, "4,097 tokens"),
         (request("crest", zeros(), 4097), ANYBODY, Status.TOO_LARGE, "budget of 4097"),
         (Frame(Header(3, 1, 2, 0, 0, 7), b"abc"), ANYBODY, Status.BAD_REQUEST, "at least 16 bytes"),
         (Frame(Header(0, 1, 9, 0, 0, 7), b""), ANYBODY, Status.BAD_REQUEST, "operation 9 is unknown"),
@@ -203,9 +203,14 @@ def test_the_flags_of_an_answer(answerer: Answerer) -> None:
         (projection_frame(b"none"), SOME, Status.FORBIDDEN, "'some' may not use 'none'"),
         (projection_frame(b"none"), ANYBODY, Status.NOT_FOUND, "'none'"),
         (projection_frame(b"crest"), SOME, Status.NOT_FOUND, "'crest' has no projection.*of kind 'crest'"),
-        (projection_frame(b"\xff"), ANYBODY, Status.BAD_REQUEST, "no UTF-8"),
+        (projection_frame(b"\xff"), ANYBODY, Status.BAD_REQUEST, "is not UTF-8"),
         (projection_frame(b"x" * 256), ANYBODY, Status.BAD_REQUEST, "at most 255 bytes, found 256"),
-        (request("dense", zeros(), strategy="backoff"), ANYBODY, Status.NOT_FOUND, "no strategy 'backoff'"),
+        (
+            request("dense", zeros(), strategy="backoff"),
+            ANYBODY,
+            Status.NOT_FOUND,
+            "unknown strategy 'backoff'",
+        ),
     ],
 )
 def test_refusals(

@@ -122,7 +122,7 @@ class TestBook:
                 expected = store.drafter(strategy or "backoff").draft(context, 20, 0.01)
                 assert served.drafter(strategy).draft(context, 20, 0.01) == expected
                 assert served.drafter(strategy) is served.drafter(strategy)
-            with pytest.raises(DraftstoreError, match="no strategy 'nonsense'"):
+            with pytest.raises(DraftstoreError, match="unknown strategy 'nonsense'"):
                 served.drafter("nonsense")
             assert served.build == short_hash(manifest_digest(path))
             assert served.tokenizer == short_hash(store.manifest.tokenizer.fingerprint)
@@ -165,7 +165,7 @@ class TestBook:
 
 class TestOpening:
     def test_another_build_lies_there(self, small_store: Path) -> None:
-        with pytest.raises(StoreError, match=r"holds another store by now.*expected 000000"):
+        with pytest.raises(StoreError, match=r"now holds another store.*expected 000000"):
             open_served(Target("chat", small_store, "0" * 64))
 
     def test_a_cut_file(self, small_crest: Path, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ class TestOpening:
             return store
 
         monkeypatch.setattr(served_module, "open_store", replaced)
-        with pytest.raises(StoreError, match="holds another store by now"):
+        with pytest.raises(StoreError, match="now holds another store"):
             open_served(Target("chat", path))
         assert mapped(path) == []
 

@@ -15,10 +15,13 @@ from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.common import guards
 from services.common import http_server as webserver
-from services.common.guards import is_own_host
+from services.common.addresses import ListenAddress
+from services.common.guards import is_own_host, own_names
 from services.lookup.figures.totals import WorkerState
 from services.lookup.stores.targets import Target, with_digest
+from services.lookup.web import lexicon as lexicon_module
 from services.lookup.web.app import make_app
+from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live, Reading, Totals, percentile
 from services.lookup.web.messages import MAX_BODY
 from services.lookup.web.texts import LAST, pack_contexts, show_draft
@@ -238,7 +241,7 @@ def test_unknown_paths_and_methods(client: TestClient) -> None:
     assert "no such path" in refusal(client.get("/static/..%2f..%2fweb.py"), 404)
     assert "no such file" in refusal(client.get("/static/index.html"), 404)
     response = client.get("/v1/draft")
-    assert "GET is not for /v1/draft" in refusal(response, 405)
+    assert "/v1/draft does not take GET" in refusal(response, 405)
     assert response.headers["allow"] == "POST"
     assert client.head("/healthz").status_code == 200
 
@@ -462,6 +465,23 @@ def test_own_hosts(host: str, own: bool) -> None:
     assert is_own_host(host, {"box"}) is own or host == "[::1"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "allowed", "tokens", "names"),
+    [
+        ("127.0.0.1:1", (), False, ("127.0.0.1",)),
+        ("0.0.0.0:1", (), False, ("0.0.0.0",)),
+        ("0.0.0.0:1", ("box",), False, ("0.0.0.0", "box")),
+        ("0.0.0.0:1", (), True, None),
+        ("0.0.0.0:1", ("box",), True, ("0.0.0.0", "box")),
+        ("127.0.0.1:1", (), True, ("127.0.0.1",)),
+    ],
+)
+def test_names_that_requests_may_use(
+    endpoint: str, allowed: tuple[str, ...], tokens: bool, names: tuple[str, ...] | None
+) -> None:
+    assert own_names(ListenAddress.parse(endpoint, 1), allowed, tokens=tokens) == names
+
+
 def test_an_unexpected_error_is_a_plain_500(site: Running) -> None:
     def fail() -> bytes:
         raise RuntimeError("a secret path /srv/stores")
@@ -516,8 +536,6 @@ def test_a_release_that_moves_to_another_tokenizer(small_store: Path, wide_store
 
 
 def test_a_tokenizer_that_cannot_be_read(small_store: Path, tmp_path: Path, site: Running) -> None:
-    from services.lookup.web.lexicon import Lexicon
-
     lexicon = Lexicon()
     lexicon.follow([Target("lost", tmp_path), with_digest(Target("code", small_store))])
     assert lexicon.names == ["code", "lost"]
@@ -525,6 +543,26 @@ def test_a_tokenizer_that_cannot_be_read(small_store: Path, tmp_path: Path, site
     assert lexicon.of_release("code") is not None
     lexicon.follow([])
     assert lexicon.of_release("code") is None
+
+
+def test_a_tokenizer_that_could_not_be_read_once_is_read_again(
+    small_store: Path, wide_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lexicon = Lexicon()
+    lexicon.follow([with_digest(Target("code", small_store))])
+    before, moved = lexicon.of_release("code"), [with_digest(Target("code", wide_store))]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lexicon_module, "load_tokenizer", fail)
+        lexicon.follow(moved)
+    assert lexicon.of_release("code") is before
+    lexicon.follow(moved)
+    found = lexicon.of_release("code")
+    assert found is not None
+    assert found is not before
 
 
 def test_a_dense_release_is_not_asked_with_text(small_store: Path, small_dense: Path) -> None:
@@ -537,7 +575,7 @@ def test_a_dense_release_is_not_asked_with_text(small_store: Path, small_dense: 
         headers = {"Authorization": "Bearer secret"}
         for question in ({"text": CONTEXT}, {"contexts": [[1, 2]]}, {"text": "", "budget": 0}):
             message = refusal(ask(client, headers, release="dense", **question), 409)
-            assert "'dense' drafts from hidden states of a model" in message
+            assert "'dense' drafts from a model's hidden states" in message
             assert "draftstore generate --release dense" in message
         refusal(ask(client, headers, release="dense", text=1), 422)
         refusal(ask(client, headers, release="code", text=CONTEXT), 403)

@@ -155,7 +155,7 @@ def test_with_the_real_service(
                         assert as_bytes(client.drafter(strategy).draft(contexts)) == as_bytes(
                             local.draft(contexts)
                         )
-                with pytest.raises(LookupServiceError, match="no strategy 'cleverest'"):
+                with pytest.raises(LookupServiceError, match="unknown strategy 'cleverest'"):
                     client.check("cleverest")
             local_store.close()
         with (

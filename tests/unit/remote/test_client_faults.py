@@ -405,7 +405,7 @@ def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
     ("fault", "message"),
     [
         ("hangs", "no answer in time; it hangs, or is overloaded, or this is not its port for drafts"),
-        ("closes", "it is stopping, or this is no lookup service"),
+        ("closes", "it is stopping, or this is not a lookup service"),
         ("http", "is this the port for drafts"),
         ("broken trees", "broken tree.*does its version fit this client"),
         ("not found", "because of .*; publish a release of that name"),

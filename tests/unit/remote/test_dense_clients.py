@@ -285,7 +285,7 @@ def test_check_learns_the_projection(
         assert nodes_of(client.drafter().draft(contexts, queries=queries)) > 0
         client.check("deep")
         assert client.projection is found  # it is not fetched again
-        with pytest.raises(LookupServiceError, match="no strategy 'backoff'"):
+        with pytest.raises(LookupServiceError, match="unknown strategy 'backoff'"):
             client.check("backoff")
 
 
@@ -394,7 +394,7 @@ def test_the_next_text_takes_the_projection_that_the_release_has_by_then(
     ("move", "settings", "words"),
     [
         ("model", {"target_model": MODEL}, "made for the model 'org/other', expected 'org/model'"),
-        ("size", {}, "hidden states of 12 numbers by now, expected 16"),
+        ("size", {}, "hidden states of 12 numbers now, expected 16"),
     ],
 )
 def test_a_release_that_moves_to_another_model_drafts_no_more(
@@ -552,7 +552,7 @@ def test_a_release_that_moves_all_the_time(kind: str, small_store: Path) -> None
     behave = answers(
         lambda: encode_projection(make_projection(seed=next(seeds) + 1)), make_projection().digest
     )
-    refuse(kind, behave, small_store, "moves from one build to the next all the time")
+    refuse(kind, behave, small_store, "keeps moving to another build")
 
 
 @pytest.mark.parametrize("kind", KINDS)

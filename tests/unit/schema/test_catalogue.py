@@ -83,15 +83,15 @@ class TestBuilding:
         catalogue.finish_build(session, build.id)
         session.expire_all()
         assert (build.state, build.error) == ("finished", None)
-        with pytest.raises(CatalogueError, match="cannot fail any more"):
+        with pytest.raises(CatalogueError, match="can no longer fail"):
             catalogue.fail_build(session, build.id, "too late")
-        with pytest.raises(CatalogueError, match="finished already"):
+        with pytest.raises(CatalogueError, match="already finished"):
             catalogue.finish_build(session, build.id)
 
     def test_one_store_is_finished_once(self, session: Session, tmp_path: Path) -> None:
         first = catalogue.add_build(session, write_store(tmp_path / "s"))
         second = catalogue.start_build(session, "rest", "chat", tmp_path / "s")
-        with pytest.raises(CatalogueError, match=f"is build {first.id} already"):
+        with pytest.raises(CatalogueError, match=f"is already build {first.id}"):
             catalogue.finish_build(session, second.id)
         catalogue.fail_build(session, second.id, "not needed")
 

@@ -139,7 +139,7 @@ def test_the_home_is_the_users_own_unless_it_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setenv("DRAFTSTORE_HOME", "~/stores")
     assert data_home() == Path("/home/me/stores")
     monkeypatch.setenv("DRAFTSTORE_HOME", __file__)
-    with pytest.raises(DraftstoreError, match="is no folder"):
+    with pytest.raises(DraftstoreError, match="is not a folder"):
         data_home()
 
 
@@ -401,6 +401,6 @@ def test_the_command_shows_no_password(named: str, capfd: pytest.CaptureFixture[
 
 def test_a_named_server_is_not_ours_to_start_or_stop(named: str) -> None:
     for what in ("start", "stop"):
-        with pytest.raises(Exception, match=f"which is not ours to {what}"):
+        with pytest.raises(Exception, match=f"which draftstore does not {what}"):
             run(what)
     assert isinstance(db, click.Group)

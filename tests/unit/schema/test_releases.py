@@ -51,7 +51,7 @@ class TestPublish:
     @pytest.mark.parametrize("kind", ["ngrams", "tokens"])
     def test_what_does_not_draft_is_refused(self, session: Session, tmp_path: Path, kind: str) -> None:
         build = catalogue.add_build(session, write_store(tmp_path / "other", kind=kind))
-        with pytest.raises(CatalogueError, match=f"of kind '{kind}', from which nothing is drafted"):
+        with pytest.raises(CatalogueError, match=f"of kind '{kind}', which gives no drafts"):
             catalogue.publish(session, "chat", build.id)
         assert live(session) is None
 
@@ -95,7 +95,7 @@ class TestPublish:
                 lambda path: (
                     write_store(path / "new").joinpath("manifest.json").replace(path / "manifest.json")
                 ),
-                "holds another store by now",
+                "now holds another store",
             ),
             (lambda path: path.rename(path.with_name("gone")), "is not a store"),
         ],

@@ -198,7 +198,7 @@ class TestBuilds:
         run("builds", "add", str(other))
         shutil.rmtree(other)
         write_store(other, entries=5)  # another store at its place
-        assert "not the build's any more" in run("builds", "drop", "2", "--files").stdout
+        assert "no longer belongs to the build" in run("builds", "drop", "2", "--files").stdout
         assert other.exists()
 
     def test_what_is_not_there(self, tmp_path: Path) -> None:

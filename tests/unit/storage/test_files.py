@@ -149,7 +149,7 @@ def test_the_lock_refuses_a_second_process_and_goes_with_the_first(tmp_path: Pat
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with (
-            pytest.raises(BuildError, match=rf"another build is at work in {path}: wait"),
+            pytest.raises(BuildError, match=rf"another build is running in {path}: wait"),
             locked_directory(path),
         ):
             pass

@@ -101,6 +101,6 @@ def test_a_failed_attempt_keeps_what_is_worth_it(tmp_path: Path) -> None:
 def test_one_build_at_a_time(tmp_path: Path) -> None:
     with (
         locked_directory(tmp_path / ".a.partial"),
-        pytest.raises(BuildError, match="another build is at work"),
+        pytest.raises(BuildError, match="another build is running"),
     ):
         build_file(tmp_path / "a", "text")

@@ -51,7 +51,7 @@ def test_info_and_verify(successors: Path, small_tokenizer: TextTokenizer, tmp_p
     total = sum(range(small_tokenizer.vocab_size))
     assert f"sum of ids  {total:,}" in " ".join(shown.output.split(" ")), shown.output
     whole = CliRunner().invoke(verify, [str(successors)])
-    assert (whole.exit_code, "is whole" in whole.output) == (0, True)
+    assert (whole.exit_code, "is intact" in whole.output) == (0, True)
     wrong = make_successors(tmp_path / "wrong", small_tokenizer, wrong_by=1)
     told = CliRunner().invoke(verify, [str(wrong), "--json"])
     assert told.exit_code == 1

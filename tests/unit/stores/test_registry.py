@@ -47,7 +47,7 @@ def test_a_backend_may_be_named(small_store: Path, small_crest: Path) -> None:
 def test_what_nothing_is_drafted_from(small_store: Path, tmp_path: Path) -> None:
     build_counts(small_store, tmp_path / "counts", max_n=1)
     with pytest.raises(
-        StoreError, match="of kind 'ngrams', from which nothing is drafted: expected 'rest', 'crest', 'dresd'"
+        StoreError, match="of kind 'ngrams', which gives no drafts: expected 'rest', 'crest', 'dresd'"
     ):
         open_store(tmp_path / "counts")
     with pytest.raises(StoreError, match="is not a store"):

@@ -258,7 +258,7 @@ def test_parquet_with_ids_conversations_and_another_column(tmp_path: Path) -> No
 def test_parquet_without_the_column_names_those_there(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "c.parquet", {"body": ["a"], "n": [1]})
     with pytest.raises(
-        CorpusError, match=r"no column 'text', only body, n: name the one with the text with --column$"
+        CorpusError, match=r"no column 'text', only body, n: name the column of the text with --column$"
     ):
         read(path)
 
@@ -373,7 +373,7 @@ def test_unknown_kinds_say_what_is_accepted(tmp_path: Path, name: str) -> None:
 def test_missing_paths_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"no such file or folder: .*/absent"):
         read_corpus([tmp_path / "absent.jsonl"], render=render, report=ReadReport())
-    with pytest.raises(CorpusError, match="no corpus is named"):
+    with pytest.raises(CorpusError, match="no corpus is given"):
         list_files([])
 
 

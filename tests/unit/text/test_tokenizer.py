@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,25 @@ def test_documents_are_encoded_like_single_texts(small_tokenizer: TextTokenizer,
     assert [ids.tolist() for ids in many] == [
         small_tokenizer.encode(text, bos=False).tolist() for text in texts
     ]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(small_tokenizer: TextTokenizer) -> None:
+    text = "The quick brown fox. " * 100_000
+    over, ticks = threading.Event(), 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while not over.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    ids = small_tokenizer.encode(text, bos=True)
+    over.set()
+    thread.join()
+    assert ticks > 20
+    piece = small_tokenizer.encode(text[:2_100], bos=True)
+    assert ids[: len(piece) - 1].tolist() == piece[:-1].tolist()
 
 
 def test_attributes(small_tokenizer: TextTokenizer) -> None:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, ProbabilityError
 from draftstore.hf.requests import Sampling
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from services.worker import answering
+from services.worker import answering, app
+from services.worker.decoder import MOST_FAILURES
 from tests.fakes.lookups import until
 from tests.fakes.sites import grant
 from tests.fakes.workers import MODEL, FakeEngine, Worker, chain, read_stream, running_worker, text_of
@@ -222,13 +223,14 @@ def test_what_clients_send_beside(worker: Worker) -> None:
         ({"prompt": None}, "prompt", "expected a text"),
         ({"prompt": 5}, "prompt", "expected a text"),
         ({"prompt": {}}, "prompt", "expected a text"),
+        ({"prompt": "a", "repetition_penalty": 1e-40}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"prompt": [True]}, "prompt", "expected a text"),
         ({"prompt": ["a", "b"]}, "prompt", "found 2"),
         ({"prompt": [[1], [2]]}, "prompt", "found 2"),
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": [-1]}, "prompt", "-1"),
         ({"prompt": [384]}, "prompt", "384"),
-        ({"prompt": [10**400]}, "prompt", "none of this model"),
+        ({"prompt": [10**400]}, "prompt", "outside this model's vocabulary"),
         ({"prompt": "\ud800"}, "prompt", "surrogate"),
         ({"prompt": "a" * 2000}, "prompt", "positions"),
         ({"prompt": "a", "max_tokens": 300}, "max_tokens", "at most 256"),
@@ -278,7 +280,7 @@ def test_completions_that_are_none(worker: Worker, asked: dict[str, Any], param:
         ([{}], "messages.0.role"),
         ([{"role": ""}], "messages.0.role"),
         ([{"role": "user", "content": 5}], "messages.0.content"),
-        ([{"role": "user", "content": ["x"]}], "text alone"),
+        ([{"role": "user", "content": ["x"]}], "only text"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "'image_url'"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "tools"),
         ([{"role": "user", "content": "\udfff"}], "surrogate"),
@@ -476,14 +478,16 @@ def release(engine: FakeEngine, steps: int = 1000) -> None:
     engine.gate.release(steps)
 
 
-def test_a_full_queue(gated: tuple[Worker, FakeEngine]) -> None:
+def test_a_full_queue(gated: tuple[Worker, FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     worker, engine = gated
     waiting = [worker.begin(prompt="a", max_tokens=50)]
     until(lambda: engine.works)
     waiting += [worker.begin(prompt="b"), worker.begin("chat", messages=CHAT)]
     until(lambda: worker.metric("queue_depth") == 2)
     assert worker.metric("running") == 1
-    status, headers, body = worker.request("POST", "/v1/completions", b'{"prompt": "c"}')
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "_read", None)  # nothing is tokenized for an answer that is not to be had
+        status, headers, body = worker.request("POST", "/v1/completions", b'{"prompt": "c"}')
     error = refusal((status, json.loads(body)), 429)
     assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
     assert int(headers["retry-after"]) >= 1
@@ -595,6 +599,17 @@ def test_a_model_that_fails(
         for _ in range(3):
             worker.ask("completions", prompt="a")
         assert worker.request("GET", "/healthz")[0] == 503
+
+
+def test_settings_that_leave_no_probabilities_are_the_fault_of_their_request(
+    small_tokenizer: TextTokenizer,
+) -> None:
+    engine = FakeEngine(small_tokenizer)
+    broken(ProbabilityError("use milder penalties"), 0, engine)
+    with running_worker(engine) as worker:
+        for _ in range(MOST_FAILURES + 1):
+            assert refusal(worker.ask("completions", prompt="a"), 400)["message"] == "use milder penalties"
+        assert worker.request("GET", "/healthz")[0] == 200
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

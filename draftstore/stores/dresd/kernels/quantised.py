@@ -32,7 +32,7 @@ def vector_dtype(name: str) -> np.dtype[Any]:
         DraftstoreError: unknown name.
     """
     if name not in DTYPES:
-        raise DraftstoreError(f"vectors of {name!r}: expected one of {', '.join(DTYPES)}")
+        raise DraftstoreError(f"vectors of type {name!r}: expected one of {', '.join(DTYPES)}")
     return np.dtype(name).newbyteorder("<")
 
 

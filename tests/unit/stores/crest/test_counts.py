@@ -145,7 +145,7 @@ def test_the_same_counts_are_reused_and_others_refused(small_store: Path, out: P
     again = build_counts(small_store, out, max_n=2)
     assert (again.reused, again.manifest) == (True, first.manifest)
     for change in ({"max_n": 3}, {"max_n": 2, "name": "other"}):
-        with pytest.raises(BuildError, match="exists and is not this build"):
+        with pytest.raises(BuildError, match="exists and is another build"):
             build_counts(small_store, out, **change)
     build_counts(small_store, out, max_n=3, name="other", overwrite=True)
     assert load_manifest(out).name == "other"
@@ -158,7 +158,7 @@ def test_another_source_is_another_build(
     build_counts(small_store, out, max_n=2)
     texts = write_texts(tmp_path / "c.jsonl", 20, seed=9)
     other = build_rest(RestOptions((texts,), "small"), small_tokenizer, tmp_path / "other", workers=1).path
-    with pytest.raises(BuildError, match="exists and is not this build"):
+    with pytest.raises(BuildError, match="exists and is another build"):
         build_counts(other, out, max_n=2)
     build_counts(other, out, max_n=2, overwrite=True)
     require_exact(out, documents_of(other), 2)

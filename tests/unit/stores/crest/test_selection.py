@@ -116,7 +116,7 @@ def test_hardly_any_text(selection: str) -> None:
 
 def test_an_unknown_selection() -> None:
     with pytest.raises(
-        DraftstoreError, match="no selection 'best': choose one of gain, single, combined, glob"
+        DraftstoreError, match="unknown selection 'best': expected one of gain, single, combined, glob"
     ):
         rank(make_index([[[1]]], NARROW), "best", 2, 5)
 

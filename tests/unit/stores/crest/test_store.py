@@ -348,7 +348,7 @@ def test_strategies_and_their_changes(small_crest: Path) -> None:
     store = CrestStore.open(small_crest)
     assert set(store.strategies) == {"longest", "backoff"}
     assert DEFAULT_STRATEGY in store.strategies
-    with pytest.raises(DraftstoreError, match="no strategy 'worst': choose one of backoff, longest"):
+    with pytest.raises(DraftstoreError, match="unknown strategy 'worst': expected one of backoff, longest"):
         store.drafter("worst")
     store.drafter("longest").warm_up()
     row = next(row for row in kept_rows(small_crest) if row["n"] == 3)

@@ -332,7 +332,7 @@ def test_the_tokens_of_another_store(
         ),
         ({"max_length": 1}, "a DReSD store with max_length = 1: expected at least 2"),
         ({"sample": 0}, "a DReSD store with sample = 0: expected at least 2"),
-        ({"dtype": "float8"}, "vectors of 'float8': expected one of float16, int8"),
+        ({"dtype": "float8"}, "vectors of type 'float8': expected one of float16, int8"),
     ],
 )
 def test_options_that_are_none(
@@ -382,7 +382,7 @@ def test_a_tokenizer_with_more_ids_than_the_model(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path
 ) -> None:
     with pytest.raises(
-        BuildError, match=r"holds id \d+, and the model hashed knows those below 100: is the tok"
+        BuildError, match=r"holds id \d+, and the model hashed knows only ids below 100: use the model"
     ):
         build(small_tokenizer, corpus, out, HashedStates(vocab_size=100))
     largest = max(
@@ -437,7 +437,7 @@ def test_another_build_is_refused(
 ) -> None:
     build(small_tokenizer, corpus, out)
     with pytest.raises(
-        BuildError, match="exists and is not this build: choose another --out, or pass --overwrite"
+        BuildError, match="exists and is another build: choose another --out, or pass --overwrite"
     ):
         build(small_tokenizer, corpus, out, **changes)
 

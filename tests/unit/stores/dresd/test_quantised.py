@@ -59,5 +59,7 @@ def test_zeros_and_no_vectors_come_back(name: str, shape: tuple[int, int]) -> No
 def test_types_are_little_endian_and_known() -> None:
     assert [vector_dtype(name).str for name in DTYPES] == ["<f2", "|i1"]
     for refused in ("float32", "uint8", ""):
-        with pytest.raises(DraftstoreError, match=f"vectors of '{refused}': expected one of float16, int8"):
+        with pytest.raises(
+            DraftstoreError, match=f"vectors of type '{refused}': expected one of float16, int8"
+        ):
             quantise(np.zeros((1, 2), np.float32), refused)

@@ -221,8 +221,8 @@ def test_another_projection_is_refused(store: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "are no projection to 8 dimensions"),
-        (bytes(8 * 17 * 4 - 1), "are no projection to 8 dimensions"),
+        (b"", "are not a projection to 8 dimensions"),
+        (bytes(8 * 17 * 4 - 1), "are not a projection to 8 dimensions"),
         (bytes(8 * 18 * 4), "projects states of 17 numbers, expected 16"),
         (np.full(8 * 17, np.nan, "<f4").tobytes(), "not finite"),
     ],
@@ -462,7 +462,7 @@ def test_impossible_requests_are_refused(built: Path) -> None:
             store.drafter().draft(contexts, budget, queries=queries)
     with pytest.raises(DraftstoreError, match="contexts are int32"):
         store.drafter().draft(contexts[0], queries=queries)
-    with pytest.raises(DraftstoreError, match=r"no strategy 'high': choose one of deep, many, wide"):
+    with pytest.raises(DraftstoreError, match=r"unknown strategy 'high': expected one of deep, many, wide"):
         store.drafter("high")
     for changes in (
         {"drafts": 0}, {"drafts": 1025}, {"length": 0}, {"length": 64}, {"probing": 0.0}, {"probing": 1.5},

@@ -164,9 +164,9 @@ def test_saving_again_replaces_a_store(tmp_path: Path) -> None:
     assert save_recycling(drafter(), out, target_model=MODEL, tokenizer=TOKENIZER).reused
     changed = drafter()
     changed.session([1]).observe([0], candidates=np.array([[2]], np.int32))
-    with pytest.raises(BuildError, match="exists and is not this build"):
+    with pytest.raises(BuildError, match="exists and is another build"):
         save(out, changed)
-    with pytest.raises(BuildError, match="exists and is not this build"):
+    with pytest.raises(BuildError, match="exists and is another build"):
         save(out, target_model="org/other")
     save(out, changed, overwrite=True)
     assert RecyclingStore.open(out).matrix[1, 0] == 2
@@ -411,7 +411,7 @@ def test_build_info_and_verify(run: Runner, small_store: Path, tmp_path: Path) -
     assert "recycling, format version 1" in shown
     assert f"model       {MODEL}" in shown
     assert run("info", out, "--json").json()["target_model"] == MODEL
-    assert "is whole: 2 files" in run("verify", out).out
+    assert "is intact: 2 files" in run("verify", out).out
     data = bytearray((out / "matrix.bin").read_bytes())
     data[0] ^= 1
     (out / "matrix.bin").write_bytes(bytes(data))
@@ -419,10 +419,10 @@ def test_build_info_and_verify(run: Runner, small_store: Path, tmp_path: Path) -
     assert failed.status == 1
     assert "matrix.bin has SHA-256" in failed.err
     error = run(*arguments, "--nodes", 20).error()
-    assert "exists and is not this build" in error
+    assert "exists and is another build" in error
     assert run(*arguments, "--nodes", 20, "--overwrite", "--json").json()["reused"] is False
     assert len(RecyclingStore.open(out).tree) == 20
-    assert run("query", out, "--text", "x").error().startswith(f"error: {out} is of kind 'recycling'")
+    assert run("query", out, "--text", "x").error().startswith(f"error: {out} is a store of kind 'recycling'")
 
 
 def test_build_without_a_seed(
@@ -458,5 +458,5 @@ def test_build_refuses_a_seed_of_another_tokenizer(
     assert "is not a store" in run(*build, "--seed-from", tmp_path / "none").error()
     run(*build, "--seed-from", small_store, "--json").json()
     assert "drafts only while its model decodes" in run(*build, "--seed-from", tmp_path / "hot").error()
-    assert "is of kind 'dresd'" in run(*build, "--seed-from", small_dense).error()
+    assert "is a store of kind 'dresd'" in run(*build, "--seed-from", small_dense).error()
     assert not (tmp_path / "none").exists()

@@ -347,7 +347,7 @@ def test_another_build_is_refused_unless_it_may_overwrite(
         changes: dict[str, dict[str, Any]] = {"segments": {"segment_tokens": 500}, "name": {"name": "x"}}
         options = dataclasses.replace(options, **changes[change])
     with pytest.raises(
-        BuildError, match=rf"{out} exists and is not this build: choose another --out, or pass"
+        BuildError, match=rf"{out} exists and is another build: choose another --out, or pass"
     ):
         build_rest(options, tokenizer, out, workers=1)
     assert contents(out) == old
@@ -377,7 +377,7 @@ def test_what_is_no_store_is_never_replaced(
         out.write_text("years of work")
     else:
         out.symlink_to(out.parent / "nowhere")
-    with pytest.raises(BuildError, match="is not a store" if overwrite else "exists and is not this build"):
+    with pytest.raises(BuildError, match="is not a store" if overwrite else "exists and is another build"):
         build(small_tokenizer, corpus, out, overwrite=overwrite)
     assert names(out.parent) == ["store"]
     assert there != "folder" or (out / "thesis.tex").exists()
@@ -398,7 +398,7 @@ def test_a_damaged_store_is_replaced_only_when_asked(
 ) -> None:
     build(small_tokenizer, corpus, out)
     (out / "keys.bin").write_bytes(b"")
-    with pytest.raises(BuildError, match="exists and is not this build"):
+    with pytest.raises(BuildError, match="exists and is another build"):
         build(small_tokenizer, corpus, out)
     build(small_tokenizer, corpus, out, overwrite=True)
     require_whole(out)
@@ -426,7 +426,7 @@ def no_space(*_: Any, **__: Any) -> None:
 def test_another_build_at_work(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
     with (
         locked_directory(out.parent / ".store.partial"),
-        pytest.raises(BuildError, match=r"another build is at work in .*/\.store\.partial: wait"),
+        pytest.raises(BuildError, match=r"another build is running in .*/\.store\.partial: wait"),
     ):
         build(small_tokenizer, corpus, out)
     build(small_tokenizer, corpus, out)
@@ -503,7 +503,7 @@ def test_too_little_memory(
         raise error
 
     monkeypatch.setattr(segments_module, "sort_segment", fail)
-    with pytest.raises(BuildError, match="for want of memory"):
+    with pytest.raises(BuildError, match="because memory ran out"):
         build(small_tokenizer, corpus, out)
 
 

@@ -480,7 +480,7 @@ def test_budget_and_least_probability_are_respected(built: Path, budget: int, mi
 
 
 def test_an_unknown_strategy_is_refused_and_names_the_known_ones(built: Path) -> None:
-    with pytest.raises(DraftstoreError, match="no strategy 'best': choose one of backoff, longest"):
+    with pytest.raises(DraftstoreError, match="unknown strategy 'best': expected one of backoff, longest"):
         RestStore.open(built).drafter("best")
 
 

@@ -8,7 +8,7 @@ from services.common.logs import FORMATS, LEVELS
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say who may ask, and under which names."""
+    """Add the options for access: tokens, anonymous clients and host names."""
     anonymous = click.option(
         "--anonymous",
         is_flag=True,

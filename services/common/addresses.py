@@ -1,4 +1,4 @@
-"""Where a service listens, and who may reach it there."""
+"""Listening addresses of a service, and the check of who can reach them."""
 
 import ipaddress
 import socket

@@ -187,7 +187,7 @@ def test_hidden_states_of_another_model_are_refused_with_both_names(
     known: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with pytest.raises(StoreError, match=f"'{MODEL}', found 'other/model'"):
         assemble(sources, model="other/model", **known)
-    with pytest.raises(StoreError, match="states of 16 numbers, this model's have 17"):
+    with pytest.raises(StoreError, match="states of 16 numbers, the model's have 17"):
         assemble(sources, model=MODEL, hidden_size=17, **known)
     with pytest.raises(TokenizerError, match=r"'small-bpe'.*found 'other'"):
         assemble(sources, model=MODEL, **(known | {"tokenizer": OTHER}))
@@ -299,7 +299,7 @@ def test_a_dense_release_drafts_as_the_store_for_its_own_model(
                     assert tree == alone.session([token], hidden=query).propose(32)
         with pytest.raises(LookupServiceError, match=f"'{MODEL}', expected 'other/model'"):
             assemble(there, model="other/model", **known)
-        with pytest.raises(LookupServiceError, match="states of 16 numbers, this model's have 17"):
+        with pytest.raises(LookupServiceError, match="states of 16 numbers, the model's have 17"):
             assemble(there, model=MODEL, hidden_size=17, **known)
 
 

@@ -65,6 +65,10 @@ class Acceptor:
         self._loop.remove_reader(self._listening)
         self._listening.close()
 
+    async def settled(self) -> None:
+        """Wait until every accepted connection is served, or its client has left."""
+        await asyncio.gather(*self._begun, return_exceptions=True)
+
     def _on_ready(self) -> None:
         """Accept waiting connections unless another worker should."""
         for _ in range(AT_ONCE):

@@ -95,7 +95,10 @@ class FrameServer(Turns):
         connections are closed after a moment, all remaining ones after `seconds`.
         """
         self.flags = CLOSING
+        acceptors = list(self._acceptors)
         self.stop_listening()
+        for acceptor in acceptors:
+            await acceptor.settled()
         end = self.loop.time() + (self.limits.drain_seconds if seconds is None else seconds)
         looks: dict[FrameConnection, tuple[int, int]] = {}
         while self.connections and self.loop.time() < end:
@@ -107,7 +110,8 @@ class FrameServer(Turns):
                     connection.close()
             await asyncio.sleep(_LOOK_SECONDS)
         self.close()
-        await asyncio.sleep(0)
+        while self.connections:  # transports report their end in a later turn of the loop
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Shut down at once."""

@@ -435,7 +435,7 @@ def test_another_run_at_the_same_place_is_refused(model_folder: Path, prompts: P
             refused.append(str(caught.value))
 
     make(options, model_folder, tmp_path / "out.jsonl", on_progress=meanwhile)
-    assert "at work" in refused[0]
+    assert "another build is running" in refused[0]
 
 
 @pytest.mark.slow

@@ -131,10 +131,10 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("[[token]\n", "is not TOML"),
-        ("tokens = []\n", "expected tables"),
-        ("token = 3\n", "expected tables"),
+        ("tokens = []\n", "expected only tables"),
+        ("token = 3\n", "expected only tables"),
         ("token = [3]\n", "an int"),
-        ("[token]\nname='a'\n", "expected tables"),
+        ("[token]\nname='a'\n", "expected only tables"),
         ('[[token]]\nname = "a"\n', "expected name, sha256 and releases"),
         (entry() + "extra = 1\n", "expected name, sha256 and releases"),
         (entry(name=""), "the name ''"),

@@ -391,7 +391,7 @@ def test_what_is_no_store_is_never_replaced(small_store: Path, out: Path) -> Non
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(BuildError, match="is not"):
+        with pytest.raises(BuildError, match=r"is another build|is not"):
             build(small_store, out, overwrite=overwrite)
     assert (out / "thesis.tex").read_text() == "years of work"
     assert names(out.parent) == ["crest"]

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from draftstore.errors import BuildError, StoreError
 from draftstore.jit import read_only
 
 HASH_CHUNK = 1 << 22
+LOCK_SECONDS = 1.0
+"""Time to wait for a lock: a process that a killed build was starting holds it until it runs its own program."""
 
 
 def hash_file(path: Path) -> str:
@@ -140,17 +143,21 @@ def locked_directory(path: Path) -> Iterator[None]:
     Raises:
         BuildError: another process holds it.
     """
-    descriptor = None
-    while descriptor is None:
-        descriptor = _try_lock(path)
+    end = time.monotonic() + LOCK_SECONDS
+    while (descriptor := _try_lock(path, last=time.monotonic() >= end)) is None:
+        time.sleep(0.01)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def _try_lock(path: Path) -> int | None:
-    """Return the descriptor of the locked directory; None if its last holder has just removed it."""
+def _try_lock(path: Path, *, last: bool) -> int | None:
+    """Return the descriptor of the locked directory; None to try again, unless this was the last time.
+
+    Raises:
+        BuildError: another process holds it, the last time.
+    """
     path.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -161,11 +168,12 @@ def _try_lock(path: Path) -> int | None:
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
     except BlockingIOError:
-        os.close(descriptor)
-        raise BuildError(
-            f"another build is running in {path}: wait for it, or choose another --out"
-        ) from None
+        if last:
+            os.close(descriptor)
+            raise BuildError(
+                f"another build is running in {path}: wait for it, or choose another --out"
+            ) from None
     except FileNotFoundError:
-        pass
+        pass  # its last holder has just removed it
     os.close(descriptor)
     return None

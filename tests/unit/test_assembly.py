@@ -299,7 +299,7 @@ def test_a_dense_release_drafts_as_the_store_for_its_own_model(
                     assert tree == alone.session([token], hidden=query).propose(32)
         with pytest.raises(LookupServiceError, match=f"'{MODEL}', expected 'other/model'"):
             assemble(there, model="other/model", **known)
-        with pytest.raises(LookupServiceError, match="states of 16 numbers, the model's have 17"):
+        with pytest.raises(LookupServiceError, match="states of 16 numbers, this model's have 17"):
             assemble(there, model=MODEL, hidden_size=17, **known)
 
 

@@ -120,8 +120,8 @@ class Chooser:
         if not self._sample:
             return int(torch.argmax(scores, dim=-1))
         probs = torch.nn.functional.softmax(scores, dim=-1)
-        if not probs.isfinite().all():  # a GPU would not survive to draw from them
-            if torch.nn.functional.softmax(logits, dim=-1).isfinite().all():
+        if probs[0, 0].isnan():  # then all are, and a GPU would not survive to draw from them
+            if not torch.nn.functional.softmax(logits, dim=-1)[0, 0].isnan():
                 raise ProbabilityError(
                     "the settings leave no finite probabilities: use milder penalties, biases or a higher temperature"
                 )

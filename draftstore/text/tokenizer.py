@@ -153,10 +153,7 @@ class TextTokenizer:
         Raises:
             TokenizerError: the text has a lone surrogate.
         """
-        if len(text) > LONG_TEXT:
-            ids = self.encode_documents([text])[0].tolist()
-        else:
-            ids = self._guarded(lambda: self._backend.encode(text, add_special_tokens=False).ids)
+        ids = self._guarded(lambda: self._encoding(text).ids)
         prefix = list(self.bos_ids) if bos else []
         if ids[: len(prefix)] != prefix:
             ids = prefix + ids
@@ -236,6 +233,12 @@ class TextTokenizer:
     def _id_of(self, named_token: str) -> int | None:
         text = self._named_tokens.get(named_token)
         return None if text is None else self._backend.token_to_id(text)
+
+    def _encoding(self, text: str) -> Any:
+        """Encode one text without special tokens, with the interpreter's lock released if it is long."""
+        if len(text) > LONG_TEXT:
+            return self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
+        return self._backend.encode(text, add_special_tokens=False)
 
     def _guarded(self, encode: Callable[[], Any]) -> Any:
         try:

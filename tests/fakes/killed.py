@@ -4,6 +4,7 @@ kill_when(rest_store, (corpus, tokenizer, out), after(0.2))
 run(rest_store, (corpus, tokenizer, out))
 """
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -38,13 +39,8 @@ def kill_when(work: Work, arguments: Sequence[Any], moment: Callable[[], bool]) 
 
 def after(seconds: float) -> Callable[[], bool]:
     """Return a moment: so long after the work has begun in earnest."""
-    begin: list[float] = []
-
-    def has_come() -> bool:
-        begin.append(time.monotonic())
-        return begin[-1] - begin[0] >= seconds
-
-    return has_come
+    begin = functools.cache(time.monotonic)  # the first look is the beginning
+    return lambda: begin() + seconds <= time.monotonic()
 
 
 def run(work: Work, arguments: Sequence[Any]) -> None:

@@ -29,12 +29,9 @@ def model(checkout: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(checkout / "cache"))
     monkeypatch.chdir(checkout)
     path = checkout / MODEL
-    if not path.exists():
-        path.symlink_to(data / "models" / "stories260K")
-        lines = [
-            json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")
-        ]
-        (path.parent / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    path.symlink_to(data / "models" / "stories260K")
+    lines = [json.dumps({"prompt": text}) for text in ("Once upon a time", "The dog", "def main(", "It was")]
+    (path.parent / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return path
 
 

@@ -5,8 +5,10 @@
     with Session(make_engine()) as session:        # SQLAlchemy: the catalogue
         ...
 
-Both keep the embedded server running for the rest of the process, and refuse tables of another revision: the embedded
-server is migrated automatically, a named one only by `draftstore db migrate`.
+Both are the owner of the tables. `connect(reading=True)` is a role that may only read them (`schema.access`), named by
+`DRAFTSTORE_READER_URL` or that of the embedded server. All keep the embedded server running for the rest of the
+process, and refuse tables of another revision: the embedded server is migrated automatically, a named one only by
+`draftstore db migrate`.
 """
 
 import os
@@ -21,10 +23,12 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
+from schema.access import make_reader
 from schema.embedded import Lease, acquire
 from schema.errors import DatabaseError, DatabaseUrlError, SchemaError
 from schema.failures import database_errors, describe, translate
 from schema.home import data_home
+from schema.postgres.plan import NAME, READER
 from schema.revisions import MIGRATIONS, SchemaState, expected_revision, schema_state
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ __all__ = [
 ]
 
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
+READER_VARIABLE = "DRAFTSTORE_READER_URL"
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 CONNECT_TIMEOUT = 10
 """Seconds."""
@@ -70,34 +75,49 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def is_embedded() -> bool:
-    """Tell whether the embedded server is used because no server is named."""
-    return not os.environ.get(URL_VARIABLE)
+def is_embedded(*, reading: bool = False) -> bool:
+    """Tell whether the embedded server is used because no server is named.
+
+    Args:
+        reading: for the reader, whom another variable may name.
+    """
+    return _variable(reading) is None
 
 
-def database_url() -> str:
+def database_url(*, reading: bool = False) -> str:
     """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
 
     The embedded server is started, or joined, and stays up for the rest of the process.
+
+    Args:
+        reading: as the reader; on a named server without a named reader, as its owner.
 
     Raises:
         DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
         EmbeddedServerError: the embedded server cannot be started.
     """
-    if named := os.environ.get(URL_VARIABLE):
-        return _checked_url(named)
+    if variable := _variable(reading):
+        return _checked_url(variable)
     home = data_home()
     with _guard:
         lease = _leases.get(home)
         if lease is None:
             lease = _leases[home] = acquire(home)
-            return lease.url
-        return lease.ensure()
+            url = lease.url
+        else:
+            url = lease.ensure()
+    return url.replace(f"//{NAME}@", f"//{READER}@", 1) if reading else url
 
 
-def _checked_url(named: str) -> str:
+def _variable(reading: bool) -> str | None:
+    """Return the variable that names the server; None if none does."""
+    variables = (READER_VARIABLE, URL_VARIABLE) if reading else (URL_VARIABLE,)
+    return next((variable for variable in variables if os.environ.get(variable)), None)
+
+
+def _checked_url(variable: str) -> str:
     """Return a named URL without SQLAlchemy's driver name; error messages never quote it, it may contain a password."""
-    scheme, separator, rest = named.partition("://")
+    scheme, separator, rest = os.environ[variable].partition("://")
     url = f"postgresql://{rest}"
     if scheme in SCHEMES and separator:
         with suppress(ValueError, psycopg.Error):
@@ -105,52 +125,60 @@ def _checked_url(named: str) -> str:
                 int(port or 0)
             return url
     raise DatabaseUrlError(
-        f"{URL_VARIABLE} is not the URL of a PostgreSQL database: expected "
+        f"{variable} is not the URL of a PostgreSQL database: expected "
         "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with characters other than letters and digits "
         "percent-encoded; unset it to use the embedded server"
     )
 
 
-def connect(*, check: bool = True, **options: Any) -> psycopg.Connection:
+def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psycopg.Connection:
     """Connect with psycopg.
 
     Args:
         check: whether to check the revision of the tables, once per process.
+        reading: as the reader.
         options: further arguments of `psycopg.connect`, such as `autocommit`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
     """
-    return connect_as(psycopg.Connection[TupleRow], check=check, **options)
+    return connect_as(psycopg.Connection[TupleRow], check=check, reading=reading, **options)
 
 
-def connect_as(kind: type[Kind], url: str | None = None, *, check: bool = True, **options: Any) -> Kind:
+def connect_as(
+    kind: type[Kind], url: str | None = None, *, check: bool = True, reading: bool = False, **options: Any
+) -> Kind:
     """Connect as `connect` does, with a custom connection class.
 
     Args:
         kind: connection class.
         url: URL of the database; None: the default.
         check: whether to check the revision of the tables, once per process.
+        reading: as the reader.
         options: further arguments of `psycopg.connect`, such as `autocommit`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
     """
-    url = url or database_url()
+    url = url or database_url(reading=reading)
     if check:
-        require_schema(url)
-    return _connect(url, kind, **options)
+        # The tables of the embedded server, its reader among them, may first have to be made, by the owner.
+        require_schema(database_url() if is_embedded(reading=reading) else url)
+    return _connect(url, kind, reading=reading, **options)
 
 
-def _connect(url: str, kind: type[Kind], **options: Any) -> Kind:
+def _connect(url: str, kind: type[Kind], *, reading: bool = False, **options: Any) -> Kind:
     options = {**_defaults(url), **options}
+    embedded = is_embedded(reading=reading)
     with database_errors():
-        return _with_patience(lambda: kind.connect(database_url() if is_embedded() else url, **options))
+        return _with_patience(
+            embedded, lambda: kind.connect(database_url(reading=reading) if embedded else url, **options)
+        )
 
 
-def _with_patience(attempt: Callable[[], Connected]) -> Connected:
+def _with_patience(embedded: bool, attempt: Callable[[], Connected]) -> Connected:
     """Connect; retry once with an embedded server, which may have been killed and be restarting."""
-    for pause in RESTART_PAUSES if is_embedded() else ():
+    for pause in RESTART_PAUSES if embedded else ():
         with suppress(psycopg.OperationalError):
             return attempt()
         time.sleep(pause)
@@ -197,7 +225,7 @@ def _follow_server(dialect: Any, _record: Any, arguments: Any, parameters: dict[
         parameters["host"] = conninfo_to_dict(database_url())["host"]
         return dialect.connect(*arguments, **parameters)
 
-    return _with_patience(attempt)
+    return _with_patience(True, attempt)
 
 
 def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:
@@ -245,7 +273,10 @@ def _schema_error(state: SchemaState, found: str | None, url: str) -> SchemaErro
 def migrate() -> str | None:
     """Migrate the tables to the newest revision and return it; concurrent calls run one after the other.
 
+    The reader is made as well: that of the embedded server, or the one that `DRAFTSTORE_READER_URL` names.
+
     Raises:
+        ReaderError: the tables are migrated, but the owner may not make the reader.
         DatabaseError: the server is down or refuses, a lock cannot be taken, or the tables are newer than this version.
     """
     import alembic.command
@@ -257,6 +288,9 @@ def migrate() -> str | None:
         raise _schema_error(state, found, url)
     with database_errors():
         alembic.command.upgrade(alembic_config(url), "head")
+        if is_embedded() or os.environ.get(READER_VARIABLE):
+            with _connect(url, psycopg.Connection[TupleRow], autocommit=True) as connection:
+                make_reader(connection, database_url(reading=True))
     return expected_revision()
 
 

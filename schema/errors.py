@@ -8,7 +8,7 @@ class DatabaseError(DraftstoreError):
 
 
 class DatabaseUrlError(DatabaseError):
-    """DRAFTSTORE_DATABASE_URL is not the URL of a PostgreSQL database."""
+    """DRAFTSTORE_DATABASE_URL or DRAFTSTORE_READER_URL is not the URL of a PostgreSQL database."""
 
 
 class DatabaseAwayError(DatabaseError):
@@ -17,6 +17,10 @@ class DatabaseAwayError(DatabaseError):
 
 class DatabaseAccessError(DatabaseError):
     """The server refuses: password, user, missing database or missing rights."""
+
+
+class ReaderError(DatabaseError):
+    """The role that should only read may do more, or cannot be made."""
 
 
 class DatabaseTimeoutError(DatabaseError):

@@ -65,7 +65,9 @@ class Notices:
         Raises:
             DatabaseError: the server is down or refuses, or the tables have another revision.
         """
-        self._connection = connect_as(LimitedConnection, autocommit=True, connect_timeout=CONNECT_TIMEOUT)
+        self._connection = connect_as(
+            LimitedConnection, reading=True, autocommit=True, connect_timeout=CONNECT_TIMEOUT
+        )
         try:
             with database_errors():
                 self._connection.execute(f"LISTEN {CHANNEL}")

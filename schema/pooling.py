@@ -184,7 +184,7 @@ class SharedPool:
         """
         try:
             connection = connect_as(
-                LimitedConnection, self.url, autocommit=True, connect_timeout=CONNECT_TIMEOUT
+                LimitedConnection, self.url, reading=True, autocommit=True, connect_timeout=CONNECT_TIMEOUT
             )
             # The plan does not depend on the keys, so a generic one saves planning each lookup.
             connection.execute("SET plan_cache_mode = force_generic_plan")
@@ -217,8 +217,8 @@ def join_pool() -> SharedPool:
         DatabaseUrlError: the URL is not that of a PostgreSQL database.
         EmbeddedServerError: the embedded server cannot be started.
     """
-    current = database_url()
-    url = None if is_embedded() else current
+    current = database_url(reading=True)
+    url = None if is_embedded(reading=True) else current
     with _guard:
         pool = _pools.setdefault(url, SharedPool(url))
         pool.readers += 1

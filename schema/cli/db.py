@@ -164,11 +164,14 @@ def stop(as_json: bool) -> None:
 def migrate_tables(as_json: bool) -> None:
     """Make the tables, or bring them to the revision that this version needs.
 
-    The embedded server is brought up to date by itself; a named one is left alone until this command.
+    The embedded server is brought up to date by itself; a named one is left alone until this command. The role of
+    DRAFTSTORE_READER_URL is made too, and may read the tables and do nothing else.
 
     \b
     Example:
-      DRAFTSTORE_DATABASE_URL=postgresql://me:secret@db.example/draftstore draftstore db migrate
+      export DRAFTSTORE_DATABASE_URL=postgresql://me:secret@db.example/draftstore
+      export DRAFTSTORE_READER_URL=postgresql://draftstore_reader:other@db.example/draftstore
+      draftstore db migrate
     """
     with status("migrating"):
         revision = migrate()

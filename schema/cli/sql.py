@@ -1,4 +1,4 @@
-"""`draftstore sql`: SQL queries on the catalogue, read-only by default."""
+"""`draftstore sql`: SQL queries on the catalogue, by default as a role that may only read."""
 
 import csv
 import json
@@ -22,6 +22,7 @@ from rich.table import Table
 
 from draftstore.cli.common import json_option, print_json, stdout_console
 from draftstore.errors import DraftstoreError, counted
+from schema.access import require_reader
 from schema.database import connect, database_errors
 
 ROWS_SHOWN = 1000
@@ -70,9 +71,9 @@ class StatementResult(NamedTuple):
     show_default=True,
     help="Maximum duration in seconds; 0 for none.",
 )
-@click.option("--write", is_flag=True, help="Allow changes, and commit them at the end.")
+@click.option("--write", is_flag=True, help="Ask as the owner of the tables, and commit changes at the end.")
 def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, write: bool) -> None:
-    """Ask the catalogue in SQL; `draftstore db psql -c '\\dv+'` lists the views.
+    """Ask the catalogue in SQL, as a role that may only read; `draftstore db psql -c '\\dv+'` lists the views.
 
     \b
     Examples:
@@ -85,11 +86,14 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
     text = _read(query)
     if not text.strip():
         raise QueryError("the question is empty: pass SQL, a file, or - for stdin")
-    connection = connect(autocommit=True)
+    connection = connect(autocommit=True, reading=not write)
     with closing(connection), database_errors():
+        if not write:
+            require_reader(connection)
         connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",))
         if not write:
-            # After a query or inside a savepoint, SET cannot make a transaction writable; it is never committed.
+            # The reader's rights are the guard. A read-only transaction, never committed, adds a clear message, and
+            # refuses the little that any role may make: large objects and temporary tables.
             connection.execute("SET default_transaction_read_only = on")
             connection.execute("BEGIN")
             connection.execute("SELECT 1")
@@ -251,7 +255,7 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
     if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
         return None
     sentence = error.diag.message_primary or str(error)
-    if isinstance(error, errors.ReadOnlySqlTransaction):
+    if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
         return QueryError(f"{sentence}: --write allows changes")
     hint = f"\nhint: {error.diag.message_hint}" if error.diag.message_hint else ""
     return QueryError(f"{sentence}{_place(error, text)}{hint}")

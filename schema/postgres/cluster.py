@@ -7,7 +7,17 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from schema.postgres.plan import DATA, MAJOR, NAME, PORT, SOCKET_BYTES, SOCKET_FILE, ClusterError, ClusterPlan
+from schema.postgres.plan import (
+    DATA,
+    MAJOR,
+    NAME,
+    PORT,
+    READER,
+    SOCKET_BYTES,
+    SOCKET_FILE,
+    ClusterError,
+    ClusterPlan,
+)
 from schema.postgres.programs import run
 
 SETTINGS = {
@@ -128,8 +138,8 @@ def server_command(plan: ClusterPlan, binaries: Path, sockets: Path) -> list[str
     """Return the server's command line, after writing the files that control access."""
     base = Path(plan.base)
     rules = {
-        "pg_hba.conf": f"local all {NAME} peer map={NAME}\n",
-        "pg_ident.conf": f'{NAME} "{plan.user}" {NAME}\n',
+        "pg_hba.conf": f"local all {NAME},{READER} peer map={NAME}\n",
+        "pg_ident.conf": "".join(f'{NAME} "{plan.user}" {role}\n' for role in (NAME, READER)),
     }
     for name, text in rules.items():
         (base / name).write_text(text)

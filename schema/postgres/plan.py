@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 MAJOR = "18"  # of PostgreSQL; other clusters are refused
 NAME = "draftstore"  # of the role, the database and the cluster
+READER = "draftstore_reader"  # the role of queries and lookups
 PORT = 5432  # never opened: part of the socket's name
 SOCKET_FILE = f".s.PGSQL.{PORT}"
 SOCKET_BYTES = 100  # the limit is 107; some programs append to the path

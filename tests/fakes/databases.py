@@ -21,8 +21,10 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, save_manifest
-from schema.database import URL_VARIABLE, alembic_config
+from schema.access import make_reader
+from schema.database import READER_VARIABLE, URL_VARIABLE, alembic_config
 from schema.embedded import acquire
+from schema.postgres.plan import READER
 from tests.fakes.servers import reachable_folder
 
 SERVER_VARIABLE = "DRAFTSTORE_TEST_DATABASE_URL"
@@ -46,6 +48,11 @@ def new_database(server: str, template: str | None = None) -> Iterator[str]:
             yield make_url(server).set(database=name).render_as_string(hide_password=False)
         finally:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def reader_of(url: str) -> str:
+    """Return the URL of the reader of a database, with the password of its owner."""
+    return make_url(url).set(username=READER).render_as_string(hide_password=False)
 
 
 def write_store(
@@ -102,6 +109,8 @@ def template_database(database_server: str) -> Iterator[str]:
     """Return the URL of a database with our tables, to make copies of; nobody connects to it."""
     with new_database(database_server) as url:
         alembic.command.upgrade(alembic_config(url), "head")
+        with psycopg.connect(url, autocommit=True) as connection:
+            make_reader(connection, reader_of(url))
         yield url
 
 
@@ -111,6 +120,14 @@ def database(database_server: str, template_database: str, monkeypatch: pytest.M
     with new_database(database_server, template_database) as url:
         monkeypatch.setenv(URL_VARIABLE, url)
         yield url
+
+
+@pytest.fixture
+def reader(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of the reader of the test's own database, as whom the commands ask."""
+    url = reader_of(database)
+    monkeypatch.setenv(READER_VARIABLE, url)
+    return url
 
 
 @pytest.fixture

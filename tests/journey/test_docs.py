@@ -19,9 +19,9 @@ import pytest
 
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import load_tokenizer
-from schema.database import URL_VARIABLE
+from schema.database import READER_VARIABLE, URL_VARIABLE
 from tests import ROOT
-from tests.fakes.databases import new_database
+from tests.fakes.databases import new_database, reader_of
 from tests.fakes.servers import free_port
 from tests.journey.examples import BLOCKS, COMMANDS, DECODING, LOCAL, MODEL, READ, REMOTE, run
 from tests.journey.pages import Page
@@ -40,6 +40,7 @@ def catalogue(database_server: str, template_database: str) -> Iterator[str]:
     """Have the commands use a catalogue of their own."""
     with new_database(database_server, template_database) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv(URL_VARIABLE, url)
+        patch.setenv(READER_VARIABLE, reader_of(url))
         yield url
 
 

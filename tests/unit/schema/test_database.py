@@ -19,8 +19,10 @@ import sqlalchemy
 from alembic.script import ScriptDirectory
 from click.testing import CliRunner, Result
 
+from draftstore.cli import cli
 from draftstore.errors import DraftstoreError
 from schema import database, embedded, revisions
+from schema.access import may_change
 from schema.cli.db import db
 from schema.database import alembic_config, connect, database_url, make_engine, migrate
 from schema.errors import (
@@ -156,6 +158,18 @@ def test_the_embedded_database_gets_its_tables_by_itself(home: Path) -> None:
         assert bind.exec_driver_sql("SELECT count(*) FROM builds").scalar() == 0
     engine.dispose()
     assert database_url() == server_state(home / "postgres").url
+
+
+def test_the_embedded_database_has_a_reader(home: Path) -> None:
+    with connect(reading=True) as connection:
+        assert connection.info.user == "draftstore_reader"
+        assert may_change(connection, "draftstore_reader") is False
+        assert may_change(connection, "draftstore") is True
+        assert may_change(connection, "nobody") is None
+        assert connection.execute("SELECT count(*) FROM live_releases").fetchone() == (0,)
+    for options, role in (((), "draftstore_reader"), (("--write",), "draftstore")):
+        asked = CliRunner().invoke(cli, ["sql", "--csv", "SELECT current_user", *options])
+        assert asked.stdout == f"current_user\n{role}\n"
 
 
 def test_processes_that_all_come_first_make_the_tables_once(home: Path) -> None:

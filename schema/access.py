@@ -1,0 +1,131 @@
+"""The reader: a role of PostgreSQL that may read our tables and do nothing else.
+
+`draftstore sql` and the lookup service connect as the reader. A read-only transaction alone is no guard: a query can
+end it, and from inside it a superuser can read and write files and run programs.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
+
+from schema.errors import ReaderError
+from schema.postgres.plan import READER
+
+LOCK_KEY = 0x726561646572  # "reader": whoever holds this advisory lock makes it
+STRONG = [
+    "pg_write_all_data",
+    "pg_execute_server_program",
+    "pg_write_server_files",
+    "pg_read_server_files",
+    "pg_signal_backend",
+    "pg_maintain",
+    "pg_create_subscription",
+]
+"""PostgreSQL's own roles whose members may do more than read tables."""
+
+MAY_CHANGE = """
+SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication
+    OR has_schema_privilege(reader.oid, current_schema()::regnamespace, 'CREATE')
+    OR EXISTS (SELECT FROM pg_roles AS strong
+               WHERE strong.rolname = ANY(%(strong)s) AND pg_has_role(reader.oid, strong.oid, 'MEMBER'))
+    OR EXISTS (SELECT FROM pg_class AS ours
+               WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
+               AND (has_table_privilege(reader.oid, ours.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
+                    OR pg_has_role(reader.oid, relowner, 'MEMBER')))
+FROM pg_roles AS reader WHERE rolname = %(name)s
+"""
+CREATE = "CREATE ROLE {reader} LOGIN PASSWORD {password}"
+GRANTS = (
+    "GRANT USAGE ON SCHEMA {schema} TO {reader}",
+    "GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {reader}",
+    "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT ON TABLES TO {reader}",
+)
+
+
+def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
+    """Create the reader if it is missing, and let it read all tables, those of later loads too.
+
+    Args:
+        connection: connection of the owner of the tables, in autocommit mode.
+        url: URL of the reader, with its password if it has one; it becomes the password of the role.
+
+    Raises:
+        ReaderError: the owner may not create roles, or the role may do more than read.
+    """
+    login = conninfo_to_dict(url)
+    name, password = str(login.get("user") or ""), str(login.get("password") or "")
+    if not name:
+        raise ReaderError(
+            "DRAFTSTORE_READER_URL names no user: expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        )
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK_KEY])
+            if may_change(connection, name) is None:
+                with suppress(
+                    errors.DuplicateObject, errors.UniqueViolation
+                ):  # by a process in another database
+                    _run(connection, CREATE, name)
+            if may_change(connection, name):
+                raise ReaderError(f"the role {name!r} may do more than read: {_advice(connection, READER)}")
+            if password:
+                # As a verifier, so that neither the server nor its log sees the password itself.
+                secret = connection.pgconn.encrypt_password(password.encode(), name.encode()).decode()
+                with suppress(
+                    errors.InsufficientPrivilege
+                ):  # an administrator made the role and its password
+                    _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
+            for statement in GRANTS:
+                _run(connection, statement, name)
+    except errors.InsufficientPrivilege as error:
+        raise ReaderError(f"{error.diag.message_primary}: {_advice(connection, name)}") from None
+
+
+def require_reader(connection: psycopg.Connection[Any]) -> None:
+    """Refuse a connection of a role that may do more than read.
+
+    Raises:
+        ReaderError: it may; the message says how to make a role that may not.
+    """
+    if may_change(connection, connection.info.user):
+        raise ReaderError(
+            f"the role {connection.info.user!r} may do more than read, and a query could use that: "
+            f"{_advice(connection, READER)}\n--write asks as the owner"
+        )
+
+
+def may_change(connection: psycopg.Connection[Any], name: str) -> bool | None:
+    """Tell whether a role may do more than read our tables; None if there is no such role."""
+    row = connection.execute(MAY_CHANGE, {"name": name, "strong": STRONG}).fetchone()
+    return None if row is None else bool(row[0])
+
+
+def _run(connection: psycopg.Connection[Any], statement: str, name: str, password: str | None = None) -> None:
+    """Run a statement in a savepoint, so that the transaction survives its failure."""
+    with connection.transaction():
+        connection.execute(_filled(connection, statement, name, password))
+
+
+def _filled(
+    connection: psycopg.Connection[Any], statement: str, name: str, password: str | None
+) -> sql.Composed:
+    row = connection.execute("SELECT current_schema(), current_user").fetchone()
+    assert row is not None
+    return sql.SQL(statement).format(
+        reader=sql.Identifier(name),
+        password=sql.Literal(password),
+        schema=sql.Identifier(row[0]),
+        owner=sql.Identifier(row[1]),
+    )
+
+
+def _advice(connection: psycopg.Connection[Any], name: str) -> str:
+    statements = [_filled(connection, text, name, "...").as_string(connection) for text in (CREATE, *GRANTS)]
+    return (
+        "set DRAFTSTORE_READER_URL to postgresql://USER:PASSWORD@HOST:PORT/DATABASE of a role that may only read, and "
+        "run `draftstore db migrate`, which makes the role; or make it yourself:\n"
+        + "\n".join(f"  {statement};" for statement in statements)
+    )

@@ -1,0 +1,169 @@
+"""The reader: what it may not do, who makes it, and who refuses roles that may do more."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg import sql
+
+from draftstore.cli import cli
+from draftstore.errors import DraftstoreError
+from schema.access import make_reader, may_change
+from schema.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
+from schema.errors import ReaderError
+from schema.notices import Notices
+from tests.fakes.servers import PostgresServer, postgres_server
+
+WRITABLE = "COMMIT; BEGIN READ WRITE;"
+
+
+def ask(query: str, *options: str) -> str:
+    """Return what a query prints."""
+    result = CliRunner().invoke(cli, ["sql", "--csv", query, *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"{WRITABLE} DELETE FROM builds",
+        f"{WRITABLE} CREATE TABLE pwned (a int)",
+        "ROLLBACK; SET default_transaction_read_only = off; TRUNCATE builds",
+        f"{WRITABLE} DROP TABLE replays",
+        f"{WRITABLE} UPDATE alembic_version SET version_num = 'x'",
+        "SELECT 1; COPY (SELECT 1) TO PROGRAM 'cat > {file}'",
+        "COPY (SELECT 1) TO '{file}'",
+        "SELECT pg_read_file('/etc/passwd')",
+        "SELECT pg_ls_dir('/')",
+        f"{WRITABLE} SELECT lo_export(lo_from_bytea(0, 'x'), '{{file}}')",
+        "SELECT pg_terminate_backend({owner})",
+        "RESET ROLE; RESET SESSION AUTHORIZATION; SELECT pg_read_file('/etc/passwd')",
+        "SET SESSION AUTHORIZATION draftstore",
+        "SET ROLE draftstore",
+        "DO $$ BEGIN EXECUTE 'COPY (SELECT 1) TO PROGRAM ''cat > {file}'''; END $$",
+        f"{WRITABLE} ALTER ROLE draftstore_reader SUPERUSER",
+        f"{WRITABLE} CREATE EXTENSION plpgsql_check",
+        "ALTER SYSTEM SET archive_command = 'x'",
+    ],
+)
+def test_no_query_gets_beyond_reading(database: str, reader: str, query: str, tmp_path: Path) -> None:
+    file = tmp_path / "pwned"
+    with psycopg.connect(database, autocommit=True) as owner:
+        before = owner.execute("SELECT count(*) FROM pg_class").fetchone()
+        with pytest.raises(DraftstoreError):
+            ask(query.replace("{file}", str(file)).replace("{owner}", str(owner.info.backend_pid)))
+        assert owner.execute("SELECT count(*) FROM pg_class").fetchone() == before
+        assert owner.execute(
+            "SELECT rolsuper FROM pg_roles WHERE rolname = 'draftstore_reader'"
+        ).fetchone() == (False,)
+    assert not file.exists()
+
+
+def test_a_refused_query_says_how_to_write(database: str, reader: str) -> None:
+    with pytest.raises(DraftstoreError, match=r"permission denied for table builds: --write allows changes"):
+        ask(f"{WRITABLE} DELETE FROM builds")
+    assert ask("SELECT count(*) FROM live_releases JOIN builds ON builds.id = build_id") == "count\n0\n"
+
+
+# A server of somebody else
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture
+def named(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Name a database of an owner who may not make roles; return the URL of an administrator."""
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("CREATE ROLE alice LOGIN PASSWORD 'a'")
+        admin.execute("CREATE DATABASE hers OWNER alice")
+    at = server.url.rpartition("@")[2].rpartition("/")[0]
+    monkeypatch.setenv(URL_VARIABLE, f"postgresql://alice:a@{at}/hers")
+    monkeypatch.delenv(READER_VARIABLE, raising=False)
+    yield server.url.rpartition("/")[0] + "/hers"
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("DROP DATABASE hers WITH (FORCE)")
+        for role in ("alice", "bob"):
+            admin.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
+
+
+def test_an_owner_is_refused_and_told_what_to_do(named: str) -> None:
+    migrate()
+    with pytest.raises(ReaderError, match="'alice' may do more than read") as caught:
+        ask("SELECT 1")
+    assert "CREATE ROLE \"draftstore_reader\" LOGIN PASSWORD '...';" in str(caught.value)
+    assert ask("SELECT 1 AS one", "--write") == "one\n1\n"
+
+
+def test_an_owner_who_may_not_make_roles_gets_the_statements(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = f"postgresql://bob:b@{named.rpartition('@')[2]}"
+    monkeypatch.setenv(READER_VARIABLE, reader)
+    with pytest.raises(ReaderError, match="permission denied to create role") as caught:
+        migrate()
+    statements = [line.strip() for line in str(caught.value).splitlines() if line.endswith(";")]
+    with psycopg.connect(named, autocommit=True) as admin:
+        for statement in statements:
+            admin.execute(statement.replace("'...'", "'b'").encode())
+    migrate()  # he may give the rights again, which another table may need
+    assert ask("SELECT current_user, count(*) FROM builds") == "current_user,count\nbob,0\n"
+
+
+def test_a_migration_makes_the_reader_and_services_need_no_more(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(named, autocommit=True) as admin:
+        admin.execute("ALTER ROLE alice CREATEROLE")
+    monkeypatch.setenv(READER_VARIABLE, f"postgresql://bob:first@{named.rpartition('@')[2]}")
+    migrate()
+    reader = f"postgresql://bob:second@{named.rpartition('@')[2]}"
+    monkeypatch.setenv(READER_VARIABLE, reader)
+    migrate()  # with another password
+    with connect() as owner:
+        owner.execute("CREATE TABLE later (a int)")
+    monkeypatch.delenv(URL_VARIABLE)  # as in the container of the lookup service
+    notices = Notices()
+    assert notices.releases() == []
+    notices.close()
+    with connect(reading=True) as connection:
+        assert connection.info.user == "bob"
+        assert connection.execute("SELECT count(*) FROM later").fetchone() == (0,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("INSERT INTO later VALUES (1)")
+
+
+def test_a_strong_role_is_no_reader(
+    named: str, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate()
+    with psycopg.connect(named, autocommit=True) as admin:
+        admin.execute("CREATE ROLE bob LOGIN NOINHERIT PASSWORD 'b'")
+        for give, take in (
+            ("GRANT alice TO bob", "REVOKE alice FROM bob"),
+            ("GRANT pg_execute_server_program TO bob", "REVOKE pg_execute_server_program FROM bob"),
+            ("GRANT CREATE ON SCHEMA public TO bob", "REVOKE CREATE ON SCHEMA public FROM bob"),
+            ("GRANT DELETE ON builds TO bob", "REVOKE DELETE ON builds FROM bob"),
+            ("ALTER ROLE bob CREATEDB", "ALTER ROLE bob NOCREATEDB"),
+        ):
+            admin.execute(give.encode())
+            assert may_change(admin, "bob") is True, give
+            admin.execute(take.encode())
+            assert may_change(admin, "bob") is False
+        monkeypatch.setenv(READER_VARIABLE, server.url)
+        with pytest.raises(ReaderError, match="'draftstore' may do more than read"):
+            migrate()
+        with pytest.raises(ReaderError, match="'draftstore' may do more than read"):
+            make_reader(admin, server.url)
+
+
+def test_what_is_no_url_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READER_VARIABLE, "mysql://x")
+    with pytest.raises(DraftstoreError, match="DRAFTSTORE_READER_URL is not the URL"):
+        connect(reading=True)

@@ -1,8 +1,6 @@
 """`draftstore db`: the catalogue's database, embedded or named by DRAFTSTORE_DATABASE_URL."""
 
 import contextlib
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 from rich.table import Table
 
 from draftstore.cli.common import json_option, print_json, status, stdout_console
-from draftstore.errors import MissingExtraError
 from schema import embedded
+from schema.backup import BackupError, back_up, missing_stores, restore
+from schema.clients import client_command
 from schema.database import connect, database_url, is_embedded, migrate
-from schema.errors import DatabaseError, EmbeddedServerError
+from schema.errors import DatabaseError
 from schema.home import data_home
-from schema.postgres.placement import find_binaries, find_place
+from schema.postgres.placement import find_place
 from schema.postgres.state import ServerState, server_state
 from schema.revisions import expected_revision, schema_state
 
@@ -39,6 +38,7 @@ def db() -> None:
       draftstore db status
       draftstore db start        # keep the embedded server up until `draftstore db stop`
       draftstore db psql
+      draftstore db backup catalogue.backup
     """
 
 
@@ -181,6 +181,52 @@ def migrate_tables(as_json: bool) -> None:
         click.echo(f"the tables are at revision {revision}")
 
 
+@db.command()
+@click.argument("target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@json_option
+def backup(target: Path, force: bool, as_json: bool) -> None:
+    """Write the catalogue to a file: builds, releases, statistics, and trees in PostgreSQL.
+
+    Stores are folders that never change: copy them with any program.
+
+    \b
+    Example:
+      draftstore db backup catalogue.backup
+    """
+    if target.exists() and not force:
+        raise BackupError(f"{target} exists: name another file, or pass --force")
+    with status("writing the backup"):
+        back_up(target)
+    if as_json:
+        print_json({"file": str(target), "bytes": target.stat().st_size})
+    else:
+        click.echo(f"{target}: {target.stat().st_size:,} bytes")
+
+
+@db.command("restore")
+@click.argument("source", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
+def restore_backup(source: Path, as_json: bool) -> None:
+    """Fill an empty database from a file of `draftstore db backup`, and migrate its tables.
+
+    It may come from an older PostgreSQL or an older draftstore, which is the way to a new major version.
+
+    \b
+    Example:
+      DRAFTSTORE_HOME=/srv/draftstore draftstore db restore catalogue.backup
+    """
+    with status("restoring"):
+        restore(source)
+    missing = missing_stores()
+    if as_json:
+        print_json({"missing": [{"build": build, "path": path} for build, path in missing]})
+        return
+    click.echo("The catalogue is restored.")
+    for build, path in missing:
+        click.echo(f"build {build}: its store is not in {path}; copy it there", err=True)
+
+
 @db.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def psql(arguments: tuple[str, ...]) -> None:
@@ -191,12 +237,7 @@ def psql(arguments: tuple[str, ...]) -> None:
       draftstore db psql
       draftstore db psql -c '\\d builds'
     """
-    parts: dict[str, Any] = conninfo_to_dict(database_url())
-    password = parts.pop("password", None)
-    environment = os.environ | (
-        {"PGPASSWORD": str(password)} if password else {}
-    )  # passed by environment: the process list is public
-    command = [str(_find_psql()), "-d", make_conninfo(**parts), *arguments]
+    command, environment = client_command("psql", *arguments)
     # No exec: this process keeps the embedded server up. Ctrl-C belongs to psql.
     with _ignored(signal.SIGINT):
         done = subprocess.run(command, env=environment, check=False)  # noqa: S603 - what the user asked for
@@ -210,21 +251,6 @@ def _ignored(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
-
-
-def _find_psql() -> Path:
-    """Return the psql of the wheel, else the one on the path."""
-    try:
-        bundled = find_binaries() / "bin" / "psql"
-    except (EmbeddedServerError, MissingExtraError):
-        bundled = None
-    if bundled and bundled.exists():
-        return bundled
-    if found := shutil.which("psql"):
-        return Path(found)
-    raise DatabaseError(
-        "psql is not installed: install 'draftstore[schema]', which brings it, or PostgreSQL's client"
-    )
 
 
 def _require_embedded(what: str) -> None:

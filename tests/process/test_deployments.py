@@ -39,7 +39,7 @@ ON_DEMAND: dict[str, dict[str, Any]] = {
     "build-dresd": {"model": "/models/chat"},
     "generate-responses": {"model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]}},
 }
-"""Flows without a schedule, and what their runs must name."""
+"""What runs of a flow must name."""
 
 
 class Local:
@@ -198,8 +198,8 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     assert len(deployments) == 6
     for deployment in deployments:
         assert deployment["name"] == "default"
-        on_demand = "model" in deployment["parameter_openapi_schema"].get("required", [])
-        assert [schedule["active"] for schedule in deployment["schedules"]] == [True] * (not on_demand)
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
         assert deployment["description"]
         assert "properties" in deployment["parameter_openapi_schema"]
 
@@ -260,11 +260,15 @@ def test_deployments_name_flows_and_parameters_that_exist() -> None:
     flows = {}
     for deployment in deployments:
         flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
-        given = {} if "schedules" in deployment else ON_DEMAND.get(flow.name, {})
+        given = ON_DEMAND.get(flow.name, {})
         flow.validate_parameters({**deployment["parameters"], **given})
         flows[flow.name] = deployment
     assert flows.keys() == {"tokenize-corpus", "count-ngrams", "build-rest", "build-crest", *ON_DEMAND}
     assert flows["build-crest"]["parameters"]["release"] == "default"
+    # One flow does all that is scheduled, step after step, and runs of one deployment wait for each other.
+    assert [name for name, deployment in flows.items() if "schedules" in deployment] == ["build-crest"]
+    for deployment in flows.values():
+        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

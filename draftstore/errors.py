@@ -53,6 +53,10 @@ class BuildError(DraftstoreError):
     """A build cannot continue: the output exists, another build runs there, nothing to build from."""
 
 
+class BuildRunningError(BuildError):
+    """Another process is building in the same place."""
+
+
 class DraftTreeError(DraftstoreError):
     """Arrays or bytes that are not a valid draft tree."""
 

@@ -18,6 +18,7 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import load_manifest
 from pipelines.progress import Logger, StepLogs
 from pipelines.reports import Built
+from pipelines.waiting import when_free
 from schema.catalogue import (
     CatalogueError,
     fail_build,
@@ -106,6 +107,8 @@ class Ledger:
     def build(self, request: Request, make: Make) -> Built:
         """Find a registered store, or make it and register it.
 
+        If another run is building it, this one waits, and then finds it, or makes it.
+
         Args:
             request: the requested build.
             make: makes or finds the store at its path and fills its tables; resumes when called again.
@@ -119,8 +122,14 @@ class Ledger:
             self.logger.info("build %d in %s is finished: nothing to do", found.build_id, request.path)
             return found
         row = self._open.get(request.path) or self._begin(request)
-        with row.logs.working():
-            make(row.build_id, row.logs)
+
+        def attempt() -> None:
+            with row.logs.working():
+                make(row.build_id, row.logs)
+
+        found = when_free(attempt, request.path, self.logger, lambda: self._finished(request.path))
+        if found is not None:
+            return found
         timings = row.logs.timings()
         try:
             with self.session() as session:

@@ -11,6 +11,7 @@ The next run resumes what a flow run had not finished.
 import contextlib
 import ctypes
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,14 +20,19 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 import psutil
 
+from draftstore.errors import DraftstoreError
 from pipelines import QUIET
+from pipelines.secret import AUTH_FILE, auth_string
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 POOL = "draftstore"
+POOL_TEMPLATE = "pipelines/pool.json"
+"""The base job template of the work pool: runs can set none of its variables, such as the command of their process."""
 START_SECONDS = 90.0
 GRACE_SECONDS = 10.0
 """Seconds that flow runs, worker and server each have to end by themselves."""
@@ -39,9 +45,10 @@ WELCOME = """
 Prefect is at http://{host}:{port} (its log: {log}). In another terminal:
 
   export PREFECT_API_URL=http://{host}:{port}/api
+  export PREFECT_API_AUTH_STRING="$(cat {auth})"
   {prefect} deployment run build-crest/default --watch
 
-Ctrl-C stops everything.
+The page asks for what `cat {auth}` prints. Ctrl-C stops everything.
 """
 
 
@@ -58,13 +65,21 @@ def prefect_environment(state: Path, url: str) -> dict[str, str]:
     """Return the environment of the server, the worker and every flow run.
 
     Args:
-        state: folder for the server's database and Prefect's own files.
+        state: existing folder of the server's database, its password and Prefect's own files.
         url: the server's API.
+
+    Raises:
+        SecretError: others can read the password.
     """
+    port, auth = urlsplit(url).port, auth_string(state)
     return {
         "PREFECT_WORKER_QUERY_SECONDS": "1",  # runs start in a second
+        # Pages of other sites can read no answer; the page of the server has both of these names.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{url.removesuffix('/api')},http://localhost:{port}",
         **os.environ,
         **QUIET,
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_API_AUTH_STRING": auth,
         "PREFECT_HOME": str(state.resolve()),
         "PREFECT_API_URL": url,
         "PREFECT_CLI_PROMPT": "false",
@@ -95,9 +110,9 @@ def up(host: str, port: int, state: Path) -> None:
       python -m pipelines.local up --port 4300
     """
     _require_free(host, port)
-    state.mkdir(parents=True, exist_ok=True)
-    log, environment = state / "server.log", prefect_environment(state, f"http://{host}:{port}/api")
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        log, environment = state / "server.log", prefect_environment(state, f"http://{host}:{port}/api")
         with _everything_ended():
             click.echo("starting the server ...")
             server = _start(environment, "server", "start", "--host", host, "--port", str(port), log=log)
@@ -106,12 +121,15 @@ def up(host: str, port: int, state: Path) -> None:
             deploy(environment)
             worker = _start(environment, "worker", "start", "--pool", POOL, "--type", "process")
             prefect = Path(sys.executable).with_name("prefect")
-            click.echo(WELCOME.format(host=host, port=port, log=log, prefect=prefect))
+            auth = shlex.quote(str((state / AUTH_FILE).resolve()))
+            click.echo(WELCOME.format(host=host, port=port, log=log, auth=auth, prefect=prefect))
             names = {server.pid: f"server (see {log})", worker.pid: "worker"}
             while (ended := os.wait())[0] not in names:
                 pass  # an orphan of a service
             status = os.waitstatus_to_exitcode(ended[1])
             raise LocalError(f"the {names[ended[0]]} ended by itself with status {status}")
+    except DraftstoreError as error:
+        raise LocalError(str(error)) from None
     except KeyboardInterrupt:
         click.echo("Everything is stopped; an unfinished build resumes when its flow runs again.")
 
@@ -129,7 +147,16 @@ def deploy(environment: dict[str, str]) -> None:
         LocalError: `prefect` refused; its output is in the message.
     """
     for arguments in (
-        ("work-pool", "create", POOL, "--type", "process", "--overwrite"),
+        (
+            "work-pool",
+            "create",
+            POOL,
+            "--type",
+            "process",
+            "--base-job-template",
+            POOL_TEMPLATE,
+            "--overwrite",
+        ),
         ("deploy", "--all", "--prefect-file", "prefect.yaml"),
     ):
         command = prefect_command("--no-prompt", *arguments)

@@ -1,6 +1,7 @@
 """The steps of the flows, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from pipelines.parameters import Corpus, Questions
 from pipelines.places import store_path
 from pipelines.progress import Logger, StepLog, StepLogs
 from pipelines.reports import Built
+from pipelines.waiting import when_free
 from schema import catalogue
 from schema.adding import load_statistics
 from schema.home import data_home
@@ -62,7 +64,6 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
     Raises:
         CorpusError: the corpus cannot be read or has no text.
         TokenizerError: the tokenizer cannot be loaded.
-        BuildError: another run is building the same.
     """
     home = data_home()
     corpus = resolve_corpus(corpus, home)
@@ -94,7 +95,7 @@ def make_rest(ledger: Ledger, tokens: Tokens, segment_tokens: int, workers: int 
         workers: maximum number of sorting processes; None: all cores.
 
     Raises:
-        BuildError: another run is building the same, or disk space or memory is too small.
+        BuildError: disk space or memory is too small.
     """
     options = RestOptions(**vars(tokens.options), segment_tokens=segment_tokens)
     plan = corpus_plan(options, tokens.tokenizer)
@@ -133,7 +134,7 @@ def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -
         head: database rows for each n, the most common n-grams.
 
     Raises:
-        BuildError: another run is building the same, or disk space is too small.
+        BuildError: disk space is too small.
         DatabaseError: the database cannot be used.
     """
     source = manifest_digest(rest.path)
@@ -157,7 +158,7 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
         workers: maximum number of cutting threads; None: all cores.
 
     Raises:
-        BuildError: another run is building the same, or invalid options.
+        BuildError: invalid options.
         DatabaseError: the database cannot be used.
     """
     options.check()
@@ -208,7 +209,6 @@ def make_answers(
 
     Raises:
         CorpusError: prompts or logs cannot be read, or no answers are left.
-        BuildError: another run is building the same.
         ModelError: the model cannot be loaded, or does not fit.
     """
     asked = dict(questions)
@@ -223,12 +223,12 @@ def make_answers(
         (LOGGED, dataclasses.replace(options, prompts=())),
     ):
         if part.prompts or part.logs:
-            made.append(
-                make_responses(
-                    part, target.source, folder / file, dtype=target.dtype, device=target.device, batch=batch,
-                    overwrite=True, on_progress=lambda done, total, _tokens: log.amount(done, total),
-                )
+            decode = partial(
+                make_responses, part, target.source, folder / file,
+                dtype=target.dtype, device=target.device, batch=batch, overwrite=True,
+                on_progress=lambda done, total, _tokens: log.amount(done, total),
             )  # fmt: skip
+            made.append(when_free(decode, folder / file, logger))
             logger.info("answers in %s: %s", made[-1].path, f"{made[-1].counts['answers']:,}")
     return made
 
@@ -251,7 +251,7 @@ def make_dresd(
 
     Raises:
         ModelError: the model cannot be loaded, or does not fit.
-        BuildError: another run is building the same, or disk space is too small.
+        BuildError: disk space is too small.
     """
     options, tokenizer = dataclasses.replace(options, **vars(tokens.options)), tokens.tokenizer
     parameters = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import BuildError, StoreError
+from draftstore.errors import BuildRunningError, StoreError
 from draftstore.jit import read_only
 
 HASH_CHUNK = 1 << 22
@@ -141,7 +141,7 @@ def locked_directory(path: Path) -> Iterator[None]:
     The holder may remove the directory before releasing the lock.
 
     Raises:
-        BuildError: another process holds it.
+        BuildRunningError: another process holds it.
     """
     end = time.monotonic() + LOCK_SECONDS
     while (descriptor := _try_lock(path, last=time.monotonic() >= end)) is None:
@@ -156,7 +156,7 @@ def _try_lock(path: Path, *, last: bool) -> int | None:
     """Return the descriptor of the locked directory; None to try again, unless this was the last time.
 
     Raises:
-        BuildError: another process holds it, the last time.
+        BuildRunningError: another process holds it, the last time.
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -170,7 +170,7 @@ def _try_lock(path: Path, *, last: bool) -> int | None:
     except BlockingIOError:
         if last:
             os.close(descriptor)
-            raise BuildError(
+            raise BuildRunningError(
                 f"another build is running in {path}: wait for it, or choose another --out"
             ) from None
     except FileNotFoundError:

@@ -5,6 +5,7 @@ health check, in the order of its dependencies. Addresses, ports and folders are
 PostgreSQL of the wheel stands in for the image's.
 """
 
+import base64
 import graphlib
 import json
 import os
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,8 +33,8 @@ from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
 
 KEYS = {
-    "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "ports", "profiles",
-    "restart", "shm_size", "stop_grace_period", "volumes",
+    "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "logging",
+    "mem_limit", "ports", "profiles", "restart", "shm_size", "stop_grace_period", "volumes",
 }  # fmt: skip
 CONDITIONS = {"service_healthy", "service_completed_successfully"}
 SECONDS = 300.0
@@ -40,9 +42,13 @@ SECONDS = 300.0
 Services = dict[str, dict[str, Any]]
 
 
+AUTH = "draftstore:secret of this test"
+
+
 def interpolated(text: str) -> str:
-    """Fill in `${NAME:-default}` as compose does where nothing is set."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    """Fill in `${NAME:-default}` as compose does where only what has no default is set."""
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    return re.sub(r"\$\{PREFECT_AUTH_STRING:\?[^}]*\}", AUTH, text).replace("$$", "$")
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +133,23 @@ def test_secrets_come_from_the_environment() -> None:
     for line in lines:
         if "PASSWORD" in line and not line.startswith("#"):
             assert re.search(r"\$\{(POSTGRES|READER)_PASSWORD:-[a-z]+\}", line)
+        if "AUTH_STRING" in line and not line.startswith("#"):
+            assert '"${PREFECT_AUTH_STRING:?' in line  # a default would be known to everybody
+
+
+def test_no_service_fills_the_memory_or_the_disk(services: Services) -> None:
+    for name, service in services.items():
+        assert service["mem_limit"], name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+
+
+def test_prefect_has_a_database_of_its_own_and_asks_for_a_password(services: Services) -> None:
+    server = services["prefect-server"]["environment"]
+    assert server["PREFECT_SERVER_DATABASE_CONNECTION_URL"].endswith("@postgres:5432/prefect")
+    assert server["PREFECT_SERVER_API_AUTH_STRING"] == AUTH
+    assert "*" not in server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
+    for client in ("deploy", "prefect-worker"):
+        assert services[client]["environment"]["PREFECT_API_AUTH_STRING"] == AUTH
 
 
 def test_what_the_dockerfile_copies_exists_and_is_not_ignored(dockerfile: list[list[str]]) -> None:
@@ -279,15 +302,26 @@ def machine(services: Services, dockerfile: list[list[str]]) -> Iterator[Machine
 
 
 @pytest.mark.slow
-def test_every_service_starts_by_its_own_command_and_is_healthy(machine: Machine, services: Services) -> None:
+def test_every_service_starts_by_its_own_command_and_is_healthy(
+    machine: Machine, services: Services, tmp_path: Path
+) -> None:
+    # Prefect wants the extension pg_trgm, which the image's PostgreSQL has, and the wheel's has not.
+    database = services["prefect-server"]["environment"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    machine.place(database, f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
     for name in order(services):
         machine.start(name)
+    assert "CREATE DATABASE" in machine.log("prefect-database")
+    machine.start("prefect-database")  # as the next `docker compose up` does
+    assert "CREATE DATABASE" not in machine.log("prefect-database")
     request = urllib.request.Request(
         f"http://127.0.0.1:{machine.server_port}/api/deployments/filter",
         data=b"{}",
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=60)
+    request.add_header("Authorization", f"Basic {base64.b64encode(AUTH.encode()).decode()}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
         deployments = json.load(answer)
     assert len(deployments) == 6
     assert {deployment["work_pool_name"] for deployment in deployments} == {"draftstore"}

@@ -1,5 +1,6 @@
 """A real Prefect server, pool and worker, as `make prefect` starts them, and the deployments of prefect.yaml."""
 
+import base64
 import json
 import os
 import signal
@@ -7,8 +8,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from draftstore.stores.crest.store import CrestStore
 from draftstore.text.tokenizer import load_tokenizer
 from pipelines import QUIET
 from pipelines.local import main, prefect_command, prefect_environment
+from pipelines.secret import AUTH_FILE, SecretError, auth_string
 from schema.database import connect
 from schema.home import HOME_VARIABLE
 from tests import ROOT
@@ -35,7 +39,7 @@ ON_DEMAND: dict[str, dict[str, Any]] = {
     "build-dresd": {"model": "/models/chat"},
     "generate-responses": {"model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]}},
 }
-"""Flows without a schedule, and what their runs must name."""
+"""What runs of a flow must name."""
 
 
 class Local:
@@ -80,13 +84,27 @@ class Local:
         assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}{self.output()}"
         return ran.stdout
 
+    @property
+    def secret(self) -> str:
+        return (self.state / AUTH_FILE).read_text(encoding="utf-8").strip()
+
+    def send(self, path: str, body: Any, **headers: str) -> Any:
+        """Send the server's API a request with these headers and no other."""
+        headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(f"{self.url}/{path}", json.dumps(body).encode(), headers)
+        return urllib.request.urlopen(request, timeout=60)
+
     def ask(self, path: str, **body: Any) -> Any:
         """Ask the server's API."""
-        request = urllib.request.Request(
-            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with self.send(path, body, Authorization=basic(self.secret)) as answer:
             return json.load(answer)
+
+    def refusal(self, path: str, body: Any, **headers: str) -> int:
+        """Return the status with which the server refuses a request."""
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            self.send(path, body, **headers)
+        refused.value.close()
+        return refused.value.code
 
     def stop(self, number: int = signal.SIGINT) -> int:
         """Press Ctrl-C; return the exit status."""
@@ -95,7 +113,7 @@ class Local:
         return self.process.wait(SECONDS)
 
     def left_behind(self) -> list[str]:
-        """Return the command lines of processes that still work for this server."""
+        """Return the command lines of processes that work for this server."""
         mark = f"PREFECT_API_URL={self.url}".encode()
         found = []
         for process in Path("/proc").iterdir():
@@ -106,6 +124,11 @@ class Local:
                 except OSError:
                     continue
         return found
+
+
+def basic(secret: str) -> str:
+    """Return the header `Authorization` for a user and password."""
+    return f"Basic {base64.b64encode(secret.encode()).decode()}"
 
 
 @pytest.fixture
@@ -138,6 +161,35 @@ def released(name: str) -> Path:
     return Path(path)
 
 
+def require_closed(local: Local, deployment: str) -> None:
+    """Check that pages of other sites and users without the password have nothing run."""
+    secret = local.secret
+    assert (local.state / AUTH_FILE).stat().st_mode & 0o777 == 0o600
+    for command in local.left_behind():
+        assert secret not in command
+    start = f"deployments/{deployment}/create_flow_run"
+    evil = {"job_variables": {"command": "touch pwned"}}
+    assert local.refusal("deployments/filter", {}) == 401
+    assert local.refusal(start, evil, Origin="https://evil.example") == 401
+    assert local.refusal(start, evil, Authorization=basic("draftstore:wrong")) == 401
+
+    # What runs is the deployment's own, for those with the password too.
+    for variable in ({"command": "touch pwned"}, {"env": {"PYTHONPATH": "/tmp"}}, {"working_dir": "/"}):
+        assert local.refusal(start, {"job_variables": variable}, Authorization=basic(secret)) == 422
+    pool = local.ask("work_pools/filter")[0]
+    assert pool["name"] == "draftstore"
+    assert "{{" not in json.dumps(pool["base_job_template"])
+
+    for origin, allowed in (
+        ("https://evil.example", None),
+        (f"http://localhost:{local.port}", f"http://localhost:{local.port}"),
+    ):
+        with local.send("deployments/filter", {}, Origin=origin, Authorization=basic(secret)) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == allowed
+    with urllib.request.urlopen(f"{local.url.removesuffix('/api')}/ui-settings", timeout=60) as answer:
+        assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
+
+
 @pytest.mark.slow
 def test_deployments_build_publish_and_stop_without_a_trace(
     local: Local, tmp_path: Path, model_folder: Path
@@ -146,10 +198,12 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     assert len(deployments) == 6
     for deployment in deployments:
         assert deployment["name"] == "default"
-        on_demand = "model" in deployment["parameter_openapi_schema"].get("required", [])
-        assert [schedule["active"] for schedule in deployment["schedules"]] == [True] * (not on_demand)
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
         assert deployment["description"]
         assert "properties" in deployment["parameter_openapi_schema"]
+
+    require_closed(local, deployments[0]["id"])
 
     parameters = json.dumps(crest_parameters(tmp_path))
     local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
@@ -188,6 +242,8 @@ def test_deployments_build_publish_and_stop_without_a_trace(
         time.sleep(0.05)
     assert local.stop() == 0, local.output()
     assert local.left_behind() == []
+    logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")
+    assert local.secret.partition(":")[2] not in logs
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", local.port)) != 0
     with connect() as connection:
@@ -204,11 +260,15 @@ def test_deployments_name_flows_and_parameters_that_exist() -> None:
     flows = {}
     for deployment in deployments:
         flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
-        given = {} if "schedules" in deployment else ON_DEMAND.get(flow.name, {})
+        given = ON_DEMAND.get(flow.name, {})
         flow.validate_parameters({**deployment["parameters"], **given})
         flows[flow.name] = deployment
     assert flows.keys() == {"tokenize-corpus", "count-ngrams", "build-rest", "build-crest", *ON_DEMAND}
     assert flows["build-crest"]["parameters"]["release"] == "default"
+    # One flow does all that is scheduled, step after step, and runs of one deployment wait for each other.
+    assert [name for name, deployment in flows.items() if "schedules" in deployment] == ["build-crest"]
+    for deployment in flows.values():
+        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
@@ -220,6 +280,33 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"cannot listen on 127.0.0.1:{port}" in result.output
     assert "--port" in result.output
+
+
+class TestSecret:
+    def test_is_made_once_for_the_owner_alone(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            (secret,) = set(threads.map(auth_string, [tmp_path] * 8))
+        assert auth_string(tmp_path) == secret
+        assert len(secret.partition(":")[2]) == 64
+        (path,) = tmp_path.iterdir()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    def test_that_others_can_read_is_refused(self, tmp_path: Path) -> None:
+        auth_string(tmp_path)
+        (tmp_path / AUTH_FILE).chmod(0o644)
+        with pytest.raises(SecretError, match="remove the file"):
+            auth_string(tmp_path)
+
+    def test_reaches_programs_by_their_environment(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", "that:of another server")
+        environment = prefect_environment(tmp_path, "http://127.0.0.1:4300/api")
+        secret = auth_string(tmp_path)
+        assert environment["PREFECT_API_AUTH_STRING"] == secret
+        assert environment["PREFECT_SERVER_API_AUTH_STRING"] == secret
+        origins = environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
+        assert origins == "http://127.0.0.1:4300,http://localhost:4300"
 
 
 def test_programs_of_prefect_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,17 @@ from pydantic import ValidationError
 
 from draftstore.answers import responses
 from draftstore.answers.journal import Journal
-from draftstore.errors import BuildError, CorpusError, TokenizerError
+from draftstore.errors import BuildError, BuildRunningError, CorpusError, TokenizerError
+from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.build import build_crest
 from draftstore.stores.dresd.build import build_dresd
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import build_rest
 from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
-from pipelines import steps
+from pipelines import steps, waiting
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger
 from pipelines.parameters import Corpus
@@ -593,6 +595,41 @@ class TestLedger:
         )
         assert (failed, finished) == ("failed", "finished")
         assert "another run registered" in error
+
+    def test_a_build_that_another_run_is_making_is_waited_for(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other, recorder = ExitStack(), Recorder()
+
+        def begin_second(options: Any, tokenizer: Any, path: Path, **more: Any) -> Any:
+            monkeypatch.setattr(steps, "build_tokens", build_tokens)
+            other.enter_context(locked_directory(path.parent / f".{path.name}.partial"))
+            return build_tokens(options, tokenizer, path, **more)
+
+        monkeypatch.setattr(steps, "build_tokens", begin_second)
+        monkeypatch.setattr(waiting, "sleep", lambda _: other.close())
+        with Ledger(recorder) as ledger:  # type: ignore[arg-type]
+            tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
+        assert states() == [("tokens", "finished")]
+        assert not tokens.built.reused
+        assert sum("this one waits" in line for line in recorder.lines) == 1
+
+    def test_what_the_other_run_has_made_is_found(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        def make() -> bool:
+            with Ledger() as ledger:
+                tokens = steps.make_tokens(ledger, "small", site.request["corpus"], str(site.tokenizer))
+            return tokens.built.reused
+
+        def taken(*_: Any, **__: Any) -> None:
+            monkeypatch.setattr(steps, "build_tokens", build_tokens)
+            raise BuildRunningError("another build is running")
+
+        monkeypatch.setattr(steps, "build_tokens", taken)
+        monkeypatch.setattr(waiting, "sleep", lambda _: made.append(make()))
+        made: list[bool] = []
+        assert make()
+        assert made == [False]
+        assert rows("SELECT count(*) FROM builds WHERE state = 'finished'") == [(1,)]
 
 
 RUN = """

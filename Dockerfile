@@ -17,7 +17,7 @@ ENV PYTHONUNBUFFERED=1 \
 RUN groupadd --gid 10001 draftstore \
     && useradd --uid 10001 --gid draftstore --create-home draftstore \
     && install --directory --owner draftstore --group draftstore \
-        /var/lib/draftstore /var/lib/draftstore/hub /var/lib/prefect /var/cache/draftstore /run/draftstore
+        /var/lib/draftstore /var/lib/draftstore/hub /var/lib/prefect /var/cache/draftstore /run/draftstore /answers
 
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
@@ -34,4 +34,6 @@ COPY pipelines pipelines
 COPY services services
 
 USER draftstore
+# Compile the kernels now, and not at the start of every container. (A processor of another kind compiles its own.)
+RUN python -c "from services.lookup.stores.warming import load_kernels; load_kernels()"
 CMD ["draftstore", "--help"]

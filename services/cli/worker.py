@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ from services.worker.settings import PORT, WorkerSettings
 @attention_option
 @source_options
 @effort_options
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for the lookup service to serve the release. [default: give up after 10 seconds]",
+)
 @click.option("--host", default=LOOPBACK, show_default=True, help="Address to listen at.")
 @click.option(
     "--port",
@@ -79,6 +85,8 @@ from services.worker.settings import PORT, WorkerSettings
 @click.option(
     "--response-log",
     type=click.Path(path_type=Path, dir_okay=False),
+    envvar="DRAFTSTORE_RESPONSE_LOG",
+    show_envvar=True,
     metavar="FILE",
     help="Keep finished answers with their prompts, as a corpus in JSON Lines: see PRIVACY below.",
 )
@@ -99,6 +107,7 @@ def worker(
     attention: str | None,
     sources: Sources,
     effort: Effort,
+    wait: bool,
     host: str,
     port: int,
     as_json: bool,
@@ -131,13 +140,21 @@ def worker(
     again.
     """
     try:
-        from services.worker.loading import load_engine
+        from services.worker.loading import LOOKUP_PATIENCE, load_engine
         from services.worker.running import run
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "services,hf") from None
     settings = WorkerSettings(endpoint=ListenAddress(host, port), **more)
     load = partial(
-        load_engine, model, sources, effort, name=name, device=device, dtype=dtype, attention=attention
+        load_engine,
+        model,
+        sources,
+        effort,
+        name=name,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        patience=inf if wait else LOOKUP_PATIENCE,
     )
     sys.exit(run(settings, load, print_json if as_json else _print_started))
 

@@ -26,6 +26,7 @@ def load_engine(
     device: str | None = None,
     dtype: str | None = None,
     attention: str | None = None,
+    patience: float = LOOKUP_PATIENCE,
 ) -> Engine:
     """Load a model with its drafters.
 
@@ -37,6 +38,7 @@ def load_engine(
         device: see `draftstore.hf.loading.load_model`, as for the next two.
         dtype: type of the weights.
         attention: attention implementation.
+        patience: seconds that the lookup service has to serve the release; the model stays loaded meanwhile.
     """
     begin = monotonic()
     from draftstore.hf.loading import load_model
@@ -46,20 +48,20 @@ def load_engine(
     loaded = load_model(model, dtype=dtype, device=device, attention=attention)
     LOG.info("model loaded", extra={"model": loaded.name, "seconds": round(monotonic() - begin, 1)})
     plan = choose_plan(effort, loaded)
-    drafters = _assembled(loaded, sources)
+    drafters = _assembled(loaded, sources, patience)
     LOG.info("drafting", extra={"plan": plan.words, "drafters": [part.name for part in drafters.parts]})
     engine = TransformersEngine(loaded, drafters, plan.planner, name=name, min_prob=effort.min_prob)
     engine.warm_up()
     return engine
 
 
-def _assembled(loaded: "LoadedModel", sources: Sources) -> Assembly:
-    """Return the assembled drafters; retries briefly for a lookup service that is still starting.
+def _assembled(loaded: "LoadedModel", sources: Sources, patience: float) -> Assembly:
+    """Return the assembled drafters; retries while the lookup service does not serve the release yet.
 
     Raises:
         DraftstoreError: see `draftstore.assembly.assemble`.
     """
-    end = monotonic() + LOOKUP_PATIENCE
+    end = monotonic() + patience
     while True:
         try:
             return assemble(

@@ -152,6 +152,14 @@ def test_prefect_has_a_database_of_its_own_and_asks_for_a_password(services: Ser
         assert services[client]["environment"]["PREFECT_API_AUTH_STRING"] == AUTH
 
 
+def test_kernels_are_compiled_in_the_image(dockerfile: list[list[str]]) -> None:
+    (code,) = (words[-1] for words in dockerfile if words[:2] == ["RUN", "python"])
+    statement, _, call = code.partition("; ")
+    names: dict[str, Any] = {}
+    exec(statement, names)
+    assert callable(names[call.removesuffix("()")])
+
+
 def test_what_the_dockerfile_copies_exists_and_is_not_ignored(dockerfile: list[list[str]]) -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in ignored
@@ -169,7 +177,7 @@ def test_the_images_have_extras_that_exist_under_the_constraints(
     assert install[-1] == ".[${EXTRAS}]"
     (usual,) = [words[1] for words in dockerfile if words[0] == "ARG"]
     builds = [service["build"] for service in services.values() if isinstance(service.get("build"), dict)]
-    assert [build["context"] for build in builds] == ["."]
+    assert {build["context"] for build in builds} == {"."}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for extras in [usual.removeprefix("EXTRAS="), *(build["args"]["EXTRAS"] for build in builds)]:
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
@@ -217,6 +225,11 @@ class Machine:
 
     def start(self, name: str) -> None:
         """Start a service and wait until it is healthy, or has done its work."""
+        self.launch(name)
+        self.wait(name)
+
+    def launch(self, name: str) -> None:
+        """Start a service."""
         service = self._services[name]
         if name == "postgres":
             self._start_postgres(service)
@@ -231,11 +244,14 @@ class Machine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            if one_shot(service):
-                assert process.wait(SECONDS) == 0, self.log(name)
-                return
             self._stack.callback(self._stop, process)
-        self._wait_healthy(name, service["healthcheck"]["test"])
+
+    def wait(self, name: str) -> None:
+        """Wait until a service is healthy, or has done its work."""
+        if one_shot(self._services[name]):
+            assert self._running[name].wait(SECONDS) == 0, self.log(name)
+        else:
+            self._wait_healthy(name, self._services[name]["healthcheck"]["test"])
 
     def _start_postgres(self, service: dict[str, Any]) -> None:
         environment = service["environment"]
@@ -371,6 +387,7 @@ def test_the_decoding_worker_drafts_from_a_release(
     machine.place("/var/cache/draftstore", "")  # kernels that were compiled here are good enough
     for name in ("postgres", "migrate", "lookup"):
         machine.start(name)
+    machine.launch("worker")  # it waits for the release
     text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
     (tmp_path / "tales.jsonl").write_text(json.dumps({"text": text * 2}) + "\n")
     build_rest(
@@ -385,12 +402,7 @@ def test_the_decoding_worker_drafts_from_a_release(
         env=machine.environment("prefect-worker"),
         check=True,
     )
-    end = time.monotonic() + SECONDS
-    releases = f"http://127.0.0.1:{machine.lookup_port}/v1/releases"
-    while "chat" not in urllib.request.urlopen(releases, timeout=10).read().decode():
-        assert time.monotonic() < end, machine.log("lookup")
-        time.sleep(0.1)
-    machine.start("worker")
+    machine.wait("worker")
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}).encode()
     url = f"http://127.0.0.1:{machine.worker_port}/v1/completions"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})

@@ -3,7 +3,7 @@ import { STEPS, draw, path, percent, step } from "./tree.js";
 
 const at = (id) => document.getElementById(id);
 const KEY = "draftstore-token";
-const PAUSE = 180, POLL = 1000, LAST = 20_000;
+const PAUSE = 180, POLL = 1000, PATIENCE = 10_000, LAST = 20_000;
 let releases = [], served = "", shown = null, under = null, timer = 0;
 
 class Refused extends Error {
@@ -239,7 +239,7 @@ async function poll() {
   if (!document.hidden) {
     const away = at("state").classList.contains("bad");
     try {
-      showFigures(await call("/v1/figures"));
+      showFigures(await call("/v1/figures", { signal: AbortSignal.timeout(PATIENCE) }));
       if (away || !releases.length) await loadReleases();
     } catch (error) {
       state(error.status === 401 ? "token needed" : "away", false);

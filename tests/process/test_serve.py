@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.errors import LookupServiceError
@@ -26,6 +26,7 @@ from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from schema import catalogue
+from schema.database import URL_VARIABLE, migrate
 from services.common.addresses import ListenAddress
 from services.common.sockets import open_tcp, port_of
 from services.lookup.processes.sockets import UnixListener
@@ -33,7 +34,7 @@ from services.lookup.settings import LookupSettings
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
-from tests.fakes.servers import free_port
+from tests.fakes.servers import free_port, postgres_server
 
 
 def run_tokens(*arguments: object) -> str:
@@ -582,6 +583,48 @@ def test_it_waits_for_a_first_release(database: str) -> None:
             assert service.request("GET", "/readyz")[0] == 503
             assert service.request("GET", "/healthz")[0] == 200
             assert service.stop() == 0
+
+
+def test_with_the_database_away_workers_and_whole_services_come_back(
+    small_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with postgres_server() as server, short_folder() as folder:
+        monkeypatch.setenv(URL_VARIABLE, server.url)
+        publish_in(server.url, "small", small_store)
+        arguments = ("--release", "small", "--workers", "2")
+        with served(*arguments, folder=folder) as service:
+            server.stop()
+            until(lambda: service.log.count("the catalogue cannot be read") == 3)
+            for worker, kept in enumerate((True, False)):
+                if not kept:
+                    (folder / "s.releases").unlink()
+                os.kill(service.workers[worker], signal.SIGKILL)
+                until(lambda: service.log.count("the catalogue cannot be read") == 4 + worker)  # noqa: B023
+                if kept:
+                    wait_for_worker(service, worker)
+                for _ in range(4):
+                    answers(service, small_store)
+                assert service.get("/readyz")["releases"] == ["small"]
+            # Without the file the new one leaves clients to the other.
+            assert service.metric("draftstore_worker_up", worker="1") == 0
+            server.start()
+            wait_for_worker(service, 1)
+            server.stop()
+            assert service.stop() == 0
+        with served(*arguments, folder=folder) as service:  # nothing has answered for the database since
+            answers(service, small_store)
+            assert "serving the releases as of" in service.log
+            status, _ = service.request("POST", "/v1/draft", {"release": "small", "text": "The quick brown"})
+            assert status == 200
+
+
+def publish_in(url: str, name: str, store: Path) -> None:
+    """Publish a store in a new database."""
+    migrate()
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with Session(engine) as session, session.begin():
+        catalogue.publish(session, name, catalogue.add_build(session, store).id)
+    engine.dispose()
 
 
 def test_a_database_that_is_away_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,10 @@ class ReleaseCounters:
         """Count a swap to another build."""
         self._words[at.SWAPS] += 1
 
+    def unopened(self) -> None:
+        """Count a failed attempt to open the store of this name."""
+        self._words[at.UNOPENED] += 1
+
     def serve(self, labels: Labels) -> None:
         """Publish the labels of the store served under this name from now on."""
         words = self._words
@@ -149,6 +153,22 @@ class Slot:
         """Number of restarts of this slot's process."""
         return int(self._words[at.RESTARTS])
 
+    @property
+    def catalogue_read(self) -> bool:
+        """Whether this process or a predecessor has ever known the releases of the catalogue."""
+        return bool(self._words[at.CATALOGUE])
+
+    def follow(self, read_at: float | None, *, away: bool) -> None:
+        """Record how far this process follows the catalogue.
+
+        Args:
+            read_at: when it was last read, as Unix time in seconds; None if never, or without a catalogue.
+            away: whether it cannot be read now.
+        """
+        if read_at is not None:
+            self._words[at.CATALOGUE] = int(read_at * 1e9)
+        self._words[at.AWAY] = away
+
     def begin(self) -> None:
         """Take the slot over for this process: gauges of its predecessor are reset, counters stay."""
         self.end()
@@ -161,7 +181,7 @@ class Slot:
         """Mark this slot's process as ended; called by the supervisor, which knows none of its releases."""
         for position in range(1 + self._words[at.USED]):
             at.entry_of(self._words, position)[at.READY] = 0
-        for place in (at.IN_FLIGHT, at.CONNECTIONS, at.WAITING, at.STATE, at.PID):
+        for place in (at.IN_FLIGHT, at.CONNECTIONS, at.WAITING, at.AWAY, at.STATE, at.PID):
             self._words[place] = 0
 
     def restarted(self) -> None:

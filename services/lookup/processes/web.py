@@ -57,7 +57,7 @@ async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
 
     loop.add_signal_handler(signal.SIGHUP, reload_permissions, inherited, follow_permissions)
     link.watch(lambda: loop.call_soon_threadsafe(server.stop), GRACE + ORPHAN_PATIENCE)
-    follower = make_follower(inherited.settings, lexicon.follow)
+    follower = make_follower(inherited.settings, lexicon.follow, recall=True)
     follower.start()
     await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
     await server.serve(sockets)

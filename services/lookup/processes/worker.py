@@ -19,6 +19,7 @@ from services.lookup.processes.forking import REFUSED, SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
 from services.lookup.settings import LookupSettings
 from services.lookup.stores.following import Catalogue, Follower, OnTargets
+from services.lookup.stores.kept import KeptReleases
 from services.lookup.stores.reconciling import Reconciler
 from services.lookup.stores.served import DIGEST_SHOWN, OpenStores
 
@@ -65,14 +66,15 @@ class LookupWorker:
         server = FrameServer(answerer)
         self._watch(loop, server)
         reconciler = Reconciler(self._open_stores, self._runner(loop), swapped=self._swapped)
-        follower = make_follower(self._settings, reconciler)
-        beats = asyncio.create_task(self._beat(server))
+        follower = make_follower(self._settings, reconciler, recall=self._slot.restarts > 0)
+        beats = asyncio.create_task(self._beat(server, follower))
         follower.start()
         await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
         problem = find_problem(self._settings, self._open_stores, reconciler, follower)
         if problem and not self._slot.restarts:
             self._link.report(failed=problem)
             return REFUSED
+        await self._catch_up(follower)
         gc.collect()
         gc.freeze()  # the collector skips long-lived objects
         server.share(sockets, self._inherited.figures, self._number)
@@ -84,6 +86,11 @@ class LookupWorker:
         beats.cancel()
         follower.stop(timeout=0.5)
         return 0
+
+    async def _catch_up(self, follower: Follower) -> None:
+        """Wait until this process knows the releases, if its predecessor did: clients are better off elsewhere."""
+        while self._slot.catalogue_read and not (follower.informed or self._stop.is_set()):
+            await asyncio.sleep(BEAT)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, server: FrameServer) -> None:
         """Handle signals and the end of the supervisor."""
@@ -117,21 +124,28 @@ class LookupWorker:
             for served in stores
         )
 
-    async def _beat(self, server: FrameServer) -> None:
-        """Record heartbeats, and release connections beyond this worker's share."""
+    async def _beat(self, server: FrameServer, follower: Follower) -> None:
+        """Record heartbeats and the state of the catalogue, and release connections beyond this worker's share."""
         while True:
             self._slot.heartbeat()
+            self._slot.follow(follower.read_at, away=follower.problem is not None)
             if self._slot.state == WorkerState.READY:
                 server.share_out(self._inherited.figures.connections())
             await asyncio.sleep(BEAT)
 
 
-def make_follower(settings: LookupSettings, on_targets: OnTargets) -> Follower:
-    """Return a follower of the stores and releases in the settings; it uses the catalogue only if needed."""
+def make_follower(settings: LookupSettings, on_targets: OnTargets, *, recall: bool) -> Follower:
+    """Return a follower of the stores and releases in the settings; it uses the catalogue only if needed.
+
+    Args:
+        settings: settings of this run.
+        on_targets: called with all targets.
+        recall: whether to begin with the releases that this service kept, see `Follower`.
+    """
     catalogue = None
     if settings.uses_catalogue:
-        catalogue = Catalogue(settings.releases, settings.backend)
-    return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds)
+        catalogue = Catalogue(settings.releases, settings.backend, KeptReleases.beside(settings.socket))
+    return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds, recall=recall)
 
 
 def find_problem(
@@ -147,7 +161,7 @@ def find_problem(
     for name, reason in sorted(reconciler.failures.items()):
         if name in named or not open_stores.names():
             return f"{name!r} cannot be served: {reason}"
-    if follower.problem:
+    if follower.problem and not follower.complete:
         return f"the catalogue cannot be read: {follower.problem} (--store serves directories without one)"
     if follower.missing:
         missing = ", ".join(map(repr, follower.missing))

@@ -17,13 +17,15 @@ from services.common import guards
 from services.common import http_server as webserver
 from services.common.addresses import ListenAddress
 from services.common.guards import is_own_host, own_names
-from services.lookup.figures.totals import WorkerState
+from services.lookup.figures.counting import SharedCounters
+from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.stores.targets import Target, with_digest
 from services.lookup.web import lexicon as lexicon_module
 from services.lookup.web.app import make_app
 from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live, Reading, Totals, percentile
 from services.lookup.web.messages import MAX_BODY
+from services.lookup.web.readings import read_readiness
 from services.lookup.web.texts import LAST, pack_contexts, show_draft
 from tests.fakes.dense_stores import MODEL
 from tests.fakes.lookups import until
@@ -331,6 +333,20 @@ def test_a_release_that_is_not_open_is_told_of(site: Running, client: TestClient
         assert response.json()["problems"] == ["the release 'lost' is not open"]
     finally:
         site.lexicon._followed = before
+
+
+def test_a_worker_with_nothing_open_leaves_the_service_ready() -> None:
+    figures = SharedCounters(2)
+    for number in range(2):
+        slot = figures.slot(number)
+        slot.begin()
+        slot.state = WorkerState.READY
+    figures.slot(0).announce([("chat", Labels("rest", "b", "t"))])
+    reply = read_readiness(figures, ["chat"])
+    assert (reply.status, reply.releases) == ("ready", [])
+    assert reply.problems == ["the release 'chat' is open in 1 of 2 workers"]
+    figures.slot(1).state = WorkerState.STARTING
+    assert read_readiness(figures, ["chat"]).releases == ["chat"]
 
 
 def test_figures_count_queries(client: TestClient) -> None:

@@ -86,6 +86,13 @@ NOWHERE = "none"
     help="Seconds between two checks of the catalogue; publishing is noticed at once.",
 )
 @click.option(
+    "--notice-seconds",
+    type=click.FloatRange(0, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds that /readyz answers 503 before the service stops to take requests, for load balancers to notice.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0, 3600, min_open=True),
     default=5.0,
@@ -97,7 +104,7 @@ NOWHERE = "none"
     type=click.FloatRange(1, 3600),
     default=30.0,
     show_default=True,
-    help="Seconds without a sign of life after which a worker is replaced.",
+    help="Seconds without a sign of life after which a worker or the HTTP process is replaced.",
 )
 @log_options
 @json_option

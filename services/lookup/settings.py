@@ -29,7 +29,8 @@ class LookupSettings:
         allow_hosts: further host names that requests may use, besides localhost and addresses.
         wait: whether to start even if nothing can be served yet.
         poll_seconds: interval between reads of the catalogue when no notice arrives.
-        hang_seconds: silence after which a worker is killed and restarted.
+        hang_seconds: silence after which a worker or the HTTP process is killed and restarted.
+        notice_seconds: time between the first `/readyz` that answers 503 and the start of the drain.
         limits: limits on requests.
         log_format: `text` or `json`.
         log_level: the least level that is logged.
@@ -49,6 +50,7 @@ class LookupSettings:
     wait: bool = False
     poll_seconds: float = 5.0
     hang_seconds: float = 30.0
+    notice_seconds: float = 1.0
     limits: Limits = field(default_factory=Limits)
     log_format: str = "text"
     log_level: str = "info"

@@ -378,8 +378,31 @@ def test_a_killed_http_side_comes_back(small_store: Path) -> None:
         )  # the supervisor keeps the port: it waits in the queue
 
 
+def test_a_stopped_http_side_is_replaced(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--hang-seconds", "3") as service:
+        os.kill(service.started["web"], signal.SIGSTOP)
+        until(lambda: "process hangs, it is ended child=web" in service.log, "nobody notices")
+        assert service.get("/readyz")["status"] == "ready"
+        assert service.stop() == 0
+
+
+def test_load_balancers_hear_of_the_end_before_it_comes(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--notice-seconds", "3600") as service:
+        service.signal(signal.SIGTERM)
+        until(lambda: service.request("GET", "/readyz")[0] == 503)
+        assert json.loads(service.request("GET", "/readyz")[1])["problems"] == [
+            "the service is about to stop"
+        ]
+        answers(service, small_store)  # nothing is refused yet
+        question = {"release": "small", "text": "The quick brown"}
+        assert service.request("POST", "/v1/draft", question)[0] == 200
+        assert "draining" not in service.log
+        service.signal(signal.SIGTERM)
+        assert service.process.wait(SECONDS) == 1
+
+
 def test_a_hanging_worker_is_replaced(small_store: Path) -> None:
-    with served("--store", f"small={small_store}", "--workers", "2", "--hang-seconds", "1") as service:
+    with served("--store", f"small={small_store}", "--workers", "2", "--hang-seconds", "3") as service:
         os.kill(service.workers[1], signal.SIGSTOP)
         until(lambda: "process hangs" in service.log, "nobody notices")
         until(lambda: service.metric("draftstore_worker_restarts_total", worker="1") == 1)

@@ -169,6 +169,13 @@ class Slot:
             self._words[at.CATALOGUE] = int(read_at * 1e9)
         self._words[at.AWAY] = away
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last heartbeat of a process that is ready; 0 for others."""
+        if self._words[at.STATE] != WorkerState.READY:
+            return 0.0
+        return float(time.monotonic_ns() - self._words[at.HEARTBEAT]) / 1e9
+
     def begin(self) -> None:
         """Take the slot over for this process: gauges of its predecessor are reset, counters stay."""
         self.end()
@@ -239,12 +246,22 @@ class SharedCounters:
 
     def __init__(self, slots: int) -> None:
         """Allocate the counters, all zero, before the processes are forked."""
-        memory = mmap.mmap(-1, slots * at.SLOT * at.WORD)
-        words = memoryview(memory).cast("q")
-        self._slots = [words[start : start + at.SLOT] for start in range(0, slots * at.SLOT, at.SLOT)]
+        size = slots * at.SLOT
+        words = memoryview(mmap.mmap(-1, (size + 1) * at.WORD)).cast("q")
+        self._slots = [words[start : start + at.SLOT] for start in range(0, size, at.SLOT)]
+        self._shared = words[size:]
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the service is about to stop."""
+        return bool(self._shared[0])
+
+    @stopping.setter
+    def stopping(self, stopping: bool) -> None:
+        self._shared[0] = stopping
 
     def slot(self, number: int) -> Slot:
         """Return the slot of one process, for writing."""

@@ -20,6 +20,7 @@ class Inheritance:
     Attributes:
         settings: settings of this run.
         figures: counters of the workers, in shared memory.
+        web_figures: the same of the HTTP process, which counts nothing but shows signs of life.
         unix: Unix socket of the binary protocol.
         tcp: TCP sockets of the binary protocol.
         http: sockets of the HTTP process.
@@ -34,6 +35,7 @@ class Inheritance:
     http: list[socket.socket]
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     permissions: Permissions = field(default_factory=Permissions.open_to_all)
+    web_figures: SharedCounters = field(default_factory=lambda: SharedCounters(1))
 
     @classmethod
     def open(cls, settings: LookupSettings) -> "Inheritance":

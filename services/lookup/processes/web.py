@@ -14,9 +14,10 @@ from services.common.guards import own_names
 from services.common.http_server import HttpServer
 from services.common.permissions import Permissions
 from services.lookup.figures.metrics import metrics_text
+from services.lookup.figures.totals import WorkerState
 from services.lookup.processes.forking import SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
-from services.lookup.processes.worker import ORPHAN_PATIENCE, make_follower, reload_permissions
+from services.lookup.processes.worker import BEAT, ORPHAN_PATIENCE, make_follower, reload_permissions
 from services.lookup.web.app import LookupSite, make_app
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.lexicon import Lexicon
@@ -49,7 +50,7 @@ async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
     settings = inherited.settings
     assert settings.http is not None
     hosts = own_names(settings.http, settings.allow_hosts, tokens=settings.tokens is not None)
-    server = Server(make_app(site, hosts), link)
+    server = Server(make_app(site, hosts), link, inherited)
     loop.add_signal_handler(signal.SIGTERM, server.stop)
 
     def follow_permissions(permissions: Permissions) -> None:
@@ -83,12 +84,20 @@ def make_site(inherited: Inheritance, lexicon: Lexicon) -> LookupSite:
 class Server(HttpServer):
     """The HTTP server of this process."""
 
-    def __init__(self, app: ASGIApp, link: SupervisorLink) -> None:
-        """Serve an application and report to the supervisor when ready."""
+    def __init__(self, app: ASGIApp, link: SupervisorLink, inherited: Inheritance) -> None:
+        """Serve an application, report to the supervisor when ready, and show signs of life from then on."""
         super().__init__(app, GRACE)
         self._link = link
+        self._slot = inherited.web_figures.slot(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving."""
         await super().startup(sockets)
+        self._slot.begin()
+        self._slot.state = WorkerState.READY
+        self._beat()
         self._link.report(ready=True)
+
+    def _beat(self) -> None:
+        self._slot.heartbeat()
+        asyncio.get_running_loop().call_later(BEAT, self._beat)

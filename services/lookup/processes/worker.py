@@ -21,7 +21,8 @@ from services.lookup.settings import LookupSettings
 from services.lookup.stores.following import Catalogue, Follower, OnTargets
 from services.lookup.stores.kept import KeptReleases
 from services.lookup.stores.reconciling import Reconciler
-from services.lookup.stores.served import DIGEST_SHOWN, OpenStores
+from services.lookup.stores.served import DIGEST_SHOWN, OpenStores, ServedStore, open_served
+from services.lookup.stores.targets import Target
 
 LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,9 @@ class LookupWorker:
         answerer = Answerer(self._open_stores, self._inherited.permissions, self._settings.limits, self._slot)
         server = FrameServer(answerer)
         self._watch(loop, server)
-        reconciler = Reconciler(self._open_stores, self._runner(loop), swapped=self._swapped)
+        reconciler = Reconciler(
+            self._open_stores, self._runner(loop), swapped=self._swapped, open_served=self._opener(loop)
+        )
         follower = make_follower(self._settings, reconciler, recall=self._slot.restarts > 0)
         beats = asyncio.create_task(self._beat(server, follower))
         follower.start()
@@ -112,6 +115,21 @@ class LookupWorker:
             loop.call_soon_threadsafe(change, call)
 
         return run
+
+    def _opener(self, loop: asyncio.AbstractEventLoop) -> Callable[[Target], ServedStore]:
+        """Return a function that opens a store in the following thread, and counts failures in the loop."""
+
+        def count(name: str) -> None:
+            self._slot.release(name).unopened()
+
+        def open_counted(target: Target) -> ServedStore:
+            try:
+                return open_served(target)
+            except Exception:
+                loop.call_soon_threadsafe(count, target.name)
+                raise
+
+        return open_counted
 
     def _swapped(self, name: str) -> None:
         self._slot.release(name).swapped()

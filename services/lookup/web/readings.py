@@ -25,7 +25,7 @@ def read_figures(figures: SharedCounters) -> Reading:
 
 
 def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> ReadyReply:
-    """Tell whether drafts are served: at least one worker serves at least one release.
+    """Tell whether drafts are served: at least one worker serves at least one release, and will go on to.
 
     A release that cannot be opened is reported, but does not make the service unready.
 
@@ -40,8 +40,10 @@ def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> Rea
         problems.insert(0, "no worker process is ready")
     elif not problems:
         problems.append("nothing is served yet: publish a release, or start the service with --store")
+    if figures.stopping:
+        problems.insert(0, "the service is about to stop")
     return ReadyReply(
-        status="ready" if ready else "not ready",
+        status="ready" if ready and not figures.stopping else "not ready",
         releases=sorted(name for name, count in ready.items() if count == len(workers)),
         problems=[problem for problem in problems if problem],
     )

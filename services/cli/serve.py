@@ -10,9 +10,10 @@ from draftstore.cli.common import json_option, print_json, printable
 from draftstore.errors import LookupServiceError, MissingExtraError
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import BACKENDS
+from draftstore.trees.frontier import MAX_BUDGET
 from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
-from services.lookup.limits import Limits
+from services.lookup.limits import SHARED_BUDGET, Limits
 from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LookupSettings
 from services.lookup.stores.targets import parse_store
 
@@ -71,6 +72,12 @@ NOWHERE = "none"
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Require bearer tokens from this file, see `draftstore tokens`.",
+)
+@click.option(
+    "--max-budget",
+    type=click.IntRange(1, MAX_BUDGET),
+    help="Most nodes of a draft; a token may name another limit. [default: "
+    f"{MAX_BUDGET:,} on a Unix socket for this user alone, {SHARED_BUDGET} over TCP and HTTP]",
 )
 @access_options
 @click.option(

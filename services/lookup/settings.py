@@ -1,10 +1,12 @@
 """Settings of one run of the lookup service."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draftstore.trees.frontier import MAX_BUDGET
 from services.common.addresses import ListenAddress, check_access
-from services.lookup.limits import Limits
+from services.lookup.limits import SHARED_BUDGET, Limits
 from services.lookup.stores.targets import Target
 
 DRAFT_PORT = 7781
@@ -31,7 +33,9 @@ class LookupSettings:
         poll_seconds: interval between reads of the catalogue when no notice arrives.
         hang_seconds: silence after which a worker or the HTTP process is killed and restarted.
         notice_seconds: time between the first `/readyz` that answers 503 and the start of the drain.
-        limits: limits on requests.
+        max_budget: maximum nodes of a draft; None: `MAX_BUDGET` for clients of a Unix socket that no other user may
+            open, `SHARED_BUDGET` for all others.
+        limits: other limits on requests.
         log_format: `text` or `json`.
         log_level: the least level that is logged.
     """
@@ -51,6 +55,7 @@ class LookupSettings:
     poll_seconds: float = 5.0
     hang_seconds: float = 30.0
     notice_seconds: float = 1.0
+    max_budget: int | None = None
     limits: Limits = field(default_factory=Limits)
     log_format: str = "text"
     log_level: str = "info"
@@ -64,6 +69,13 @@ class LookupSettings:
     def uses_catalogue(self) -> bool:
         """Whether releases are served: named ones, or all if no directory is named."""
         return bool(self.releases) or not self.stores
+
+    @property
+    def all_limits(self) -> Limits:
+        """The limits, with those of the budget."""
+        shared = self.max_budget or SHARED_BUDGET
+        private = self.max_budget or (SHARED_BUDGET if self.socket_mode & 0o077 else MAX_BUDGET)
+        return dataclasses.replace(self.limits, budget=private, shared_budget=shared)
 
     def check(self) -> None:
         """Refuse to serve other machines without tokens, unless the user asked for it.

@@ -112,6 +112,15 @@ def test_strangers_need_tokens_or_a_word_that_they_do_not() -> None:
         LookupSettings(Path("s"), tokens=Path("t"), anonymous=True).check()
 
 
+@pytest.mark.parametrize(
+    ("given", "budgets"),
+    [({}, (4096, 256)), ({"socket_mode": 0o660}, (256, 256)), ({"max_budget": 64}, (64, 64))],
+)
+def test_long_drafts_are_for_sockets_of_one_user(given: dict[str, Any], budgets: tuple[int, int]) -> None:
+    limits = LookupSettings(Path("s"), **given).all_limits
+    assert (limits.budget, limits.shared_budget) == budgets
+
+
 def test_a_socket_is_for_this_user_alone() -> None:
     with short_folder() as folder:
         listener = UnixListener(folder / "new" / "s")

@@ -4,6 +4,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
+from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import EVERY, Grant, Permissions, hash_token
 from services.common.sockets import open_tcp, port_of
 from services.lookup.figures.counting import SharedCounters
@@ -64,7 +65,7 @@ class Inheritance:
             PermissionsError: the file cannot be used.
         """
         if self.settings.tokens:
-            grant = Grant(WEB, frozenset([EVERY]), hash_token(self.token))
+            grant = Grant(WEB, frozenset([EVERY]), hash_token(self.token), MAX_BUDGET)
             self.permissions = Permissions.load(self.settings.tokens).including(grant)
 
     @property

@@ -71,13 +71,15 @@ def make_site(inherited: Inheritance, lexicon: Lexicon) -> LookupSite:
     upstream = Upstream(
         str(inherited.unix.path), inherited.token if inherited.permissions.needs_token else ""
     )
+    most = inherited.settings.all_limits.shared_budget
     return LookupSite(
         upstream,
-        DraftDesk(upstream, lexicon),
+        DraftDesk(upstream, lexicon, max_budget=most),
         inherited.permissions,
         Live(partial(read_figures, figures)),
         partial(metrics_text, figures),
         lambda: read_readiness(figures, {*lexicon.names, *inherited.settings.names}),
+        most,
     )
 
 

@@ -63,7 +63,8 @@ class LookupWorker:
         loop = asyncio.get_running_loop()
         sockets = self._inherited.keep_for_worker()
         self._slot.begin()
-        answerer = Answerer(self._open_stores, self._inherited.permissions, self._settings.limits, self._slot)
+        limits = self._settings.all_limits
+        answerer = Answerer(self._open_stores, self._inherited.permissions, limits, self._slot)
         server = FrameServer(answerer)
         self._watch(loop, server)
         reconciler = Reconciler(

@@ -18,6 +18,7 @@ from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LookupSettings
 from services.lookup.stores.targets import parse_store
 
 NOWHERE = "none"
+UNIX = "unix:"
 
 
 @click.command()
@@ -50,7 +51,7 @@ NOWHERE = "none"
     default="600",
     show_default=True,
     metavar="OCTAL",
-    help="Permissions of the Unix socket: who on this machine may connect.",
+    help="Permissions of the Unix sockets: who on this machine may connect.",
 )
 @click.option(
     "--listen",
@@ -59,10 +60,11 @@ NOWHERE = "none"
 )
 @click.option(
     "--http",
-    metavar="HOST:PORT",
+    metavar="HOST:PORT|unix:PATH",
     default=f"{LOOPBACK}:{HTTP_PORT}",
     show_default=True,
-    help=f"Address for JSON, health, metrics and the page; `{NOWHERE}` switches them off.",
+    help="Address or Unix socket for JSON, health, metrics and the page; anybody on this machine can reach an address. "
+    f"`{NOWHERE}` switches them off.",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Number of lookup processes."
@@ -136,12 +138,14 @@ def serve(
         from services.lookup.processes.supervisor import run
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "services") from None
+    named = http.removeprefix(UNIX) if http.startswith(UNIX) else ""
     targets = tuple(parse_store(store, backend) for store in stores)
     settings = LookupSettings(
         socket=path or default_socket(),
         socket_mode=_mode(socket_mode),
         listen=ListenAddress.parse(listen, DRAFT_PORT) if listen else None,
-        http=None if http == NOWHERE else ListenAddress.parse(http, HTTP_PORT),
+        http=None if http == NOWHERE or named else ListenAddress.parse(http, HTTP_PORT),
+        http_socket=Path(named) if named else None,
         stores=targets,
         releases=releases,
         backend=backend,
@@ -188,6 +192,8 @@ def _print_started(started: dict[str, Any]) -> None:
         click.echo(f"        tcp://{started['listen']}")
     if started["url"]:
         click.echo(f"page    {started['url']}")
+    if started["http_socket"]:
+        click.echo(f"http    unix:{printable(started['http_socket'])}")
     if started["needs_token"]:
         click.echo("access  with a bearer token, see `draftstore tokens`")
     sys.stdout.flush()

@@ -19,9 +19,10 @@ class LookupSettings:
 
     Attributes:
         socket: Unix socket of the binary protocol.
-        socket_mode: its permissions.
+        socket_mode: permissions of the Unix sockets.
         listen: TCP addresses of the binary protocol.
-        http: address of JSON, health, metrics and the page; None disables HTTP.
+        http: address of JSON, health, metrics and the page.
+        http_socket: Unix socket of the same; without both there is no HTTP.
         stores: directories to serve.
         releases: releases to serve; if both this and `stores` are empty, all that can draft.
         backend: backend of the entries of CREST stores; None: the one that each was built for.
@@ -44,6 +45,7 @@ class LookupSettings:
     socket_mode: int = 0o600
     listen: ListenAddress | None = None
     http: ListenAddress | None = None
+    http_socket: Path | None = None
     stores: tuple[Target, ...] = ()
     releases: tuple[str, ...] = ()
     backend: str | None = None

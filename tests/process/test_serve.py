@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -278,6 +279,33 @@ def test_without_http(small_store: Path) -> None:
         assert service.started["web"] is None
         answers(service, small_store)
         assert service.stop() == 0
+
+
+def test_http_on_a_unix_socket(small_store: Path) -> None:
+    with short_folder() as folder:
+        http = ("--http", f"unix:{folder}/http.sock")
+        with served("--store", f"small={small_store}", *http, folder=folder) as service:
+            path = Path(service.started["http_socket"])
+            assert service.started["url"] is None
+            assert path.stat().st_mode & 0o777 == 0o600
+            ask_by_socket(path)
+            os.kill(service.started["web"], signal.SIGKILL)
+            until(lambda: service.log.count("process ready child=web") == 2)
+            ask_by_socket(path)
+            assert "another lookup service listens" in refusal(
+                "--store", small_store, *http, "--socket", folder / "t", folder=folder
+            )
+            assert service.stop() == 0
+            assert not path.exists()
+
+
+def ask_by_socket(path: Path) -> None:
+    """Ask over HTTP on a Unix socket."""
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=SECONDS) as client:
+        assert client.get("http://localhost/readyz").json()["releases"] == ["small"]
+        question = {"release": "small", "text": "The quick brown"}
+        assert client.post("http://localhost/v1/draft", json=question).status_code == 200
+        assert client.get("http://evil.example/v1/releases").status_code == 400
 
 
 def test_a_drain_loses_no_answer(small_store: Path) -> None:

@@ -25,6 +25,7 @@ class Inheritance:
         unix: Unix socket of the binary protocol.
         tcp: TCP sockets of the binary protocol.
         http: sockets of the HTTP process.
+        http_unix: the one among them that is a Unix socket, if any.
         token: token that the HTTP process presents to the workers; never leaves the memory of these processes.
         permissions: permissions of clients.
     """
@@ -34,6 +35,7 @@ class Inheritance:
     unix: UnixListener
     tcp: list[socket.socket]
     http: list[socket.socket]
+    http_unix: UnixListener | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     permissions: Permissions = field(default_factory=Permissions.open_to_all)
     web_figures: SharedCounters = field(default_factory=lambda: SharedCounters(1))
@@ -53,6 +55,9 @@ class Inheritance:
                 made.tcp = open_tcp(settings.listen, "--listen")
             if settings.http:
                 made.http = open_tcp(settings.http, "--http")
+            if settings.http_socket:
+                made.http_unix = UnixListener(settings.http_socket, settings.socket_mode, "--http")
+                made.http = [made.http_unix.socket]
         except BaseException:
             made.close()
             raise
@@ -75,25 +80,31 @@ class Inheritance:
 
     @property
     def http_port(self) -> int | None:
-        """Port of the HTTP process."""
-        return port_of(self.http) if self.http else None
+        """TCP port of the HTTP process."""
+        return port_of(self.http) if self.settings.http else None
 
     def keep_for_worker(self) -> list[socket.socket]:
         """Return the sockets that a worker listens on; close the others."""
-        self.unix.disown()
+        self._disown()
         for listening in self.http:
             listening.close()
         return [self.unix.socket, *self.tcp]
 
     def keep_for_web(self) -> list[socket.socket]:
         """Return the sockets that the HTTP process listens on; close the others."""
-        self.unix.disown()
+        self._disown()
         for listening in (self.unix.socket, *self.tcp):
             listening.close()
         return self.http
+
+    def _disown(self) -> None:
+        """Leave the files of the Unix sockets to the supervisor."""
+        for unix in filter(None, (self.unix, self.http_unix)):
+            unix.disown()
 
     def close(self) -> None:
         """Stop listening."""
         for listening in (*self.tcp, *self.http):
             listening.close()
-        self.unix.close()
+        for unix in filter(None, (self.unix, self.http_unix)):
+            unix.close()

@@ -205,6 +205,7 @@ class Supervisor:
             if settings.listen
             else None,
             "url": f"http://{http}/" if http else None,
+            "http_socket": str(inherited.http_unix.path) if inherited.http_unix else None,
             "needs_token": inherited.permissions.needs_token,
             "workers": [child.pid for child in self._workers],
             "web": self._web[0].pid if self._web else None,

@@ -10,6 +10,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from services.common import logs
+from services.common.addresses import ListenAddress
 from services.common.guards import own_names
 from services.common.http_server import HttpServer
 from services.common.permissions import Permissions
@@ -29,6 +30,8 @@ NICE = 5
 """Niceness of this process: drafts have priority over pages and loading tokenizers."""
 GRACE = 1.0
 """Seconds that requests have to complete when the service stops."""
+LOCAL = ListenAddress("localhost", 0)
+"""What clients of a Unix socket call it."""
 FIRST_LOOK = 60.0
 """Maximum seconds to wait for tokenizers before answering requests without them."""
 
@@ -48,8 +51,7 @@ async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
     lexicon = Lexicon()
     site = make_site(inherited, lexicon)
     settings = inherited.settings
-    assert settings.http is not None
-    hosts = own_names(settings.http, settings.allow_hosts, tokens=settings.tokens is not None)
+    hosts = own_names(settings.http or LOCAL, settings.allow_hosts, tokens=settings.tokens is not None)
     server = Server(make_app(site, hosts), link, inherited)
     loop.add_signal_handler(signal.SIGTERM, server.stop)
 

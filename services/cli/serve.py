@@ -59,6 +59,18 @@ UNIX = "unix:"
     help=f"Address for the binary protocol over TCP; the port is {DRAFT_PORT} if none is named.",
 )
 @click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Encrypt --listen with this certificate (PEM, with those that lead to a trusted one); SIGHUP reads it again.",
+)
+@click.option(
+    "--tls-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Its private key, without a passphrase. [default: in the same file]",
+)
+@click.option(
     "--http",
     metavar="HOST:PORT|unix:PATH",
     default=f"{LOOPBACK}:{HTTP_PORT}",
@@ -189,7 +201,7 @@ def _print_started(started: dict[str, Any]) -> None:
         click.echo("serving nothing yet: publish a release")
     click.echo(f"drafts  unix:{printable(started['socket'])}")
     if started["listen"]:
-        click.echo(f"        tcp://{started['listen']}")
+        click.echo(f"        {'tls' if started['tls'] else 'tcp'}://{started['listen']}")
     if started["url"]:
         click.echo(f"page    {started['url']}")
     if started["http_socket"]:

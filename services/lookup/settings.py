@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draftstore.errors import LookupServiceError
 from draftstore.trees.frontier import MAX_BUDGET
 from services.common.addresses import ListenAddress, check_access
 from services.lookup.limits import SHARED_BUDGET, Limits
@@ -21,6 +22,8 @@ class LookupSettings:
         socket: Unix socket of the binary protocol.
         socket_mode: permissions of the Unix sockets.
         listen: TCP addresses of the binary protocol.
+        tls_cert: file of the certificate for `listen`, with those that lead to a trusted one; None: not encrypted.
+        tls_key: file of its private key; None: in the same file.
         http: address of JSON, health, metrics and the page.
         http_socket: Unix socket of the same; without both there is no HTTP.
         stores: directories to serve.
@@ -44,6 +47,8 @@ class LookupSettings:
     socket: Path
     socket_mode: int = 0o600
     listen: ListenAddress | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     http: ListenAddress | None = None
     http_socket: Path | None = None
     stores: tuple[Target, ...] = ()
@@ -83,8 +88,13 @@ class LookupSettings:
         """Refuse to serve other machines without tokens, unless the user asked for it.
 
         Raises:
-            LookupServiceError: other machines could connect without a token.
+            LookupServiceError: other machines could connect without a token, or nothing is there to encrypt.
         """
+        if (self.tls_cert or self.tls_key) and not (self.tls_cert and self.listen):
+            raise LookupServiceError(
+                "--tls-cert and --tls-key encrypt --listen: give --listen and --tls-cert, or leave them out (HTTP is "
+                "encrypted by a reverse proxy)"
+            )
         places = [("--listen", self.listen), ("--http", self.http)]
         check_access(
             self.tokens,

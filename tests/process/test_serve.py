@@ -32,6 +32,7 @@ from services.common.addresses import ListenAddress
 from services.common.sockets import open_tcp, port_of
 from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
+from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
@@ -557,11 +558,56 @@ def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
         assert http(first) == 401
         tokens.write_text("nonsense")
         service.signal(signal.SIGHUP)
-        until(lambda: "the earlier tokens stay valid" in service.log)
+        until(lambda: "the earlier one stays valid" in service.log)
         os.kill(service.workers[0], signal.SIGKILL)  # its successor knows the tokens all the same
         until(lambda: service.log.count("child=worker-0") >= 3)
         assert all(greeted(second) for _ in range(8))
         assert http(second) == 200
+        assert service.stop() == 0
+
+
+@needs_openssl
+def test_encrypted_frames(small_store: Path, tmp_path: Path) -> None:
+    first, second = (make_certificate(tmp_path, name) for name in ("first", "second"))
+    used = Certificate(tmp_path / "used.pem", tmp_path / "used.key")
+
+    def use(certificate: Certificate) -> None:
+        for source, target in zip(certificate, used, strict=True):
+            shutil.copyfile(source, target)
+
+    def trusts(certificate: Certificate) -> bool:
+        try:
+            with RemoteStore(address, "small", tls=certificate.file) as store:
+                store.check(seconds=SECONDS)
+        except LookupServiceError:
+            return False
+        return True
+
+    use(first)
+    tls = ("--tls-cert", used.file, "--tls-key", used.key)
+    store = ("--store", f"small={small_store}")
+    with (
+        short_folder() as folder,
+        served(*store, "--listen", "127.0.0.1:0", *tls, "--workers", 2, folder=folder) as service,
+    ):
+        address = f"tcp://{service.started['listen']}"
+        assert service.started["tls"] is True
+        assert trusts(first)
+        answers(service, small_store)  # the Unix socket is as it was
+        use(second)
+        service.signal(signal.SIGHUP)
+        for _ in range(4):  # of both workers
+            until(lambda: trusts(second))
+        used.key.write_text("nothing")
+        service.signal(signal.SIGHUP)
+        until(lambda: "the earlier one stays valid" in service.log)
+        assert trusts(second)
+        for arguments, words in (
+            (("--listen", "127.0.0.1:0", *tls), "cannot be used"),
+            (tls, "--tls-cert and --tls-key encrypt --listen"),
+            (("--listen", "127.0.0.1:0", *tls[2:]), "--tls-cert and --tls-key encrypt --listen"),
+        ):
+            assert words in refusal(*store, "--socket", folder / "t", *arguments, folder=folder)
         assert service.stop() == 0
 
 

@@ -316,7 +316,8 @@ class FrameConnection(asyncio.Protocol):
         if self._hello:
             self._hello.cancel()
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # encrypted connections have no half
+                self.transport.write_eof()
             self.transport.resume_reading()
             self._set_timer(LINGER)
 

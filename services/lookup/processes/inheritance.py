@@ -2,12 +2,14 @@
 
 import secrets
 import socket
+import ssl
 from dataclasses import dataclass, field
 
 from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import EVERY, Grant, Permissions, hash_token
 from services.common.sockets import open_tcp, port_of
 from services.lookup.figures.counting import SharedCounters
+from services.lookup.processes.certificates import server_context
 from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
 
@@ -28,6 +30,7 @@ class Inheritance:
         http_unix: the one among them that is a Unix socket, if any.
         token: token that the HTTP process presents to the workers; never leaves the memory of these processes.
         permissions: permissions of clients.
+        tls: certificate for TCP sockets of the binary protocol; None: they are not encrypted.
     """
 
     settings: LookupSettings
@@ -38,6 +41,7 @@ class Inheritance:
     http_unix: UnixListener | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     permissions: Permissions = field(default_factory=Permissions.open_to_all)
+    tls: ssl.SSLContext | None = None
     web_figures: SharedCounters = field(default_factory=lambda: SharedCounters(1))
 
     @classmethod
@@ -45,12 +49,12 @@ class Inheritance:
         """Open all shared resources.
 
         Raises:
-            DraftstoreError: a socket cannot be opened, or the token file cannot be used.
+            DraftstoreError: a socket cannot be opened, or the token file or the certificate cannot be used.
         """
         unix = UnixListener(settings.socket, settings.socket_mode)
         made = cls(settings, SharedCounters(settings.workers), unix, [], [])
         try:
-            made.reload_permissions()
+            made.reload()
             if settings.listen:
                 made.tcp = open_tcp(settings.listen, "--listen")
             if settings.http:
@@ -63,15 +67,19 @@ class Inheritance:
             raise
         return made
 
-    def reload_permissions(self) -> None:
-        """Reread the token file, if one is in use; on failure the old permissions stay.
+    def reload(self) -> None:
+        """Reread the token file and the certificate, where in use; on failure the old ones stay.
 
         Raises:
-            PermissionsError: the file cannot be used.
+            PermissionsError: the token file cannot be used.
+            LookupServiceError: the certificate cannot be used.
         """
-        if self.settings.tokens:
+        settings = self.settings
+        if settings.tls_cert:
+            self.tls = server_context(settings.tls_cert, settings.tls_key)
+        if settings.tokens:
             grant = Grant(WEB, frozenset([EVERY]), hash_token(self.token), MAX_BUDGET)
-            self.permissions = Permissions.load(self.settings.tokens).including(grant)
+            self.permissions = Permissions.load(settings.tokens).including(grant)
 
     @property
     def tcp_port(self) -> int | None:

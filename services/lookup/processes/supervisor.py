@@ -163,19 +163,17 @@ class Supervisor:
                     self._reload()
 
     def _reload(self) -> None:
-        """Reread the token file, and tell the children if it is valid."""
-        if not self._settings.tokens:
-            LOG.info("SIGHUP changes nothing: there is no file of tokens")
+        """Reread tokens and certificate, and tell the children if they are valid."""
+        files = {"tokens": self._settings.tokens, "certificate": self._settings.tls_cert}
+        if not any(files.values()):
+            LOG.info("SIGHUP changes nothing: there is no file of tokens, and no certificate")
             return
         try:
-            self._inherited.reload_permissions()
+            self._inherited.reload()
         except DraftstoreError as error:
-            LOG.warning(
-                "the file of tokens cannot be used, the earlier tokens stay valid",
-                extra={"error": str(error)},
-            )
+            LOG.warning("a file cannot be used, the earlier one stays valid", extra={"error": str(error)})
             return
-        LOG.info("tokens read again", extra={"file": str(self._settings.tokens)})
+        LOG.info("read again", extra={name: str(file) for name, file in files.items() if file})
         for child in self._children:
             if child.ready:  # others inherit the new permissions or read them when they start
                 child.signal(signal.SIGHUP)
@@ -204,6 +202,7 @@ class Supervisor:
             "listen": str(settings.listen._replace(port=inherited.tcp_port or 0))
             if settings.listen
             else None,
+            "tls": inherited.tls is not None,
             "url": f"http://{http}/" if http else None,
             "http_socket": str(inherited.http_unix.path) if inherited.http_unix else None,
             "needs_token": inherited.permissions.needs_token,

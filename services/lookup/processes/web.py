@@ -13,12 +13,11 @@ from services.common import logs
 from services.common.addresses import ListenAddress
 from services.common.guards import own_names
 from services.common.http_server import HttpServer
-from services.common.permissions import Permissions
 from services.lookup.figures.metrics import metrics_text
 from services.lookup.figures.totals import WorkerState
 from services.lookup.processes.forking import SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
-from services.lookup.processes.worker import BEAT, ORPHAN_PATIENCE, make_follower, reload_permissions
+from services.lookup.processes.worker import BEAT, ORPHAN_PATIENCE, make_follower, reload
 from services.lookup.web.app import LookupSite, make_app
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.lexicon import Lexicon
@@ -55,10 +54,10 @@ async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
     server = Server(make_app(site, hosts), link, inherited)
     loop.add_signal_handler(signal.SIGTERM, server.stop)
 
-    def follow_permissions(permissions: Permissions) -> None:
-        site.gate = permissions
+    def follow_permissions() -> None:
+        site.gate = inherited.permissions
 
-    loop.add_signal_handler(signal.SIGHUP, reload_permissions, inherited, follow_permissions)
+    loop.add_signal_handler(signal.SIGHUP, reload, inherited, follow_permissions)
     link.watch(lambda: loop.call_soon_threadsafe(server.stop), GRACE + ORPHAN_PATIENCE)
     follower = make_follower(inherited.settings, lexicon.follow, recall=True)
     follower.start()

@@ -6,12 +6,12 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
 from draftstore.errors import DraftstoreError
 from services.common import logs
-from services.common.permissions import Permissions
 from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
@@ -66,6 +66,7 @@ class LookupWorker:
         limits = self._settings.all_limits
         answerer = Answerer(self._open_stores, self._inherited.permissions, limits, self._slot)
         server = FrameServer(answerer)
+        server.tls = self._inherited.tls
         self._watch(loop, server)
         reconciler = Reconciler(
             self._open_stores, self._runner(loop), swapped=self._swapped, open_served=self._opener(loop)
@@ -99,11 +100,16 @@ class LookupWorker:
     def _watch(self, loop: asyncio.AbstractEventLoop, server: FrameServer) -> None:
         """Handle signals and the end of the supervisor."""
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, reload_permissions, self._inherited, server.change_permissions)
+        loop.add_signal_handler(signal.SIGHUP, reload, self._inherited, partial(self._follow_files, server))
         self._link.watch(
             lambda: loop.call_soon_threadsafe(self._stop.set),
             self._settings.limits.drain_seconds + ORPHAN_PATIENCE,
         )
+
+    def _follow_files(self, server: FrameServer) -> None:
+        """Apply changed tokens, and a changed certificate to new connections."""
+        server.change_permissions(self._inherited.permissions)
+        server.tls = self._inherited.tls
 
     def _runner(self, loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
         """Return a function that applies changes to the open stores in the loop and updates the counters."""
@@ -193,13 +199,11 @@ def find_problem(
     return None
 
 
-def reload_permissions(inherited: Inheritance, change: Callable[[Permissions], None]) -> None:
-    """Reread the token file and apply it if it is valid."""
+def reload(inherited: Inheritance, changed: Callable[[], None]) -> None:
+    """Reread tokens and certificate, and call `changed` if they are valid."""
     try:
-        inherited.reload_permissions()
+        inherited.reload()
     except DraftstoreError as error:
-        LOG.warning(
-            "the file of tokens cannot be used, the earlier tokens stay valid", extra={"error": str(error)}
-        )
+        LOG.warning("a file cannot be used, the earlier one stays valid", extra={"error": str(error)})
     else:
-        change(inherited.permissions)
+        changed()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.lookup.figures.counting import SharedCounters
@@ -126,7 +126,7 @@ def test_the_dashboard_is_whole() -> None:
     document = json.loads((FOLDER / "dashboard.json").read_text())
     assert document["uid"] == "draftstore"
     assert len({panel["id"] for panel in panels()}) == len(panels())
-    cells = set()
+    cells: set[tuple[int, int]] = set()
     for panel in panels():
         place = panel["gridPos"]
         covered = {

@@ -184,7 +184,7 @@ def test_a_drain_closes_encrypted_connections(small_store: Path, certificate: Ce
     ):
         store.drafter().draft(contexts)
         assert store.counters["answered"] == 1
-        running.start_drain(60.0).result(SECONDS)
+        running.start_drain(60.0).result(SECONDS)  # type: ignore[call-arg]
         assert not running.server.connections
 
 

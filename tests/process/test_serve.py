@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
-from draftstore.errors import LookupServiceError
+from draftstore.errors import LookupServiceError, WireError
 from draftstore.remote import wire
 from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import manifest_digest
@@ -594,6 +595,11 @@ def test_encrypted_frames(small_store: Path, tmp_path: Path) -> None:
         assert service.started["tls"] is True
         assert trusts(first)
         answers(service, small_store)  # the Unix socket is as it was
+        host, _, port = service.started["listen"].rpartition(":")
+        with Caller((host, int(port))) as plain:
+            plain.send(wire.frame(wire.Operation.RELEASES, 1) * 20)
+            with suppress(ConnectionError, WireError):  # an alert of TLS, which is no frame
+                plain.receive()
         use(second)
         service.signal(signal.SIGHUP)
         for _ in range(4):  # of both workers
@@ -602,6 +608,7 @@ def test_encrypted_frames(small_store: Path, tmp_path: Path) -> None:
         service.signal(signal.SIGHUP)
         until(lambda: "the earlier one stays valid" in service.log)
         assert trusts(second)
+        assert "Traceback" not in service.log
         for arguments, words in (
             (("--listen", "127.0.0.1:0", *tls), "cannot be used"),
             (tls, "--tls-cert and --tls-key encrypt --listen"),

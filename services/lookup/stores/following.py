@@ -201,9 +201,7 @@ class Follower:
 
     def _run(self) -> None:
         if self._recall and self._catalogue is not None:
-            self._catalogue.recall()
-            if self._catalogue.known:
-                self._tell()
+            self._begin_with_kept(self._catalogue)
         while not self._stopping:
             pause = self._poll_seconds
             try:
@@ -214,6 +212,15 @@ class Follower:
             self._wait(pause)
         if self._catalogue is not None:
             self._catalogue.close()
+
+    def _begin_with_kept(self, catalogue: Catalogue) -> None:
+        """Tell the releases that were kept, if there are any."""
+        try:
+            catalogue.recall()
+            if catalogue.known:
+                self._tell()
+        except Exception:  # the catalogue follows
+            LOG.exception("the releases that were kept cannot be followed")
 
     def _follow(self) -> float:
         """Read the targets once; return the seconds until the next read."""

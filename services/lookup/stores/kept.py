@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from draftstore.errors import DraftstoreError
 from draftstore.storage.files import json_text
 from schema.database import URL_VARIABLE
 from schema.home import data_home
@@ -73,7 +74,7 @@ class KeptReleases:
             return self._load()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (DraftstoreError, OSError, ValueError, TypeError, KeyError) as error:
             LOG.warning("the releases kept in %s cannot be used: %s", self._path, error)
             return None
 

@@ -13,7 +13,7 @@ from draftstore.drafting.rank_tree import MAX_PATHS, RankTree
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.errors import StoreError
 from draftstore.hf.loading import model_name
-from draftstore.storage.manifest import Manifest, TokenizerIdentity
+from draftstore.storage.manifest import MANIFEST_NAME, Manifest, TokenizerIdentity
 from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.recycling.build import save_recycling
 from draftstore.stores.recycling.build import seed_from as successors
@@ -86,6 +86,7 @@ def recycling(
         tokenizer=identity,
         name=name,
         seed=seed,
+        sources=() if seed_from is None else [seed_from / MANIFEST_NAME],
         overwrite=overwrite,
     )
     report_build(result, time.perf_counter() - begin, as_json)

@@ -1,11 +1,12 @@
 """Addresses of the lookup service, and non-blocking resolution of host names.
 
-Addresses are `unix:/run/draftstore.sock`, `/run/draftstore.sock`, `tcp://10.0.0.7:7781`, `10.0.0.7:7781`, or
-`[::1]:7781`.
+Addresses are `unix:/run/draftstore.sock`, `/run/draftstore.sock`, `tcp://10.0.0.7:7781`, `10.0.0.7:7781`,
+`[::1]:7781`, or `tls://drafts.example:7781`, which is encrypted.
 """
 
 import os
 import socket
+import ssl
 import stat
 import tempfile
 import threading
@@ -23,15 +24,17 @@ SOCKET_VARIABLE = "DRAFTSTORE_SOCKET"
 MAX_SOCKET_PATH = 107
 """Maximum bytes of a Unix socket's path."""
 
-_EXPECTED = "expected unix:/path, /path, tcp://host:port or host:port"
+_EXPECTED = "expected unix:/path, /path, tcp://host:port, tls://host:port or host:port"
+_SCHEMES = ("tcp://", "tls://")
 
 
 class Address(NamedTuple):
-    """A Unix socket (`path`), or a host and port."""
+    """A Unix socket (`path`), or a host and port, and whether connections to it are encrypted."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    tls: bool = False
 
     @classmethod
     def parse(cls, text: "str | Path | Address") -> "Address":
@@ -45,14 +48,15 @@ class Address(NamedTuple):
         text = str(text)
         if text.startswith("unix:"):
             return _socket_at(text.removeprefix("unix:").removeprefix("//"), text)
-        if "/" in text and not text.startswith("tcp://"):
+        if "/" in text and not text.startswith(_SCHEMES):
             return _socket_at(text, text)
         return _port_at(text)
 
     def __str__(self) -> str:
         if self.path:
             return f"unix:{self.path}"
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
 
 
 def _socket_at(path: str, text: str) -> Address:
@@ -77,7 +81,7 @@ def _port_at(text: str) -> Address:
     Raises:
         DraftstoreError: no host, or no port from 1 to 65,535.
     """
-    schemed = text.startswith("tcp://")
+    schemed = text.startswith(_SCHEMES)
     try:
         parts = urlsplit(text if schemed else f"tcp://{text}")
         host, port = parts.hostname or "", parts.port
@@ -88,7 +92,7 @@ def _port_at(text: str) -> Address:
     extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
     if not host or not port or extra or any(letter.isspace() for letter in host):
         raise DraftstoreError(f"the address {text!r} names no host and port: {_EXPECTED}")
-    return Address(host=host, port=port)
+    return Address(host=host, port=port, tls=text.startswith("tls://"))
 
 
 def default_socket() -> Path:
@@ -138,6 +142,7 @@ class Endpoint:
         self,
         address: Address,
         *,
+        tls: ssl.SSLContext | None = None,
         resolve: Callable[..., list[Any]] = socket.getaddrinfo,
         clock: Callable[[], float] = time.monotonic,
         refresh: float = 5.0,
@@ -146,11 +151,13 @@ class Endpoint:
 
         Args:
             address: a Unix socket, or host and port.
+            tls: context for encrypted connections; None: plain ones.
             resolve: replacement of `socket.getaddrinfo`.
             clock: returns seconds.
             refresh: minimum seconds between two resolutions.
         """
         self.address = address
+        self.tls = tls
         self._resolve = resolve
         self._clock = clock
         self._refresh = refresh

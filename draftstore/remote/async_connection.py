@@ -92,8 +92,16 @@ class SharedConnection(Transport):
                 async with asyncio.timeout(SILENCE):
                     await loop.sock_connect(made, place[1])
             connection = AsyncConnection(loop, self._hello, self._counters)
-            connect = loop.create_unix_connection if made.family == socket.AF_UNIX else loop.create_connection
-            await connect(lambda: connection, sock=made)
+            if self._endpoint.tls is not None:
+                await loop.create_connection(
+                    lambda: connection, sock=made, ssl=self._endpoint.tls,
+                    server_hostname=self._endpoint.address.host, ssl_handshake_timeout=SILENCE,
+                )  # fmt: skip
+            else:
+                connect = (
+                    loop.create_unix_connection if made.family == socket.AF_UNIX else loop.create_connection
+                )
+                await connect(lambda: connection, sock=made)
         except OSError as error:
             made.close()
             self._endpoint.failed(place)

@@ -8,6 +8,7 @@ import errno
 import os
 import select
 import socket
+import ssl
 from contextlib import suppress
 from time import monotonic
 
@@ -15,6 +16,7 @@ from draftstore.errors import WireError
 from draftstore.remote.addresses import Destination, Endpoint
 from draftstore.remote.counters import Counters, Outcome
 from draftstore.remote.protocol import SILENCE, ConnectionState, PreparedRequest, Trouble
+from draftstore.remote.tls import TlsSocket
 from draftstore.remote.wire import Frame
 
 CHUNK = 1 << 16
@@ -168,6 +170,9 @@ class Connection:
         self._endpoint = endpoint
         self._socket, self._place, self._connected = start_connecting(endpoint)
         counters.add("connections")
+        self._channel: socket.socket | TlsSocket = self._socket
+        self._tls: TlsSocket | None = None
+        self._shaken = False
         self._number = self._socket.fileno()
         self._poll = select.poll()
         self._events = select.POLLIN
@@ -191,6 +196,8 @@ class Connection:
         try:
             if not self._connected:
                 self._finish_connecting(end)
+            if self._endpoint.tls is not None and not self._shaken:
+                self._shake_hands(self._endpoint.tls, end)
             self._send(request, end)
             return self._receive(request.id, end)
         except WireError as error:
@@ -201,7 +208,7 @@ class Connection:
     def close(self) -> None:
         """Close it."""
         self.usable = False
-        self._socket.close()
+        self._channel.close()
 
     def _finish_connecting(self, end: float) -> None:
         """Wait until connected.
@@ -218,6 +225,25 @@ class Connection:
             self._endpoint.failed(self._place)
             raise Trouble(Outcome.UNREACHABLE, f"no connection: {os.strerror(problem)}")
         self._connected = True
+
+    def _shake_hands(self, context: ssl.SSLContext, end: float) -> None:
+        """Begin an encrypted connection, or go on with that.
+
+        Raises:
+            Trouble: the service has no certificate that is trusted, or it did not answer in time.
+        """
+        try:
+            if self._tls is None:
+                self._tls = TlsSocket(self._socket, context, self._endpoint.address.host)
+                self._channel = self._tls
+            while wanted := self._tls.shake_hands():
+                if monotonic() >= end or not self._wait(end, wanted):
+                    self.usable = monotonic() - self._started < SILENCE
+                    raise Trouble(Outcome.TIMEOUT, "the connection is not there yet")
+        except OSError as error:
+            self._endpoint.failed(self._place)
+            raise Trouble(Outcome.UNREACHABLE, f"no encrypted connection: {error}") from error
+        self._shaken = True
 
     def _send(self, request: PreparedRequest, end: float) -> None:
         """Send a request.
@@ -236,7 +262,7 @@ class Connection:
     def _send_some(self, data: bytes | memoryview) -> int:
         """Send without waiting; return the number of bytes sent."""
         try:
-            return self._socket.send(data, socket.MSG_NOSIGNAL)
+            return self._channel.send(data, socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
 
@@ -248,7 +274,8 @@ class Connection:
         """
         while sent < len(data):
             if monotonic() >= end or not self._wait(end, select.POLLOUT):
-                self.usable = sent == 0 and not self._state.hopeless(monotonic())
+                begun = sent > 0 or (self._tls is not None and self._tls.stuck)
+                self.usable = not begun and not self._state.hopeless(monotonic())
                 raise Trouble(Outcome.TIMEOUT, "the service does not read")
             sent += self._send_some(memoryview(data)[sent:])
 
@@ -262,7 +289,11 @@ class Connection:
         over = False
         self._spin(end)
         while not over and self._wait(end, select.POLLIN):
-            data = self._socket.recv(CHUNK)
+            try:
+                data = self._channel.recv(CHUNK)
+            except BlockingIOError:
+                over = monotonic() >= end  # a part of an encrypted record
+                continue
             if not data:
                 raise Trouble(Outcome.CLOSED, "the service closed the connection")
             now = monotonic()
@@ -277,7 +308,7 @@ class Connection:
 
     def _spin(self, end: float) -> None:
         """Poll for an answer for a moment, yielding the CPU to other processes, perhaps the service."""
-        if self._events != select.POLLIN:
+        if self._events != select.POLLIN or (self._tls is not None and self._tls.pending()):
             return
         end = min(end, monotonic() + SPIN)
         while not self._poll.poll(0) and monotonic() < end:
@@ -285,6 +316,8 @@ class Connection:
 
     def _wait(self, end: float, events: int) -> bool:
         """Wait until the socket is ready, polling at least once; return whether it is."""
+        if self._tls is not None and events == select.POLLIN and self._tls.pending():
+            return True
         if events != self._events:
             self._poll.modify(self._number, events)
             self._events = events

@@ -31,6 +31,7 @@ from draftstore.remote.protocol import (
     read_drafts,
 )
 from draftstore.remote.queries import Queries
+from draftstore.remote.tls import Tls, client_context
 from draftstore.remote.wire import HEADER, Frame, decode_answer, encode_answer, encode_request, short_hash
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees import batch as batches
@@ -80,6 +81,7 @@ class ReleaseClient:
         name: str = "",
         *,
         token: str | None = None,
+        tls: Tls | None = None,
         tokenizer: TokenizerIdentity | None = None,
         vocab_size: int | None = None,
         target_model: str | None = None,
@@ -90,10 +92,12 @@ class ReleaseClient:
         """Prepare a client without connecting: the service may be started later.
 
         Args:
-            address: `unix:/path`, `/path`, `tcp://host:port` or `host:port`; by default the socket that
-                `draftstore serve` opens on this machine for this user.
+            address: `unix:/path`, `/path`, `tcp://host:port`, `tls://host:port` or `host:port`; by default the socket
+                that `draftstore serve` opens on this machine for this user.
             name: name of the release or store.
             token: bearer token, if the service needs one.
+            tls: True encrypts, and trusts the system's certificates; or a file of certificates to trust, or a context.
+                By default only `tls://` encrypts.
             tokenizer: tokenizer of the model; drafts of another one are refused. Default: that of the first answer.
             vocab_size: size of the model's vocabulary; drafts with other ids are refused.
             target_model: the model; `check` refuses a release bound to another one. None accepts any.
@@ -125,7 +129,7 @@ class ReleaseClient:
         self._follower = Follower(name, self._ids, vocab_size, target_model)
         _warm_up(name)
         self._hello = greeting(token)
-        self._endpoint = Endpoint(self.address)
+        self._endpoint = Endpoint(self.address, tls=client_context(tls, self.address))
         self._endpoint.wait(RESOLVE_SECONDS)
         self._start()
         _everyone.add(self)

@@ -11,12 +11,13 @@ import dataclasses
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from draftstore.errors import BuildError, DraftstoreError, StoreError
+from draftstore.storage.access import withheld, withhold
 from draftstore.storage.files import (
     json_text,
     locked_directory,
@@ -57,7 +58,13 @@ class BuildResult:
 
 
 def build_store(
-    out: Path, plan: dict[str, Any], name: str, overwrite: bool, fill: Callable[[Path], ReadReport]
+    out: Path,
+    plan: dict[str, Any],
+    name: str,
+    overwrite: bool,
+    fill: Callable[[Path], ReadReport],
+    *,
+    sources: Callable[[], Iterable[Path]] = tuple,
 ) -> BuildResult:
     """Build a store, resume an interrupted build of it, or return the existing one.
 
@@ -68,6 +75,7 @@ def build_store(
         name: name of the store.
         overwrite: whether to replace an existing store, even one of the same build.
         fill: completes the directory `store` in the working directory, resuming from its content.
+        sources: returns the files that the store is built from: who may not read them may not read the store.
 
     Raises:
         BuildError: `out` is something else, or another build is running there.
@@ -82,7 +90,9 @@ def build_store(
 
     def build(partial: Path) -> BuildResult:
         _start(partial, plan)
+        bits = withheld(sources())
         report = fill(partial)
+        withhold(partial / STORE, bits)
         return BuildResult(out, load_manifest(partial / STORE, plan["kind"]), report, reused=False)
 
     return staged(out, STORE, find, build)
@@ -195,6 +205,7 @@ def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path
     """
     partial = _partial_name(out)
     with locked_directory(partial):
+        partial.chmod(0o700)  # it may hold what only this user may read
         try:
             yield partial
         except DraftstoreError:

@@ -26,7 +26,7 @@ from draftstore.storage.manifest import (
 )
 from draftstore.storage.report import ReadReport, RecordProblem
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
-from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, read_corpus
+from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, list_files, read_corpus
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards
@@ -58,6 +58,10 @@ class CorpusOptions:
     glob: tuple[str, ...] = SOURCE_PATTERNS
     strict: bool = False
     fingerprint: str | None = dataclasses.field(default=None, kw_only=True)
+
+    def files(self) -> list[Path]:
+        """Return the files of the corpus."""
+        return [file.path for file in list_files(self.corpus, self.glob)]
 
     def inputs(self) -> str:
         """Identity of the corpus files and of how they are read."""
@@ -112,7 +116,7 @@ def build_tokens(
         finish_store(store, texts, plan, {}, {"entries": len(texts.shards.shards)})
         return texts.report
 
-    return build_store(out, plan, options.name, overwrite, fill)
+    return build_store(out, plan, options.name, overwrite, fill, sources=options.files)
 
 
 class Tokenized(NamedTuple):

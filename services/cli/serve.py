@@ -10,13 +10,15 @@ from draftstore.cli.common import json_option, print_json, printable
 from draftstore.errors import LookupServiceError, MissingExtraError
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import BACKENDS
+from draftstore.trees.frontier import MAX_BUDGET
 from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
-from services.lookup.limits import Limits
+from services.lookup.limits import SHARED_BUDGET, Limits
 from services.lookup.settings import DRAFT_PORT, HTTP_PORT, LookupSettings
 from services.lookup.stores.targets import parse_store
 
 NOWHERE = "none"
+UNIX = "unix:"
 
 
 @click.command()
@@ -49,7 +51,7 @@ NOWHERE = "none"
     default="600",
     show_default=True,
     metavar="OCTAL",
-    help="Permissions of the Unix socket: who on this machine may connect.",
+    help="Permissions of the Unix sockets: who on this machine may connect.",
 )
 @click.option(
     "--listen",
@@ -57,11 +59,24 @@ NOWHERE = "none"
     help=f"Address for the binary protocol over TCP; the port is {DRAFT_PORT} if none is named.",
 )
 @click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Encrypt --listen with this certificate (PEM, with those that lead to a trusted one); SIGHUP reads it again.",
+)
+@click.option(
+    "--tls-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Its private key, without a passphrase. [default: in the same file]",
+)
+@click.option(
     "--http",
-    metavar="HOST:PORT",
+    metavar="HOST:PORT|unix:PATH",
     default=f"{LOOPBACK}:{HTTP_PORT}",
     show_default=True,
-    help=f"Address for JSON, health, metrics and the page; `{NOWHERE}` switches them off.",
+    help="Address or Unix socket for JSON, health, metrics and the page; anybody on this machine can reach an address. "
+    f"`{NOWHERE}` switches them off.",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Number of lookup processes."
@@ -71,6 +86,12 @@ NOWHERE = "none"
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Require bearer tokens from this file, see `draftstore tokens`.",
+)
+@click.option(
+    "--max-budget",
+    type=click.IntRange(1, MAX_BUDGET),
+    help="Most nodes of a draft; a token may name another limit. [default: "
+    f"{MAX_BUDGET:,} on a Unix socket for this user alone, {SHARED_BUDGET} over TCP and HTTP]",
 )
 @access_options
 @click.option(
@@ -86,6 +107,13 @@ NOWHERE = "none"
     help="Seconds between two checks of the catalogue; publishing is noticed at once.",
 )
 @click.option(
+    "--notice-seconds",
+    type=click.FloatRange(0, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds that /readyz answers 503 before the service stops to take requests, for load balancers to notice.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0, 3600, min_open=True),
     default=5.0,
@@ -97,7 +125,7 @@ NOWHERE = "none"
     type=click.FloatRange(1, 3600),
     default=30.0,
     show_default=True,
-    help="Seconds without a sign of life after which a worker is replaced.",
+    help="Seconds without a sign of life after which a worker or the HTTP process is replaced.",
 )
 @log_options
 @json_option
@@ -122,12 +150,14 @@ def serve(
         from services.lookup.processes.supervisor import run
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "services") from None
+    named = http.removeprefix(UNIX) if http.startswith(UNIX) else ""
     targets = tuple(parse_store(store, backend) for store in stores)
     settings = LookupSettings(
         socket=path or default_socket(),
         socket_mode=_mode(socket_mode),
         listen=ListenAddress.parse(listen, DRAFT_PORT) if listen else None,
-        http=None if http == NOWHERE else ListenAddress.parse(http, HTTP_PORT),
+        http=None if http == NOWHERE or named else ListenAddress.parse(http, HTTP_PORT),
+        http_socket=Path(named) if named else None,
         stores=targets,
         releases=releases,
         backend=backend,
@@ -171,9 +201,11 @@ def _print_started(started: dict[str, Any]) -> None:
         click.echo("serving nothing yet: publish a release")
     click.echo(f"drafts  unix:{printable(started['socket'])}")
     if started["listen"]:
-        click.echo(f"        tcp://{started['listen']}")
+        click.echo(f"        {'tls' if started['tls'] else 'tcp'}://{started['listen']}")
     if started["url"]:
         click.echo(f"page    {started['url']}")
+    if started["http_socket"]:
+        click.echo(f"http    unix:{printable(started['http_socket'])}")
     if started["needs_token"]:
         click.echo("access  with a bearer token, see `draftstore tokens`")
     sys.stdout.flush()

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from draftstore.cli.common import json_option, print_json, printable, stdout_console
 from draftstore.errors import DraftstoreError
+from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import EVERY, Grant, PermissionsError, hash_token, new_token, read_grants
 from services.common.token_file import change_grants
 
@@ -41,9 +42,14 @@ def tokens() -> None:
     required=True,
     help=f"Release that the token allows; `{EVERY}` allows every release. May be repeated.",
 )
+@click.option(
+    "--max-budget",
+    type=click.IntRange(1, MAX_BUDGET),
+    help="Most nodes of a draft for this token, in place of the limit of the service.",
+)
 @file_option
 @json_option
-def new(name: str, releases: tuple[str, ...], path: Path, as_json: bool) -> None:
+def new(name: str, releases: tuple[str, ...], max_budget: int | None, path: Path, as_json: bool) -> None:
     """Make a token and print it, this once: the file keeps its hash alone.
 
     \b
@@ -55,7 +61,7 @@ def new(name: str, releases: tuple[str, ...], path: Path, as_json: bool) -> None
     if not all(releases):
         raise DraftstoreError(f"the name of a release is empty: expected one that is served, or {EVERY!r}")
     token = new_token()
-    grant = Grant(name, frozenset(releases), hash_token(token))
+    grant = Grant(name, frozenset(releases), hash_token(token), max_budget)
 
     def add(grants: list[Grant]) -> list[Grant]:
         if any(other.name == name for other in grants):
@@ -82,11 +88,13 @@ def list_tokens(path: Path, as_json: bool) -> None:
     """
     grants = read_grants(path)
     if as_json:
-        print_json([{"name": grant.name, "releases": sorted(grant.releases)} for grant in grants])
+        shown = [(grant.name, sorted(grant.releases), grant.max_budget) for grant in grants]
+        print_json([dict(zip(("name", "releases", "max_budget"), row, strict=True)) for row in shown])
         return
-    table = Table("name", "releases", "hash")
+    table = Table("name", "releases", "most nodes", "hash")
     for grant in grants:
-        table.add_row(printable(grant.name), ", ".join(sorted(grant.releases)), f"{grant.digest[:12]}…")
+        most = "" if grant.max_budget is None else f"{grant.max_budget:,}"
+        table.add_row(printable(grant.name), ", ".join(sorted(grant.releases)), most, f"{grant.digest[:12]}…")
     stdout_console().print(table if grants else "no tokens: nobody may ask for anything")
 
 

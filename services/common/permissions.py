@@ -4,6 +4,7 @@
     name = "engine-1"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     releases = ["chat-vicuna", "code"]      # or ["*"]
+    max_budget = 1024                       # optional: most nodes of a draft, in place of the service's own limit
 
 A token is 32 random bytes, out of reach of dictionary attacks, so a plain hash is enough. See `draftstore tokens`.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.errors import DraftstoreError, type_name
+from draftstore.trees.frontier import MAX_BUDGET
 
 EVERY = "*"
 """Stands for every release."""
@@ -39,11 +41,13 @@ class Grant:
         name: name of the token, for logs and messages.
         releases: names, or `EVERY`.
         digest: SHA-256 of the token; empty where no token is needed.
+        max_budget: maximum nodes of a draft; None: that of the service.
     """
 
     name: str
     releases: frozenset[str]
     digest: str = ""
+    max_budget: int | None = None
 
     def allows(self, release: str) -> bool:
         """Tell whether the token covers a release, whether or not that exists."""
@@ -151,9 +155,11 @@ def _read_grant(path: Path, number: int, entry: Any) -> Grant:
         PermissionsError: a key is missing, unknown or of another type.
     """
     where = f"token {number} of {path}"
-    if not isinstance(entry, dict) or entry.keys() != {"name", "sha256", "releases"}:
+    if not isinstance(entry, dict) or entry.keys() - {"max_budget"} != {"name", "sha256", "releases"}:
         found = sorted(entry) if isinstance(entry, dict) else type_name(entry)
-        raise PermissionsError(f"{where} holds {found}, expected name, sha256 and releases")
+        raise PermissionsError(
+            f"{where} holds {found}, expected name, sha256, releases and perhaps max_budget"
+        )
     name, digest, releases = entry["name"], entry["sha256"], entry["releases"]
     if not isinstance(name, str) or not name:
         raise PermissionsError(f"{where} has the name {name!r}, expected some text")
@@ -163,7 +169,12 @@ def _read_grant(path: Path, number: int, entry: Any) -> Grant:
         )  # without the value: it may be a token
     if not isinstance(releases, list) or not all(isinstance(release, str) for release in releases):
         raise PermissionsError(f"{where} may use {releases!r}, expected a list of names of releases")
-    return Grant(name, frozenset(releases), digest)
+    budget = entry.get("max_budget")
+    if budget is not None and (type(budget) is not int or not 1 <= budget <= MAX_BUDGET):
+        raise PermissionsError(
+            f"{where} has max_budget {budget!r}, expected a number from 1 to {MAX_BUDGET:,}"
+        )
+    return Grant(name, frozenset(releases), digest, budget)
 
 
 def _check_unique(path: Path, grants: list[Grant]) -> None:

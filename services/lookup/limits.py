@@ -6,6 +6,8 @@ from draftstore.errors import DraftstoreError
 from draftstore.remote.wire import MAX_PAYLOAD
 from draftstore.trees.frontier import MAX_BUDGET
 
+SHARED_BUDGET = 256
+"""Default of the maximum nodes of a tree where others can reach the service."""
 _NODE = 7
 """Bytes of a node in its widest form: token, parent, level."""
 _DRAFT = 16
@@ -21,7 +23,9 @@ class Limits:
         greeting: bytes of a request before the client has presented its token, where tokens are in use.
         batch: contexts per request.
         context: tokens per context.
-        budget: nodes per tree.
+        budget: nodes per tree, for a client on the Unix socket.
+        shared_budget: the same for clients of TCP and HTTP, which others may reach too: a tree of thousands of nodes
+            delays everyone behind it. A token may name another limit.
         connections: open connections.
         waiting: contexts that may wait for their turn; beyond that the answer is `BUSY`.
         waiting_each: the same for one connection.
@@ -37,6 +41,7 @@ class Limits:
     batch: int = 512
     context: int = 4096
     budget: int = MAX_BUDGET
+    shared_budget: int = SHARED_BUDGET
     connections: int = 1024
     waiting: int = 4096
     waiting_each: int = 1024
@@ -55,6 +60,7 @@ class Limits:
             ("batch", 0xFFFF),
             ("context", 0xFFFF),
             ("budget", MAX_BUDGET),
+            ("shared_budget", MAX_BUDGET),
         ):
             if getattr(self, name) > most:
                 raise DraftstoreError(
@@ -69,13 +75,13 @@ class Limits:
     @property
     def longest_answer(self) -> int:
         """Size of the longest answer in bytes."""
-        return self.batch * (_DRAFT + self.budget * _NODE) + 24
+        return self.batch * (_DRAFT + max(self.budget, self.shared_budget) * _NODE) + 24
 
-    def public(self) -> dict[str, int]:
-        """Return the limits that clients should know: those of one request."""
+    def public(self, budget: int) -> dict[str, int]:
+        """Return the limits that a client should know: those of one request, with its own limit of nodes."""
         return {
             "payload": self.payload,
             "batch": self.batch,
             "context": self.context,
-            "budget": self.budget,
+            "budget": budget,
         }

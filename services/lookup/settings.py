@@ -1,10 +1,13 @@
 """Settings of one run of the lookup service."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draftstore.errors import LookupServiceError
+from draftstore.trees.frontier import MAX_BUDGET
 from services.common.addresses import ListenAddress, check_access
-from services.lookup.limits import Limits
+from services.lookup.limits import SHARED_BUDGET, Limits
 from services.lookup.stores.targets import Target
 
 DRAFT_PORT = 7781
@@ -17,9 +20,12 @@ class LookupSettings:
 
     Attributes:
         socket: Unix socket of the binary protocol.
-        socket_mode: its permissions.
+        socket_mode: permissions of the Unix sockets.
         listen: TCP addresses of the binary protocol.
-        http: address of JSON, health, metrics and the page; None disables HTTP.
+        tls_cert: file of the certificate for `listen`, with those that lead to a trusted one; None: not encrypted.
+        tls_key: file of its private key; None: in the same file.
+        http: address of JSON, health, metrics and the page.
+        http_socket: Unix socket of the same; without both there is no HTTP.
         stores: directories to serve.
         releases: releases to serve; if both this and `stores` are empty, all that can draft.
         backend: backend of the entries of CREST stores; None: the one that each was built for.
@@ -29,8 +35,11 @@ class LookupSettings:
         allow_hosts: further host names that requests may use, besides localhost and addresses.
         wait: whether to start even if nothing can be served yet.
         poll_seconds: interval between reads of the catalogue when no notice arrives.
-        hang_seconds: silence after which a worker is killed and restarted.
-        limits: limits on requests.
+        hang_seconds: silence after which a worker or the HTTP process is killed and restarted.
+        notice_seconds: time between the first `/readyz` that answers 503 and the start of the drain.
+        max_budget: maximum nodes of a draft; None: `MAX_BUDGET` for clients of a Unix socket that no other user may
+            open, `SHARED_BUDGET` for all others.
+        limits: other limits on requests.
         log_format: `text` or `json`.
         log_level: the least level that is logged.
     """
@@ -38,7 +47,10 @@ class LookupSettings:
     socket: Path
     socket_mode: int = 0o600
     listen: ListenAddress | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     http: ListenAddress | None = None
+    http_socket: Path | None = None
     stores: tuple[Target, ...] = ()
     releases: tuple[str, ...] = ()
     backend: str | None = None
@@ -49,6 +61,8 @@ class LookupSettings:
     wait: bool = False
     poll_seconds: float = 5.0
     hang_seconds: float = 30.0
+    notice_seconds: float = 1.0
+    max_budget: int | None = None
     limits: Limits = field(default_factory=Limits)
     log_format: str = "text"
     log_level: str = "info"
@@ -63,12 +77,24 @@ class LookupSettings:
         """Whether releases are served: named ones, or all if no directory is named."""
         return bool(self.releases) or not self.stores
 
+    @property
+    def all_limits(self) -> Limits:
+        """The limits, with those of the budget."""
+        shared = self.max_budget or SHARED_BUDGET
+        private = self.max_budget or (SHARED_BUDGET if self.socket_mode & 0o077 else MAX_BUDGET)
+        return dataclasses.replace(self.limits, budget=private, shared_budget=shared)
+
     def check(self) -> None:
         """Refuse to serve other machines without tokens, unless the user asked for it.
 
         Raises:
-            LookupServiceError: other machines could connect without a token.
+            LookupServiceError: other machines could connect without a token, or nothing is there to encrypt.
         """
+        if (self.tls_cert or self.tls_key) and not (self.tls_cert and self.listen):
+            raise LookupServiceError(
+                "--tls-cert and --tls-key encrypt --listen: give --listen and --tls-cert, or leave them out (HTTP is "
+                "encrypted by a reverse proxy)"
+            )
         places = [("--listen", self.listen), ("--http", self.http)]
         check_access(
             self.tokens,

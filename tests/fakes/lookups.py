@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -249,6 +250,7 @@ def serving(
     permissions: Permissions | None = None,
     limits: Limits | None = None,
     loop: str = "uvloop",
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Lookups]:
     """Run a server in a thread of this process.
 
@@ -257,6 +259,7 @@ def serving(
         permissions: who may ask for what; without them everybody for everything.
         limits: of requests.
         loop: `uvloop` or `asyncio`.
+        tls: certificate for TCP.
     """
     open_stores = stores if isinstance(stores, OpenStores) else OpenStores()
     if not isinstance(stores, OpenStores):
@@ -270,6 +273,7 @@ def serving(
     folder = Path(tempfile.mkdtemp(prefix="draftstore-"))
     place, sockets = make_sockets(folder)
     server = FrameServer(answerer, running)
+    server.tls = tls
     server.share(sockets, figures, 0)
     thread = threading.Thread(target=running.run_forever, name="lookups")
     thread.start()

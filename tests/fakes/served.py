@@ -125,6 +125,8 @@ def launch(*arguments: object, folder: Path, **environment: str) -> "subprocess.
         folder / "s",
         "--http",
         "127.0.0.1:0",
+        "--notice-seconds",
+        "0",
     ]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(

@@ -20,7 +20,7 @@ from services.lookup.figures.metrics import metrics_text
 from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
-from services.lookup.limits import Limits
+from services.lookup.limits import SHARED_BUDGET, Limits
 from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target, with_digest
 from services.lookup.web.app import LookupSite, make_app
@@ -129,21 +129,22 @@ class Running:
     lexicon: Lexicon
     grants: tuple[Grant, ...]
 
-    def site(self, most_at_once: int = 32) -> LookupSite:
+    def site(self, most_at_once: int = 32, max_budget: int = SHARED_BUDGET) -> LookupSite:
         """Return a new HTTP side; each belongs to one event loop."""
         upstream = Upstream(self.workers.path, _OWN if self.grants else "")
         return LookupSite(
             upstream=upstream,
-            desk=DraftDesk(upstream, self.lexicon, most_at_once),
+            desk=DraftDesk(upstream, self.lexicon, most_at_once, max_budget),
             gate=Permissions(self.grants or None),
             live=Live(lambda: read_figures(self.workers.figures)),
             metrics=lambda: metrics_text(self.workers.figures),
             ready=lambda: read_readiness(self.workers.figures, self.lexicon.names),
+            max_budget=max_budget,
         )
 
-    def app(self) -> Starlette:
+    def app(self, max_budget: int = SHARED_BUDGET) -> Starlette:
         """Return a new application."""
-        return make_app(self.site(), hosts=("testserver",))
+        return make_app(self.site(max_budget=max_budget), hosts=("testserver",))
 
 
 def grant(name: str, token: str, *releases: str) -> Grant:

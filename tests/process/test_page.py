@@ -260,7 +260,7 @@ def test_what_cannot_be_drafted_is_said(browser: Chrome) -> None:
     wait_for(browser, lambda: "0 nodes" in of(browser, "message").text)
     of(browser, "budget").clear()
     of(browser, "budget").send_keys("9999")
-    wait_for(browser, lambda: "0 to 512" in of(browser, "message").text)
+    wait_for(browser, lambda: "0 to 256" in of(browser, "message").text)
     of(browser, "budget").clear()
     of(browser, "budget").send_keys("8")
     wait_for(browser, lambda: nodes(browser))

@@ -9,31 +9,35 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
-from draftstore.errors import LookupServiceError
+from draftstore.errors import LookupServiceError, WireError
 from draftstore.remote import wire
 from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import manifest_digest
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
 from schema import catalogue
+from schema.database import URL_VARIABLE, migrate
 from services.common.addresses import ListenAddress
 from services.common.sockets import open_tcp, port_of
 from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
+from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
-from tests.fakes.servers import free_port
+from tests.fakes.servers import free_port, postgres_server
 
 
 def run_tokens(*arguments: object) -> str:
@@ -109,6 +113,15 @@ def test_strangers_need_tokens_or_a_word_that_they_do_not() -> None:
     LookupSettings(Path("s"), listen=ListenAddress("127.0.0.1", 0)).check()
     with pytest.raises(LookupServiceError, match="contradict"):
         LookupSettings(Path("s"), tokens=Path("t"), anonymous=True).check()
+
+
+@pytest.mark.parametrize(
+    ("given", "budgets"),
+    [({}, (4096, 256)), ({"socket_mode": 0o660}, (256, 256)), ({"max_budget": 64}, (64, 64))],
+)
+def test_long_drafts_are_for_sockets_of_one_user(given: dict[str, Any], budgets: tuple[int, int]) -> None:
+    limits = LookupSettings(Path("s"), **given).all_limits
+    assert (limits.budget, limits.shared_budget) == budgets
 
 
 def test_a_socket_is_for_this_user_alone() -> None:
@@ -270,6 +283,33 @@ def test_without_http(small_store: Path) -> None:
         assert service.stop() == 0
 
 
+def test_http_on_a_unix_socket(small_store: Path) -> None:
+    with short_folder() as folder:
+        http = ("--http", f"unix:{folder}/http.sock")
+        with served("--store", f"small={small_store}", *http, folder=folder) as service:
+            path = Path(service.started["http_socket"])
+            assert service.started["url"] is None
+            assert path.stat().st_mode & 0o777 == 0o600
+            ask_by_socket(path)
+            os.kill(service.started["web"], signal.SIGKILL)
+            until(lambda: service.log.count("process ready child=web") == 2)
+            ask_by_socket(path)
+            assert "another lookup service listens" in refusal(
+                "--store", small_store, *http, "--socket", folder / "t", folder=folder
+            )
+            assert service.stop() == 0
+            assert not path.exists()
+
+
+def ask_by_socket(path: Path) -> None:
+    """Ask over HTTP on a Unix socket."""
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), timeout=SECONDS) as client:
+        assert client.get("http://localhost/readyz").json()["releases"] == ["small"]
+        question = {"release": "small", "text": "The quick brown"}
+        assert client.post("http://localhost/v1/draft", json=question).status_code == 200
+        assert client.get("http://evil.example/v1/releases").status_code == 400
+
+
 def test_a_drain_loses_no_answer(small_store: Path) -> None:
     with served("--store", f"small={small_store}") as service, service.caller() as caller:
         contexts = contexts_of(small_store, 4)
@@ -377,8 +417,31 @@ def test_a_killed_http_side_comes_back(small_store: Path) -> None:
         )  # the supervisor keeps the port: it waits in the queue
 
 
+def test_a_stopped_http_side_is_replaced(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--hang-seconds", "3") as service:
+        os.kill(service.started["web"], signal.SIGSTOP)
+        until(lambda: "process hangs, it is ended child=web" in service.log, "nobody notices")
+        assert service.get("/readyz")["status"] == "ready"
+        assert service.stop() == 0
+
+
+def test_load_balancers_hear_of_the_end_before_it_comes(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--notice-seconds", "3600") as service:
+        service.signal(signal.SIGTERM)
+        until(lambda: service.request("GET", "/readyz")[0] == 503)
+        assert json.loads(service.request("GET", "/readyz")[1])["problems"] == [
+            "the service is about to stop"
+        ]
+        answers(service, small_store)  # nothing is refused yet
+        question = {"release": "small", "text": "The quick brown"}
+        assert service.request("POST", "/v1/draft", question)[0] == 200
+        assert "draining" not in service.log
+        service.signal(signal.SIGTERM)
+        assert service.process.wait(SECONDS) == 1
+
+
 def test_a_hanging_worker_is_replaced(small_store: Path) -> None:
-    with served("--store", f"small={small_store}", "--workers", "2", "--hang-seconds", "1") as service:
+    with served("--store", f"small={small_store}", "--workers", "2", "--hang-seconds", "3") as service:
         os.kill(service.workers[1], signal.SIGSTOP)
         until(lambda: "process hangs" in service.log, "nobody notices")
         until(lambda: service.metric("draftstore_worker_restarts_total", worker="1") == 1)
@@ -496,11 +559,62 @@ def test_tokens_are_read_again(small_store: Path, tmp_path: Path) -> None:
         assert http(first) == 401
         tokens.write_text("nonsense")
         service.signal(signal.SIGHUP)
-        until(lambda: "the earlier tokens stay valid" in service.log)
+        until(lambda: "the earlier one stays valid" in service.log)
         os.kill(service.workers[0], signal.SIGKILL)  # its successor knows the tokens all the same
         until(lambda: service.log.count("child=worker-0") >= 3)
         assert all(greeted(second) for _ in range(8))
         assert http(second) == 200
+        assert service.stop() == 0
+
+
+@needs_openssl
+def test_encrypted_frames(small_store: Path, tmp_path: Path) -> None:
+    first, second = (make_certificate(tmp_path, name) for name in ("first", "second"))
+    used = Certificate(tmp_path / "used.pem", tmp_path / "used.key")
+
+    def use(certificate: Certificate) -> None:
+        for source, target in zip(certificate, used, strict=True):
+            shutil.copyfile(source, target)
+
+    def trusts(certificate: Certificate) -> bool:
+        try:
+            with RemoteStore(address, "small", tls=certificate.file) as store:
+                store.check(seconds=SECONDS)
+        except LookupServiceError:
+            return False
+        return True
+
+    use(first)
+    tls = ("--tls-cert", used.file, "--tls-key", used.key)
+    store = ("--store", f"small={small_store}")
+    with (
+        short_folder() as folder,
+        served(*store, "--listen", "127.0.0.1:0", *tls, "--workers", 2, folder=folder) as service,
+    ):
+        address = f"tcp://{service.started['listen']}"
+        assert service.started["tls"] is True
+        assert trusts(first)
+        answers(service, small_store)  # the Unix socket is as it was
+        host, _, port = service.started["listen"].rpartition(":")
+        with Caller((host, int(port))) as plain:
+            plain.send(wire.frame(wire.Operation.RELEASES, 1) * 20)
+            with suppress(ConnectionError, WireError):  # an alert of TLS, which is no frame
+                plain.receive()
+        use(second)
+        service.signal(signal.SIGHUP)
+        for _ in range(4):  # of both workers
+            until(lambda: trusts(second))
+        used.key.write_text("nothing")
+        service.signal(signal.SIGHUP)
+        until(lambda: "the earlier one stays valid" in service.log)
+        assert trusts(second)
+        assert "Traceback" not in service.log
+        for arguments, words in (
+            (("--listen", "127.0.0.1:0", *tls), "cannot be used"),
+            (tls, "--tls-cert and --tls-key encrypt --listen"),
+            (("--listen", "127.0.0.1:0", *tls[2:]), "--tls-cert and --tls-key encrypt --listen"),
+        ):
+            assert words in refusal(*store, "--socket", folder / "t", *arguments, folder=folder)
         assert service.stop() == 0
 
 
@@ -582,6 +696,48 @@ def test_it_waits_for_a_first_release(database: str) -> None:
             assert service.request("GET", "/readyz")[0] == 503
             assert service.request("GET", "/healthz")[0] == 200
             assert service.stop() == 0
+
+
+def test_with_the_database_away_workers_and_whole_services_come_back(
+    small_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with postgres_server() as server, short_folder() as folder:
+        monkeypatch.setenv(URL_VARIABLE, server.url)
+        publish_in(server.url, "small", small_store)
+        arguments = ("--release", "small", "--workers", "2")
+        with served(*arguments, folder=folder) as service:
+            server.stop()
+            until(lambda: service.log.count("the catalogue cannot be read") == 3)
+            for worker, kept in enumerate((True, False)):
+                if not kept:
+                    (folder / "s.releases").unlink()
+                os.kill(service.workers[worker], signal.SIGKILL)
+                until(lambda: service.log.count("the catalogue cannot be read") == 4 + worker)  # noqa: B023
+                if kept:
+                    wait_for_worker(service, worker)
+                for _ in range(4):
+                    answers(service, small_store)
+                assert service.get("/readyz")["releases"] == ["small"]
+            # Without the file the new one leaves clients to the other.
+            assert service.metric("draftstore_worker_up", worker="1") == 0
+            server.start()
+            wait_for_worker(service, 1)
+            server.stop()
+            assert service.stop() == 0
+        with served(*arguments, folder=folder) as service:  # nothing has answered for the database since
+            answers(service, small_store)
+            assert "serving the releases as of" in service.log
+            status, _ = service.request("POST", "/v1/draft", {"release": "small", "text": "The quick brown"})
+            assert status == 200
+
+
+def publish_in(url: str, name: str, store: Path) -> None:
+    """Publish a store in a new database."""
+    migrate()
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with Session(engine) as session, session.begin():
+        catalogue.publish(session, name, catalogue.add_build(session, store).id)
+    engine.dispose()
 
 
 def test_a_database_that_is_away_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,11 +154,11 @@ def build_crest(
             _load(backend, partial / STORE, out, partial / LMDB_FILE, told)
         return ReadReport(manifest.counts["documents"])
 
-    result = build_store(out, plan, options.name, overwrite, fill)
+    result = build_store(out, plan, options.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
     # The build, and with it its entries, may have been dropped from the catalogue while the store is still there.
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
-            return build_store(out, plan, options.name, True, fill)
+            return build_store(out, plan, options.name, True, fill, sources=lambda: [rest / MANIFEST_NAME])
         _load(backend, out, out, out / LMDB_FILE, told)
     return result
 

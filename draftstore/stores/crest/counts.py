@@ -16,7 +16,13 @@ from typing import Any
 from draftstore.errors import BuildError, needs_extra
 from draftstore.search.ngrams import MAX_N, NgramTable, count_ngrams, running_total
 from draftstore.storage.files import remove
-from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, manifest_digest, save_manifest
+from draftstore.storage.manifest import (
+    MANIFEST_NAME,
+    TOKENIZER_FOLDER,
+    Manifest,
+    manifest_digest,
+    save_manifest,
+)
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files
 from draftstore.stores.rest.store import RestStore
@@ -71,7 +77,7 @@ def build_counts(
         save_manifest(directory, manifest)
         return ReadReport(manifest.counts["documents"])
 
-    return build_store(out, plan, title, overwrite, fill)
+    return build_store(out, plan, title, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
 
 
 def new_store(partial: Path, source: Path) -> Path:

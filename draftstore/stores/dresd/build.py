@@ -150,7 +150,7 @@ def build_dresd(
         _Build(partial, options, texts, source, plan, told).run()
         return texts.report
 
-    return build_store(out, plan, options.name, overwrite, fill)
+    return build_store(out, plan, options.name, overwrite, fill, sources=options.files)
 
 
 def make_plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:

@@ -8,6 +8,7 @@ A store is written to a temporary directory and renamed, as all stores (`draftst
 """
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def save_recycling(
     tokenizer: TokenizerIdentity,
     name: str | None = None,
     seed: Manifest | None = None,
+    sources: Sequence[Path] = (),
     overwrite: bool = False,
 ) -> BuildResult:
     """Save a drafter's state as a store; other threads may go on drafting.
@@ -79,6 +81,7 @@ def save_recycling(
         tokenizer: tokenizer of the model.
         name: display name of the store; default: the directory's.
         seed: manifest of the store that the drafter started from, whose corpus the new manifest names.
+        sources: files that the drafter learned from: who may not read them may not read the store.
         overwrite: whether to replace an existing store.
 
     Raises:
@@ -109,7 +112,7 @@ def save_recycling(
         save_manifest(store, manifest)
         return ReadReport(manifest.counts["documents"])
 
-    return build_store(out, plan, title, overwrite, fill)
+    return build_store(out, plan, title, overwrite, fill, sources=lambda: sources)
 
 
 def _describe(

@@ -97,4 +97,4 @@ def build_rest(
         )
         return texts.report
 
-    return build_store(out, plan, options.name, overwrite, fill)
+    return build_store(out, plan, options.name, overwrite, fill, sources=options.files)

@@ -100,6 +100,10 @@ class ReleaseCounters:
         """Count a swap to another build."""
         self._words[at.SWAPS] += 1
 
+    def unopened(self) -> None:
+        """Count a failed attempt to open the store of this name."""
+        self._words[at.UNOPENED] += 1
+
     def serve(self, labels: Labels) -> None:
         """Publish the labels of the store served under this name from now on."""
         words = self._words
@@ -149,6 +153,29 @@ class Slot:
         """Number of restarts of this slot's process."""
         return int(self._words[at.RESTARTS])
 
+    @property
+    def catalogue_read(self) -> bool:
+        """Whether this process or a predecessor has ever known the releases of the catalogue."""
+        return bool(self._words[at.CATALOGUE])
+
+    def follow(self, read_at: float | None, *, away: bool) -> None:
+        """Record how far this process follows the catalogue.
+
+        Args:
+            read_at: when it was last read, as Unix time in seconds; None if never, or without a catalogue.
+            away: whether it cannot be read now.
+        """
+        if read_at is not None:
+            self._words[at.CATALOGUE] = int(read_at * 1e9)
+        self._words[at.AWAY] = away
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last heartbeat of a process that is ready; 0 for others."""
+        if self._words[at.STATE] != WorkerState.READY:
+            return 0.0
+        return float(time.monotonic_ns() - self._words[at.HEARTBEAT]) / 1e9
+
     def begin(self) -> None:
         """Take the slot over for this process: gauges of its predecessor are reset, counters stay."""
         self.end()
@@ -161,7 +188,7 @@ class Slot:
         """Mark this slot's process as ended; called by the supervisor, which knows none of its releases."""
         for position in range(1 + self._words[at.USED]):
             at.entry_of(self._words, position)[at.READY] = 0
-        for place in (at.IN_FLIGHT, at.CONNECTIONS, at.WAITING, at.STATE, at.PID):
+        for place in (at.IN_FLIGHT, at.CONNECTIONS, at.WAITING, at.AWAY, at.STATE, at.PID):
             self._words[place] = 0
 
     def restarted(self) -> None:
@@ -219,12 +246,22 @@ class SharedCounters:
 
     def __init__(self, slots: int) -> None:
         """Allocate the counters, all zero, before the processes are forked."""
-        memory = mmap.mmap(-1, slots * at.SLOT * at.WORD)
-        words = memoryview(memory).cast("q")
-        self._slots = [words[start : start + at.SLOT] for start in range(0, slots * at.SLOT, at.SLOT)]
+        size = slots * at.SLOT
+        words = memoryview(mmap.mmap(-1, (size + 1) * at.WORD)).cast("q")
+        self._slots = [words[start : start + at.SLOT] for start in range(0, size, at.SLOT)]
+        self._shared = words[size:]
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the service is about to stop."""
+        return bool(self._shared[0])
+
+    @stopping.setter
+    def stopping(self, stopping: bool) -> None:
+        self._shared[0] = stopping
 
     def slot(self, number: int) -> Slot:
         """Return the slot of one process, for writing."""

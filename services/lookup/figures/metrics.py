@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 import draftstore
 from draftstore.remote.wire import Status
 from services.lookup.figures.counting import SharedCounters
-from services.lookup.figures.totals import ReleaseTotals, WorkerFigures, WorkerState, add_up
+from services.lookup.figures.totals import ReleaseTotals, WorkerFigures, add_up
 from services.lookup.figures.words import BATCH_BUCKETS, MATCH_BUCKETS, SECONDS_BUCKETS
 
 RELEASE_COUNTERS = {
@@ -30,7 +30,10 @@ RELEASE_COUNTERS = {
     "request_bytes": "Bytes of requests.",
     "answer_bytes": "Bytes of answers.",
     "swaps": "Times that another build took over under the name, in one worker each.",
+    "unopened": "Failed attempts to open a store under the name, in one worker each.",
 }
+RENAMED = {"waiting": "waiting_contexts", "unopened": "open_failures"}
+"""Names of metrics that say more than those of the figures."""
 WORKER_GAUGES = {
     "in_flight": "Requests that are being answered.",
     "connections": "Connections that are open.",
@@ -58,8 +61,9 @@ class FiguresCollector(Collector):
         releases = list(add_up(workers).values())
         yield from _release_counters(releases)
         yield from _release_histograms(releases)
-        yield from _release_states(releases, len(workers))
+        yield from _release_states(releases, workers)
         yield from _worker_metrics(workers)
+        yield from _catalogue_metrics(workers)
         yield _resident_memory(workers)
         info = InfoMetricFamily("draftstore_service", "The version that runs.")
         info.add_metric([], {"version": draftstore.__version__})
@@ -69,7 +73,8 @@ class FiguresCollector(Collector):
 def _release_counters(releases: Iterable[ReleaseTotals]) -> Iterator[Metric]:
     """Yield the counters of every release; the name is empty for requests that name no served release."""
     for field, text in RELEASE_COUNTERS.items():
-        family = CounterMetricFamily(f"draftstore_{field}", text, labels=["release"])
+        name = f"draftstore_{RENAMED.get(field, field)}"
+        family = CounterMetricFamily(name, text, labels=["release"])
         for totals in releases:
             family.add_metric([totals.name], getattr(totals, field))
         yield family
@@ -108,8 +113,9 @@ def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, 
     return list(zip(names, accumulate(counts), strict=True))
 
 
-def _release_states(releases: Iterable[ReleaseTotals], workers: int) -> Iterator[Metric]:
-    """Yield the state of every release."""
+def _release_states(releases: Iterable[ReleaseTotals], workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
+    """Yield the state of every release; a worker that shows no sign of life does not serve."""
+    served = add_up(worker for worker in workers if worker.answers)
     ready = GaugeMetricFamily(
         "draftstore_ready", "1 where every worker answers for the release.", labels=["release"]
     )
@@ -117,7 +123,8 @@ def _release_states(releases: Iterable[ReleaseTotals], workers: int) -> Iterator
     for totals in releases:
         if not totals.name:
             continue
-        ready.add_metric([totals.name], float(totals.ready == workers))
+        count = served[totals.name].ready if totals.name in served else 0
+        ready.add_metric([totals.name], float(count == len(workers)))
         if totals.ready:
             info.add_metric([totals.name], totals.labels._asdict())
     yield from (ready, info)
@@ -127,9 +134,7 @@ def _worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
     """Yield the metrics of every worker process."""
     up = GaugeMetricFamily("draftstore_worker_up", "1 where the worker answers.", labels=["worker"])
     gauges = {
-        field: GaugeMetricFamily(
-            f"draftstore_{'waiting_contexts' if field == 'waiting' else field}", text, labels=["worker"]
-        )
+        field: GaugeMetricFamily(f"draftstore_{RENAMED.get(field, field)}", text, labels=["worker"])
         for field, text in WORKER_GAUGES.items()
     }
     restarts = CounterMetricFamily(
@@ -142,12 +147,29 @@ def _worker_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
     )
     for worker in workers:
         label = [str(worker.slot)]
-        up.add_metric(label, float(worker.state == WorkerState.READY))
+        up.add_metric(label, float(worker.answers))
         for field, family in gauges.items():
             family.add_metric(label, getattr(worker, field))
         restarts.add_metric(label, worker.restarts)
         read.add_metric(label, worker.storage_read)
     yield from (up, *gauges.values(), restarts, read)
+
+
+def _catalogue_metrics(workers: Iterable[WorkerFigures]) -> Iterator[Metric]:
+    """Yield how far each worker follows the catalogue; nothing where directories alone are served."""
+    up = GaugeMetricFamily("draftstore_catalogue_up", "1 where the catalogue can be read.", labels=["worker"])
+    age = GaugeMetricFamily(
+        "draftstore_catalogue_age_seconds",
+        "Seconds since the worker, or the one that kept what it serves, last read the catalogue.",
+        labels=["worker"],
+    )
+    for worker in workers:
+        label = [str(worker.slot)]
+        if worker.catalogue_age is not None or worker.catalogue_away:
+            up.add_metric(label, float(not worker.catalogue_away))
+        if worker.catalogue_age is not None:
+            age.add_metric(label, worker.catalogue_age)
+    yield from (up, age)
 
 
 def _resident_memory(workers: Iterable[WorkerFigures]) -> Metric:

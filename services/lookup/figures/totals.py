@@ -10,6 +10,9 @@ from services.lookup.figures import words as at
 NO_RELEASE = ""
 """Key for requests that belong to no served release: unknown names, broken requests."""
 
+SILENT = 10.0
+"""Seconds without a heartbeat after which a worker counts as hanging."""
+
 
 class WorkerState(enum.IntEnum):
     """State of a process."""
@@ -46,6 +49,7 @@ class ReleaseTotals(NamedTuple):
         request_bytes: size of all requests, including refused ones.
         answer_bytes: size of all answers.
         swaps: number of swaps to another build.
+        unopened: failed attempts to open a store under the name.
         seconds: sum over all queries, see `words.SECONDS_BUCKETS`.
         failures: requests that failed, by `Status`.
         batches: queries by their number of contexts, see `words.BATCH_BUCKETS`.
@@ -61,6 +65,7 @@ class ReleaseTotals(NamedTuple):
     request_bytes: int
     answer_bytes: int
     swaps: int
+    unopened: int
     seconds: float
     failures: tuple[int, ...]
     batches: tuple[int, ...]
@@ -96,6 +101,8 @@ class WorkerFigures(NamedTuple):
         connections: open connections.
         waiting: contexts that wait for their lookup.
         storage_read: bytes read from storage, over all restarts.
+        catalogue_age: seconds since the catalogue was last read; None if it never was, or if there is none.
+        catalogue_away: whether the catalogue cannot be read now.
         releases: totals by release.
     """
 
@@ -108,7 +115,14 @@ class WorkerFigures(NamedTuple):
     connections: int
     waiting: int
     storage_read: int
+    catalogue_age: float | None
+    catalogue_away: bool
     releases: dict[str, ReleaseTotals]
+
+    @property
+    def answers(self) -> bool:
+        """Whether the process takes requests: it is ready, and shows signs of life."""
+        return self.state == WorkerState.READY and self.silence < SILENT
 
 
 def add_up(workers: Iterable[WorkerFigures]) -> dict[str, ReleaseTotals]:
@@ -124,10 +138,12 @@ def read_slot(number: int, words: memoryview) -> WorkerFigures:
     """Return the content of a slot."""
     read = [_read_entry(at.entry_of(words, position)) for position in range(1 + words[at.USED])]
     silence = (time.monotonic_ns() - words[at.HEARTBEAT]) / 1e9 if words[at.HEARTBEAT] else 0.0
-    restarts, in_flight, connections, waiting, storage_read = words[at.RESTARTS : at.USED].tolist()
+    restarts, in_flight, connections, waiting, storage_read = words[at.RESTARTS : at.CATALOGUE].tolist()
+    read_at = words[at.CATALOGUE]
+    age = max((time.time_ns() - read_at) / 1e9, 0.0) if read_at else None
     return WorkerFigures(
         number, words[at.PID], WorkerState(words[at.STATE]), silence, restarts, in_flight, connections, waiting,
-        storage_read, {totals.name: totals for totals in read},
+        storage_read, age, bool(words[at.AWAY]), {totals.name: totals for totals in read},
     )  # fmt: skip
 
 
@@ -141,12 +157,13 @@ def read_labels(entry: memoryview) -> Labels:
 def _read_entry(entry: memoryview) -> ReleaseTotals:
     """Return the content of an entry."""
     name = at.read_text(entry[at.NAME : at.KIND])
-    ready, misses, nodes, requested, answered, swaps, nanos = entry[at.READY : at.FAILURES].tolist()
+    ready, misses, nodes, requested, answered, swaps, unopened, nanos = entry[at.READY : at.FAILURES].tolist()
     failures = tuple(entry[at.FAILURES : at.BATCHES])
     batches = tuple(entry[at.BATCHES : at.MATCHES])
     matches, lapses = tuple(entry[at.MATCHES : at.LAPSES]), tuple(entry[at.LAPSES :])
     return ReleaseTotals(
-        name, _settled_labels(entry), ready, misses, nodes, requested, answered, swaps, nanos / 1e9,
+        name, _settled_labels(entry), ready, misses, nodes, requested, answered, swaps, unopened,
+        nanos / 1e9,
         failures, batches, matches, lapses,
     )  # fmt: skip
 

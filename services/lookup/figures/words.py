@@ -32,14 +32,16 @@ def _offsets(*sizes: int) -> tuple[int, ...]:
 
 
 # The head of a slot.
-(PID, STATE, HEARTBEAT, RESTARTS, IN_FLIGHT, CONNECTIONS, WAITING, READ, USED, HEAD) = _offsets(*[1] * 9)
+(
+    PID, STATE, HEARTBEAT, RESTARTS, IN_FLIGHT, CONNECTIONS, WAITING, READ, CATALOGUE, AWAY, USED, HEAD,
+) = _offsets(*[1] * 11)  # fmt: skip
 
 # An entry. The number of queries is the sum of its batches, that of contexts the sum of its matches.
 (
-    VERSION, NAME, KIND, BUILD, TOKENIZER, READY, MISSES, NODES, REQUESTED, ANSWERED, SWAPS, LAPSE,
+    VERSION, NAME, KIND, BUILD, TOKENIZER, READY, MISSES, NODES, REQUESTED, ANSWERED, SWAPS, UNOPENED, LAPSE,
     FAILURES, BATCHES, MATCHES, LAPSES, ENTRY,
 ) = _offsets(
-    1, NAME_WORDS, LABEL_WORDS, LABEL_WORDS, LABEL_WORDS, *[1] * 7,
+    1, NAME_WORDS, LABEL_WORDS, LABEL_WORDS, LABEL_WORDS, *[1] * 8,
     len(Status), len(BATCH_BUCKETS) + 1, len(MATCH_BUCKETS) + 1, len(SECONDS_BUCKETS) + 1,
 )  # fmt: skip
 

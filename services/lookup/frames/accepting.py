@@ -22,6 +22,8 @@ AT_ONCE = 16
 """Maximum connections accepted before requests get a turn."""
 FULL_PAUSE = 0.1
 """Seconds until the next attempt if the process has no room for another connection."""
+SETTLE_SECONDS = 1.0
+"""Maximum seconds to wait for connections that are not complete."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -66,8 +68,9 @@ class Acceptor:
         self._listening.close()
 
     async def settled(self) -> None:
-        """Wait until every accepted connection is served, or its client has left."""
-        await asyncio.gather(*self._begun, return_exceptions=True)
+        """Wait until every accepted connection is served, or its client has left; not for slow handshakes."""
+        if self._begun:
+            await asyncio.wait(self._begun, timeout=SETTLE_SECONDS)
 
     def _on_ready(self) -> None:
         """Accept waiting connections unless another worker should."""

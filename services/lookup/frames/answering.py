@@ -236,8 +236,9 @@ class Answerer:
             return self._forbid(frame.header, grant, request.name, flags)
         limits = self.limits
         batch, width = request.contexts.shape
-        if batch > limits.batch or width > limits.context or request.budget > limits.budget:
-            return self.refuse(frame.header, Status.TOO_LARGE, self._too_large(request), flags)
+        most = limits.budget if grant.max_budget is None else grant.max_budget
+        if batch > limits.batch or width > limits.context or request.budget > most:
+            return self.refuse(frame.header, Status.TOO_LARGE, self._too_large(request, most), flags)
         return self._find(frame, request, began, flags)
 
     def _find(self, frame: Frame, request: DraftRequest, began: float, flags: int) -> DraftJob | bytes:
@@ -301,8 +302,13 @@ class Answerer:
             header.operation | ANSWER, header.request_id, served.encoded_projection, Status.OK, flags
         )
 
-    def greet(self, frame: Frame, flags: int = 0) -> tuple[Grant | None, bytes]:
+    def greet(self, frame: Frame, flags: int = 0, budget: int | None = None) -> tuple[Grant | None, bytes]:
         """Answer a greeting.
+
+        Args:
+            frame: frame of operation `HELLO`.
+            flags: flags of the answer.
+            budget: maximum nodes of a draft where the token names none; by default that of the limits.
 
         Returns:
             The client's grant, None if its token is unknown, and the answer.
@@ -312,7 +318,8 @@ class Answerer:
         if grant is None:
             message = "this token is not known here"
             return None, self.refuse(header, Status.UNAUTHORIZED, message, flags)
-        document = {"version": VERSION, "limits": self.limits.public()}
+        most = grant.max_budget or budget or self.limits.budget
+        document = {"version": VERSION, "limits": self.limits.public(most)}
         return grant, encode_json(_HELLO, header.request_id, document, flags)
 
     def refuse(
@@ -330,11 +337,11 @@ class Answerer:
         """Refuse a release that the token does not cover."""
         return self.refuse(header, Status.FORBIDDEN, f"the token {grant.name!r} may not use {name!r}", flags)
 
-    def _too_large(self, request: DraftRequest) -> str:
+    def _too_large(self, request: DraftRequest, most: int) -> str:
         """Say which limit a request exceeds."""
         batch, width = request.contexts.shape
         limits = self.limits
         return (
             f"{counted(batch, 'context')} of {counted(width, 'token')} with a budget of {request.budget}: expected "
-            f"at most {limits.batch} contexts of {limits.context} tokens with a budget of {limits.budget}"
+            f"at most {limits.batch} contexts of {limits.context} tokens with a budget of {most}"
         )

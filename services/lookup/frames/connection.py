@@ -1,6 +1,7 @@
 """One connection of a decoder: reads frames, writes answers, takes turns with other connections."""
 
 import asyncio
+import dataclasses
 import socket
 from collections import deque
 from collections.abc import Iterator
@@ -66,6 +67,8 @@ class FrameConnection(asyncio.Protocol):
         self._threads: dict[DraftJob, Future[None]] = {}
         self._open = True  # answers may be written
         self._deaf = False  # after the last frame: further input is dropped
+        self._budget = turns.limits.budget
+        """Maximum nodes of a draft, unless the token names another limit."""
         self._hello: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,6 +90,7 @@ class FrameConnection(asyncio.Protocol):
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._budget = limits.shared_budget
         if len(self._peers) >= limits.connections:
             message = f"all {limits.connections} connections are in use: try again later"
             self._send_away(self._answerer.refuse(_NOBODY, Status.BUSY, message, self.turns.flags, 1.0))
@@ -98,7 +102,9 @@ class FrameConnection(asyncio.Protocol):
             self._hello = self.turns.loop.call_later(limits.hello_seconds, self._not_greeted)
 
     def change_grant(self, grant: Grant | None) -> None:
-        """Set the client's grant, and with it the maximum request size."""
+        """Set the client's grant, and with it the maximum size of requests and drafts."""
+        if grant is not None and grant.max_budget is None:
+            grant = dataclasses.replace(grant, max_budget=self._budget)
         self.grant = grant
         limits = self.turns.limits
         self._buffer.most = limits.greeting if grant is None else limits.payload
@@ -165,7 +171,7 @@ class FrameConnection(asyncio.Protocol):
                 self._jobs.append(job)
                 turns.enqueue(self)
         elif operation == _HELLO:
-            grant, data = answerer.greet(frame, turns.flags)
+            grant, data = answerer.greet(frame, turns.flags, self._budget)
             if grant is None:
                 self._send_away(data)  # one attempt per connection
             else:
@@ -310,7 +316,8 @@ class FrameConnection(asyncio.Protocol):
         if self._hello:
             self._hello.cancel()
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # encrypted connections have no half
+                self.transport.write_eof()
             self.transport.resume_reading()
             self._set_timer(LINGER)
 

@@ -6,6 +6,7 @@ share tells some clients to reconnect, with the same flag that announces a drain
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Coroutine, Sequence
 from math import ceil
 from typing import Any
@@ -18,6 +19,10 @@ from services.lookup.frames.answering import Answerer
 from services.lookup.frames.connection import FrameConnection
 from services.lookup.frames.turns import Turns
 
+MOST_HANDSHAKES = 128
+"""Maximum clients whose handshake is not complete."""
+SHUTDOWN_SECONDS = 1.0
+"""Seconds for a client to acknowledge the end of an encrypted connection."""
 _LOOK_SECONDS = 0.05
 _QUIET_LOOKS = 5
 """Number of checks without data after which a connection is closed when the service stops."""
@@ -32,7 +37,10 @@ class FrameServer(Turns):
         """Serve answers, in the running loop or the one given."""
         super().__init__(answerer, loop or asyncio.get_running_loop())
         self.connections: set[FrameConnection] = set()
+        self.tls: ssl.SSLContext | None = None
+        """Context of TCP connections; None: they are not encrypted."""
         self._acceptors: list[Acceptor] = []
+        self._handshakes = 0
         self._crowded = 0
 
     def share(self, sockets: Sequence[socket.socket], figures: SharedCounters, number: int) -> None:
@@ -45,6 +53,8 @@ class FrameServer(Turns):
         """
 
         def take(accepted: socket.socket) -> Coroutine[Any, Any, object]:
+            if self.tls is not None and accepted.family != socket.AF_UNIX:
+                return self._take_encrypted(accepted, self.tls)
             return self.loop.connect_accepted_socket(
                 lambda: FrameConnection(self, self.connections), accepted
             )
@@ -55,6 +65,26 @@ class FrameServer(Turns):
         self._acceptors += [
             Acceptor(self.loop, listening, take, self.connections, others) for listening in sockets
         ]
+
+    async def _take_encrypted(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+        """Serve a connection after its handshake; without one soon it is cut off.
+
+        Raises:
+            OSError: the handshake failed, or too many are waited for.
+        """
+        if self._handshakes >= MOST_HANDSHAKES:
+            raise ConnectionAbortedError
+        self._handshakes += 1
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: FrameConnection(self, self.connections),
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=self.limits.hello_seconds,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            )
+        finally:
+            self._handshakes -= 1
 
     def share_out(self, counts: Sequence[int]) -> None:
         """Release connections that other workers have room for; called periodically.

@@ -90,6 +90,11 @@ class Child:
         self.due = now + pause
         return pause
 
+    @property
+    def silence(self) -> float:
+        """Seconds since its last sign of life, once it is ready."""
+        return self._slot.silence if self.ready and self._slot else 0.0
+
     def count_restart(self) -> None:
         """Count a restart."""
         if self._slot:

@@ -1,4 +1,4 @@
-"""The Unix socket of the service, opened once in the supervisor and inherited by the other processes."""
+"""The Unix sockets of the service, opened once in the supervisor and inherited by the other processes."""
 
 import fcntl
 import os
@@ -16,20 +16,22 @@ from services.common.sockets import BACKLOG, PATIENCE, PAUSE
 class UnixListener:
     """A Unix socket with a lock: while it is open, no second service can take its path."""
 
-    def __init__(self, path: Path, mode: int = 0o600) -> None:
+    def __init__(self, path: Path, mode: int = 0o600, option: str = "--socket") -> None:
         """Open the socket, replacing a file left behind by a dead service.
 
         Args:
             path: path of the socket; a missing folder is created for this user alone.
             mode: permissions of the socket.
+            option: the option that names it, for messages.
 
         Raises:
             LookupServiceError: another service or a file other than a socket is there, or others own the folder.
         """
         self.path = path.absolute()
+        self._option = option
         if len(os.fsencode(self.path)) > MAX_SOCKET_PATH:
             raise LookupServiceError(
-                f"{self.path} is too long for a Unix socket, at most {MAX_SOCKET_PATH} bytes: choose a shorter --socket"
+                f"{self.path} is too long for a Unix socket, at most {MAX_SOCKET_PATH} bytes: choose a shorter {option}"
             )
         self._make_folder()
         self._lock = self._take_lock()
@@ -55,11 +57,11 @@ class UnixListener:
         except OSError as error:
             raise LookupServiceError(
                 f"the folder of the socket {self.path} cannot be used ({error.strerror or error}): choose another "
-                "--socket"
+                f"{self._option}"
             ) from None
         if owner not in (0, os.geteuid()) and os.geteuid() != 0:
             raise LookupServiceError(
-                f"{folder} belongs to another user, who could listen in our place: choose another --socket"
+                f"{folder} belongs to another user, who could listen in our place: choose another {self._option}"
             )
 
     def _take_lock(self) -> int:
@@ -74,7 +76,7 @@ class UnixListener:
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise LookupServiceError(
-                    f"{path} cannot be written ({error.strerror}): choose another --socket"
+                    f"{path} cannot be written ({error.strerror}): choose another {self._option}"
                 ) from None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +93,7 @@ class UnixListener:
 
     def _taken(self) -> LookupServiceError:
         return LookupServiceError(
-            f"another lookup service listens at {self.path}: stop it, or choose another --socket"
+            f"another lookup service listens at {self.path}: stop it, or choose another {self._option}"
         )
 
     def _remove_stale(self) -> None:
@@ -107,7 +109,9 @@ class UnixListener:
             except FileNotFoundError:
                 return
             if not stat.S_ISSOCK(found.st_mode):
-                raise LookupServiceError(f"{self.path} exists and is not a socket: choose another --socket")
+                raise LookupServiceError(
+                    f"{self.path} exists and is not a socket: choose another {self._option}"
+                )
             if not _answers(self.path):
                 self.path.unlink(missing_ok=True)
                 return
@@ -130,7 +134,7 @@ class UnixListener:
         except OSError as error:
             made.close()
             raise LookupServiceError(
-                f"no socket can be made at {self.path} ({error.strerror}): choose another --socket"
+                f"no socket can be made at {self.path} ({error.strerror}): choose another {self._option}"
             ) from None
         made.setblocking(False)
         return made

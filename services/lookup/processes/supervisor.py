@@ -17,7 +17,6 @@ from typing import Any
 
 from draftstore.errors import DraftstoreError, LookupServiceError
 from services.common import logs
-from services.lookup.figures.totals import WorkerState
 from services.lookup.processes import web as web_process
 from services.lookup.processes import worker
 from services.lookup.processes.children import Child
@@ -29,7 +28,7 @@ from services.lookup.stores import warming
 LOG = logging.getLogger(__name__)
 
 LOOK = 0.5
-"""Seconds between two checks for hanging workers."""
+"""Seconds between two checks for hanging processes."""
 WEB_PATIENCE = 2.0
 """Seconds that the HTTP process has to end; it stops first, as it needs the workers for its last answers."""
 END_PATIENCE = 3.0
@@ -73,7 +72,8 @@ class Supervisor:
             Child(f"worker-{number}", partial(worker.main, inherited, number), inherited.figures.slot(number))
             for number in range(self._settings.workers)
         ]
-        self._web = [Child(WEB, partial(web_process.main, inherited))] if inherited.http else []
+        slot = inherited.web_figures.slot(0)
+        self._web = [Child(WEB, partial(web_process.main, inherited), slot)] if inherited.http else []
         self._serving = False
         self._stopping = False
         self._hurry = False
@@ -163,19 +163,17 @@ class Supervisor:
                     self._reload()
 
     def _reload(self) -> None:
-        """Reread the token file, and tell the children if it is valid."""
-        if not self._settings.tokens:
-            LOG.info("SIGHUP changes nothing: there is no file of tokens")
+        """Reread tokens and certificate, and tell the children if they are valid."""
+        files = {"tokens": self._settings.tokens, "certificate": self._settings.tls_cert}
+        if not any(files.values()):
+            LOG.info("SIGHUP changes nothing: there is no file of tokens, and no certificate")
             return
         try:
-            self._inherited.reload_permissions()
+            self._inherited.reload()
         except DraftstoreError as error:
-            LOG.warning(
-                "the file of tokens cannot be used, the earlier tokens stay valid",
-                extra={"error": str(error)},
-            )
+            LOG.warning("a file cannot be used, the earlier one stays valid", extra={"error": str(error)})
             return
-        LOG.info("tokens read again", extra={"file": str(self._settings.tokens)})
+        LOG.info("read again", extra={name: str(file) for name, file in files.items() if file})
         for child in self._children:
             if child.ready:  # others inherit the new permissions or read them when they start
                 child.signal(signal.SIGHUP)
@@ -204,7 +202,9 @@ class Supervisor:
             "listen": str(settings.listen._replace(port=inherited.tcp_port or 0))
             if settings.listen
             else None,
+            "tls": inherited.tls is not None,
             "url": f"http://{http}/" if http else None,
+            "http_socket": str(inherited.http_unix.path) if inherited.http_unix else None,
             "needs_token": inherited.permissions.needs_token,
             "workers": [child.pid for child in self._workers],
             "web": self._web[0].pid if self._web else None,
@@ -246,19 +246,19 @@ class Supervisor:
                 self._start(child)
 
     def _end_hanging(self) -> None:
-        """Kill workers whose event loop hangs."""
-        for figures, child in zip(self._inherited.figures.snapshot(), self._workers, strict=True):
-            if (
-                child.ready
-                and figures.state == WorkerState.READY
-                and figures.silence > self._settings.hang_seconds
-            ):
-                extra = {"child": child.name, "pid": child.pid, "silence": round(figures.silence, 1)}
+        """Kill processes whose event loop hangs."""
+        for child in self._children:
+            if (silence := child.silence) > self._settings.hang_seconds:
+                extra = {"child": child.name, "pid": child.pid, "silence": round(silence, 1)}
                 LOG.error("process hangs, it is ended", extra=extra)
                 child.signal(signal.SIGKILL)
 
     def _drain(self) -> None:
-        """Stop the HTTP process, then the workers, each with time to complete open requests."""
+        """Announce the end, then stop the HTTP process and the workers, each with time to complete open requests."""
+        self._inherited.figures.stopping = True
+        if self._web:
+            LOG.info("about to stop", extra={"seconds": self._settings.notice_seconds})
+            self._wait(self._settings.notice_seconds, lambda: True)
         LOG.info("draining", extra={"seconds": self._settings.limits.drain_seconds})
         self._end(self._web, WEB_PATIENCE)
         self._end(self._workers, self._settings.limits.drain_seconds + END_PATIENCE)
@@ -267,10 +267,12 @@ class Supervisor:
         """Ask processes to end and wait for them."""
         for child in children:
             child.signal(signal.SIGTERM)
+        self._wait(seconds, lambda: any(child.pid for child in children))
+
+    def _wait(self, seconds: float, condition: Callable[[], bool]) -> None:
+        """Handle signals and reports for some seconds, while a condition holds and nobody is in a hurry."""
         end = time.monotonic() + seconds
-        while (
-            not self._hurry and any(child.pid for child in children) and (left := end - time.monotonic()) > 0
-        ):
+        while not self._hurry and condition() and (left := end - time.monotonic()) > 0:
             self._step(left)
 
     def _kill_all(self) -> None:

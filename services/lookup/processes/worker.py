@@ -6,12 +6,12 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
 from draftstore.errors import DraftstoreError
 from services.common import logs
-from services.common.permissions import Permissions
 from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.frames.answering import Answerer
 from services.lookup.frames.server import FrameServer
@@ -19,8 +19,10 @@ from services.lookup.processes.forking import REFUSED, SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
 from services.lookup.settings import LookupSettings
 from services.lookup.stores.following import Catalogue, Follower, OnTargets
+from services.lookup.stores.kept import KeptReleases
 from services.lookup.stores.reconciling import Reconciler
-from services.lookup.stores.served import DIGEST_SHOWN, OpenStores
+from services.lookup.stores.served import DIGEST_SHOWN, OpenStores, ServedStore, open_served
+from services.lookup.stores.targets import Target
 
 LOG = logging.getLogger(__name__)
 
@@ -61,18 +63,23 @@ class LookupWorker:
         loop = asyncio.get_running_loop()
         sockets = self._inherited.keep_for_worker()
         self._slot.begin()
-        answerer = Answerer(self._open_stores, self._inherited.permissions, self._settings.limits, self._slot)
+        limits = self._settings.all_limits
+        answerer = Answerer(self._open_stores, self._inherited.permissions, limits, self._slot)
         server = FrameServer(answerer)
+        server.tls = self._inherited.tls
         self._watch(loop, server)
-        reconciler = Reconciler(self._open_stores, self._runner(loop), swapped=self._swapped)
-        follower = make_follower(self._settings, reconciler)
-        beats = asyncio.create_task(self._beat(server))
+        reconciler = Reconciler(
+            self._open_stores, self._runner(loop), swapped=self._swapped, open_served=self._opener(loop)
+        )
+        follower = make_follower(self._settings, reconciler, recall=self._slot.restarts > 0)
+        beats = asyncio.create_task(self._beat(server, follower))
         follower.start()
         await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)
         problem = find_problem(self._settings, self._open_stores, reconciler, follower)
         if problem and not self._slot.restarts:
             self._link.report(failed=problem)
             return REFUSED
+        await self._catch_up(follower)
         gc.collect()
         gc.freeze()  # the collector skips long-lived objects
         server.share(sockets, self._inherited.figures, self._number)
@@ -85,14 +92,24 @@ class LookupWorker:
         follower.stop(timeout=0.5)
         return 0
 
+    async def _catch_up(self, follower: Follower) -> None:
+        """Wait until this process knows the releases, if its predecessor did: clients are better off elsewhere."""
+        while self._slot.catalogue_read and not (follower.informed or self._stop.is_set()):
+            await asyncio.sleep(BEAT)
+
     def _watch(self, loop: asyncio.AbstractEventLoop, server: FrameServer) -> None:
         """Handle signals and the end of the supervisor."""
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, reload_permissions, self._inherited, server.change_permissions)
+        loop.add_signal_handler(signal.SIGHUP, reload, self._inherited, partial(self._follow_files, server))
         self._link.watch(
             lambda: loop.call_soon_threadsafe(self._stop.set),
             self._settings.limits.drain_seconds + ORPHAN_PATIENCE,
         )
+
+    def _follow_files(self, server: FrameServer) -> None:
+        """Apply changed tokens, and a changed certificate to new connections."""
+        server.change_permissions(self._inherited.permissions)
+        server.tls = self._inherited.tls
 
     def _runner(self, loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
         """Return a function that applies changes to the open stores in the loop and updates the counters."""
@@ -106,6 +123,21 @@ class LookupWorker:
 
         return run
 
+    def _opener(self, loop: asyncio.AbstractEventLoop) -> Callable[[Target], ServedStore]:
+        """Return a function that opens a store in the following thread, and counts failures in the loop."""
+
+        def count(name: str) -> None:
+            self._slot.release(name).unopened()
+
+        def open_counted(target: Target) -> ServedStore:
+            try:
+                return open_served(target)
+            except Exception:
+                loop.call_soon_threadsafe(count, target.name)
+                raise
+
+        return open_counted
+
     def _swapped(self, name: str) -> None:
         self._slot.release(name).swapped()
 
@@ -117,21 +149,28 @@ class LookupWorker:
             for served in stores
         )
 
-    async def _beat(self, server: FrameServer) -> None:
-        """Record heartbeats, and release connections beyond this worker's share."""
+    async def _beat(self, server: FrameServer, follower: Follower) -> None:
+        """Record heartbeats and the state of the catalogue, and release connections beyond this worker's share."""
         while True:
             self._slot.heartbeat()
+            self._slot.follow(follower.read_at, away=follower.problem is not None)
             if self._slot.state == WorkerState.READY:
                 server.share_out(self._inherited.figures.connections())
             await asyncio.sleep(BEAT)
 
 
-def make_follower(settings: LookupSettings, on_targets: OnTargets) -> Follower:
-    """Return a follower of the stores and releases in the settings; it uses the catalogue only if needed."""
+def make_follower(settings: LookupSettings, on_targets: OnTargets, *, recall: bool) -> Follower:
+    """Return a follower of the stores and releases in the settings; it uses the catalogue only if needed.
+
+    Args:
+        settings: settings of this run.
+        on_targets: called with all targets.
+        recall: whether to begin with the releases that this service kept, see `Follower`.
+    """
     catalogue = None
     if settings.uses_catalogue:
-        catalogue = Catalogue(settings.releases, settings.backend)
-    return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds)
+        catalogue = Catalogue(settings.releases, settings.backend, KeptReleases.beside(settings.socket))
+    return Follower(settings.stores, catalogue, on_targets, poll_seconds=settings.poll_seconds, recall=recall)
 
 
 def find_problem(
@@ -147,7 +186,7 @@ def find_problem(
     for name, reason in sorted(reconciler.failures.items()):
         if name in named or not open_stores.names():
             return f"{name!r} cannot be served: {reason}"
-    if follower.problem:
+    if follower.problem and not follower.complete:
         return f"the catalogue cannot be read: {follower.problem} (--store serves directories without one)"
     if follower.missing:
         missing = ", ".join(map(repr, follower.missing))
@@ -160,13 +199,11 @@ def find_problem(
     return None
 
 
-def reload_permissions(inherited: Inheritance, change: Callable[[Permissions], None]) -> None:
-    """Reread the token file and apply it if it is valid."""
+def reload(inherited: Inheritance, changed: Callable[[], None]) -> None:
+    """Reread tokens and certificate, and call `changed` if they are valid."""
     try:
-        inherited.reload_permissions()
+        inherited.reload()
     except DraftstoreError as error:
-        LOG.warning(
-            "the file of tokens cannot be used, the earlier tokens stay valid", extra={"error": str(error)}
-        )
+        LOG.warning("a file cannot be used, the earlier one stays valid", extra={"error": str(error)})
     else:
-        change(inherited.permissions)
+        changed()

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from draftstore.remote import wire
 from services.common.guards import ProblemError, bearer_token
 from services.common.permissions import Grant, Permissions
+from services.lookup.limits import SHARED_BUDGET
 from services.lookup.web import openapi, page
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.guards import LookupGuard, problem_response
@@ -44,6 +45,7 @@ class LookupSite:
         live: live figures.
         metrics: returns the metrics text for Prometheus.
         ready: returns whether drafts are served.
+        max_budget: nodes of a draft, for senders whose token names no other limit.
     """
 
     upstream: Upstream
@@ -52,6 +54,7 @@ class LookupSite:
     live: Live
     metrics: Callable[[], bytes]
     ready: Callable[[], ReadyReply]
+    max_budget: int = SHARED_BUDGET
 
 
 def make_app(site: LookupSite, hosts: Collection[str] | None = None) -> Starlette:
@@ -85,7 +88,7 @@ class _LookupApi:
 
     def __init__(self, site: LookupSite) -> None:
         self._site = site
-        self._document = openapi.document()
+        self._document = openapi.document(site.max_budget)
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -120,7 +123,7 @@ class _LookupApi:
     async def draft(self, request: Request) -> Response:
         """POST /v1/draft."""
         grant = self._grant(request)
-        return _reply(await self._site.desk.answer(request, grant.allows))
+        return _reply(await self._site.desk.answer(request, grant))
 
     async def releases(self, request: Request) -> Response:
         """GET /v1/releases."""
@@ -169,7 +172,7 @@ class _LookupApi:
                 served = await self._served(grant)
             except (RefusedError, ServiceAwayError) as error:
                 notice = str(error)
-        html = page.render(served, wants_token=grant is None, notice=notice)
+        html = page.render(served, wants_token=grant is None, notice=notice, max_budget=self._site.max_budget)
         return Response(html, headers=NO_STORE, media_type="text/html")
 
     async def static(self, request: Request) -> Response:

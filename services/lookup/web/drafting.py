@@ -16,8 +16,17 @@ from draftstore.remote import wire
 from draftstore.stores.dresd import store as dresd
 from draftstore.text.tokenizer import TextTokenizer
 from services.common.guards import ProblemError, read_body
+from services.common.permissions import Grant
+from services.lookup.limits import SHARED_BUDGET
 from services.lookup.web.lexicon import Lexicon
-from services.lookup.web.messages import MAX_BODY, DraftReply, Question, TextQuestion, TokensQuestion
+from services.lookup.web.messages import (
+    MAX_BODY,
+    MAX_NODES,
+    DraftReply,
+    Question,
+    TextQuestion,
+    TokensQuestion,
+)
 from services.lookup.web.texts import encode_text, pack_contexts, show_draft
 from services.lookup.web.upstream import Drafted, Upstream
 
@@ -38,17 +47,25 @@ _QUESTION: TypeAdapter[TextQuestion | TokensQuestion] = TypeAdapter(Question)
 class DraftDesk:
     """Answers a limited number of draft questions at a time; tokenizes in its own threads."""
 
-    def __init__(self, upstream: Upstream, lexicon: Lexicon, most_at_once: int = MOST_AT_ONCE) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        lexicon: Lexicon,
+        most_at_once: int = MOST_AT_ONCE,
+        max_budget: int = SHARED_BUDGET,
+    ) -> None:
         """Answer with drafts from the workers.
 
         Args:
             upstream: connection to the workers.
             lexicon: tokenizers of the served stores.
             most_at_once: concurrent questions; more get status 429.
+            max_budget: nodes of a draft; a token may name another limit.
         """
         self._upstream = upstream
         self._lexicon = lexicon
         self._most = most_at_once
+        self._max_budget = max_budget
         self._busy = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
 
@@ -56,12 +73,12 @@ class DraftDesk:
         """Shut the threads down."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, request: Request, allows: Callable[[str], bool]) -> DraftReply:
+    async def answer(self, request: Request, grant: Grant) -> DraftReply:
         """Answer one request.
 
         Args:
             request: request whose body is a question.
-            allows: tells whether the sender may use a release.
+            grant: what the sender may ask for.
 
         Raises:
             ProblemError: the question is invalid or not allowed, there are too many at once, or its release needs
@@ -75,7 +92,8 @@ class DraftDesk:
         self._busy += 1
         try:
             question = parse_question(await read_body(request, MAX_BODY, ADVICE))
-            if not allows(question.release):
+            question = sized(question, grant.max_budget or self._max_budget)
+            if not grant.allows(question.release):
                 raise ProblemError(403, f"this token is not for the release {question.release!r}")
             if self._lexicon.kind_of(question.release) == dresd.KIND:
                 raise ProblemError(409, DENSE.format(release=question.release))
@@ -122,6 +140,30 @@ class DraftDesk:
 
     async def _in_thread(self, call: Callable[[], Spelled]) -> Spelled:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def sized(question: TextQuestion | TokensQuestion, most: int) -> TextQuestion | TokensQuestion:
+    """Return a question whose answer is not too long; without a budget of its own it gets one.
+
+    Args:
+        question: the question.
+        most: maximum nodes of a draft.
+
+    Raises:
+        ProblemError: 422 if a draft, or all together, may have too many nodes.
+    """
+    if "budget" not in question.model_fields_set:
+        question = question.model_copy(update={"budget": min(question.budget, most)})
+    contexts = len(question.contexts) if isinstance(question, TokensQuestion) else 1
+    if question.budget > most:
+        raise ProblemError(422, f"budget: {question.budget:,} nodes, expected at most {most:,}")
+    if contexts * question.budget > MAX_NODES:
+        raise ProblemError(
+            422,
+            f"{contexts} contexts with a budget of {question.budget:,} nodes: expected at most {MAX_NODES:,} nodes "
+            "for all together; send fewer contexts at once, or ask with frames",
+        )
+    return question
 
 
 def parse_question(body: bytes) -> TextQuestion | TokensQuestion:

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from draftstore import __version__
+from services.lookup.limits import SHARED_BUDGET
 from services.lookup.web import messages as m
 
 OPENAPI = "3.1.0"
@@ -65,8 +66,8 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
+def document(max_budget: int = SHARED_BUDGET) -> dict[str, Any]:
+    """Return the OpenAPI document of a service with this limit on the nodes of a draft."""
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -83,7 +84,7 @@ def document() -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": _schemas(max_budget),
             "securitySchemes": {
                 "token": {
                     "type": "http",
@@ -95,7 +96,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _schemas() -> dict[str, Any]:
+def _schemas(max_budget: int) -> dict[str, Any]:
     """Return the JSON schemas of all messages."""
     questions = [m.TextQuestion, m.TokensQuestion]
     replies = [m.ProblemReply]
@@ -105,6 +106,9 @@ def _schemas() -> dict[str, Any]:
         (model, "serialization") for model in dict.fromkeys(replies)
     ]
     _, schemas = models_json_schema(modes, ref_template=_REF, schema_generator=GenerateJsonSchema)  # type: ignore[arg-type]
+    for model in questions:
+        budget = schemas["$defs"][model.__name__]["properties"]["budget"]
+        budget |= {"maximum": max_budget, "default": min(budget["default"], max_budget)}
     return dict(sorted(schemas["$defs"].items()))
 
 

@@ -3,13 +3,10 @@
 from collections.abc import Collection
 
 from services.lookup.figures.counting import SharedCounters
-from services.lookup.figures.totals import ReleaseTotals, WorkerFigures, WorkerState, add_up
+from services.lookup.figures.totals import ReleaseTotals, WorkerFigures, add_up
 from services.lookup.figures.words import SECONDS_BUCKETS
 from services.lookup.web.live import Reading, Totals
 from services.lookup.web.messages import ReadyReply
-
-SILENT = 10.0
-"""Seconds without a heartbeat after which a worker counts as hanging."""
 
 
 def read_figures(figures: SharedCounters) -> Reading:
@@ -19,7 +16,7 @@ def read_figures(figures: SharedCounters) -> Reading:
         totals={name: _totals(totals, workers) for name, totals in add_up(workers).items()},
         bounds=SECONDS_BUCKETS,
         workers=len(workers),
-        workers_ready=sum(map(_answers, workers)),
+        workers_ready=sum(worker.answers for worker in workers),
         restarts=sum(worker.restarts for worker in workers),
         connections=sum(worker.connections for worker in workers),
         in_flight=sum(worker.in_flight for worker in workers),
@@ -28,7 +25,7 @@ def read_figures(figures: SharedCounters) -> Reading:
 
 
 def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> ReadyReply:
-    """Tell whether drafts are served: at least one worker serves at least one release.
+    """Tell whether drafts are served: at least one worker serves at least one release, and will go on to.
 
     A release that cannot be opened is reported, but does not make the service unready.
 
@@ -36,19 +33,27 @@ def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> Rea
         figures: counters of the workers.
         wanted: names that should be served.
     """
-    workers = [worker for worker in figures.snapshot() if _answers(worker)]
-    ready = {name: totals.ready for name, totals in add_up(workers).items() if name}
-    served = sorted(name for name, count in ready.items() if count == len(workers))
-    problems = [f"the release {name!r} is not open" for name in sorted(set(wanted) - set(served))]
+    workers = [worker for worker in figures.snapshot() if worker.answers]
+    ready = {name: totals.ready for name, totals in add_up(workers).items() if name and totals.ready}
+    problems = [_problem(name, ready.get(name, 0), len(workers)) for name in sorted({*wanted, *ready})]
     if not workers:
         problems.insert(0, "no worker process is ready")
-    elif not served and not problems:
-        problems.insert(0, "nothing is served yet: publish a release, or start the service with --store")
-    return ReadyReply(status="ready" if served else "not ready", releases=served, problems=problems)
+    elif not problems:
+        problems.append("nothing is served yet: publish a release, or start the service with --store")
+    if figures.stopping:
+        problems.insert(0, "the service is about to stop")
+    return ReadyReply(
+        status="ready" if ready and not figures.stopping else "not ready",
+        releases=sorted(name for name, count in ready.items() if count == len(workers)),
+        problems=[problem for problem in problems if problem],
+    )
 
 
-def _answers(worker: WorkerFigures) -> bool:
-    return worker.state == WorkerState.READY and worker.silence < SILENT
+def _problem(name: str, ready: int, workers: int) -> str:
+    """Return what is wrong with a release; empty if every worker has it open."""
+    if not ready:
+        return f"the release {name!r} is not open"
+    return "" if ready == workers else f"the release {name!r} is open in {ready} of {workers} workers"
 
 
 def _totals(totals: ReleaseTotals, workers: Collection[WorkerFigures]) -> Totals:

@@ -124,7 +124,7 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
     path.write_text(module.__doc__.partition("\n\n")[2].rpartition("\n\n")[0])
     [grant] = read_grants(path)
-    assert grant == Grant("engine-1", frozenset(["chat-vicuna", "code"]), hash_token("test"))
+    assert grant == Grant("engine-1", frozenset(["chat-vicuna", "code"]), hash_token("test"), 1024)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,15 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
         ("token = 3\n", "expected only tables"),
         ("token = [3]\n", "an int"),
         ("[token]\nname='a'\n", "expected only tables"),
-        ('[[token]]\nname = "a"\n', "expected name, sha256 and releases"),
-        (entry() + "extra = 1\n", "expected name, sha256 and releases"),
+        ('[[token]]\nname = "a"\n', "expected name, sha256, releases and perhaps max_budget"),
+        (entry() + "extra = 1\n", "expected name, sha256, releases and perhaps max_budget"),
         (entry(name=""), "the name ''"),
         (entry(sha256="secret"), "no SHA-256"),
         (entry(sha256="A" * 64), "no SHA-256"),
+        *(
+            (entry() + f"max_budget = {wrong}\n", "from 1 to 4,096")
+            for wrong in ("0", "4097", "true", "1.5", "'9'")
+        ),
         (entry(releases='"x"'), "expected a list"),
         (entry(releases="[1]"), "expected a list"),
         (entry() + entry(sha256="1" * 64), "same name"),
@@ -188,8 +192,8 @@ def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
     assert "engine-1" in listed.output
     assert grant.digest not in listed.output
     assert json.loads(invoke("list", "--file", path, "--json").output) == [
-        {"name": "engine-1", "releases": ["chat", "code"]},
-        {"name": "page", "releases": ["*"]},
+        {"name": "engine-1", "releases": ["chat", "code"], "max_budget": None},
+        {"name": "page", "releases": ["*"], "max_budget": None},
     ]
     assert invoke("remove", "engine-1", "--file", path).exit_code == 0
     assert Permissions.load(path).identify(one) is None
@@ -199,6 +203,13 @@ def test_the_command_makes_lists_and_removes_tokens(tmp_path: Path) -> None:
         "removed": True,
     }
     assert "nobody may ask" in invoke("list", "--file", path).output
+
+
+def test_a_token_may_have_a_limit_of_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    assert invoke("new", "a", "--release", "x", "--max-budget", "1024", "--file", path).exit_code == 0
+    assert [grant.max_budget for grant in read_grants(path)] == [1024]
+    assert "1,024" in invoke("list", "--file", path).output
 
 
 def test_only_the_token_goes_to_standard_output(tmp_path: Path) -> None:

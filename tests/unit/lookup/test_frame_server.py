@@ -1,3 +1,4 @@
+import json
 import logging
 import socket
 import threading
@@ -12,6 +13,7 @@ from draftstore.drafting.drafter import StoreDrafter
 from draftstore.remote import wire
 from draftstore.remote.wire import Status
 from draftstore.stores.registry import open_store
+from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.frames import connection, turns
 from services.lookup.limits import Limits
@@ -27,7 +29,7 @@ def stores(small_store: Path, small_crest: Path, wide_store: Path, wide_crest: P
 
 @pytest.fixture(scope="module")
 def lookups(stores: dict[str, Path]) -> Iterator[Lookups]:
-    with serving(stores) as running:
+    with serving(stores, limits=Limits(shared_budget=MAX_BUDGET)) as running:
         yield running
 
 
@@ -351,9 +353,37 @@ def test_releases_are_listed(lookups: Lookups, caller: Caller) -> None:
     assert "/" not in frame.payload.decode()
 
 
-def test_hello_tells_the_limits(caller: Caller) -> None:
-    import json
+def test_long_drafts_are_for_the_unix_socket_and_for_tokens_that_allow_them(small_crest: Path) -> None:
+    contexts = np.zeros((1, 4), np.int32)
+    with (
+        serving({"crest": small_crest}) as running,
+        running.caller() as local,
+        running.caller(tcp=True) as other,
+    ):
+        assert len(local.draft("crest", contexts, 4096).drafts) == 1
+        assert len(other.draft("crest", contexts, 256).drafts) == 1
+        refused = failure(other.draft_frame("crest", contexts, 257))
+        assert (refused.status, "budget of 256" in refused.message) == (Status.TOO_LARGE, True)
+        assert [budget_of(caller.hello()) for caller in (local, other)] == [4096, 256]
+    grants = [
+        Grant(name, frozenset(["*"]), hash_token(name), most)
+        for name, most in (("plain", None), ("more", 1024), ("less", 16))
+    ]
+    with serving({"crest": small_crest}, permissions=Permissions(grants)) as running:
+        for token, most in (("plain", 256), ("more", 1024), ("less", 16)):
+            with running.caller(tcp=True) as caller:
+                assert budget_of(caller.hello(token)) == most
+                assert len(caller.draft("crest", contexts, most).drafts) == 1
+                assert failure(caller.draft_frame("crest", contexts, most + 1)).status == Status.TOO_LARGE
+                running.call(running.server.change_permissions, Permissions(grants))
+                assert failure(caller.draft_frame("crest", contexts, most + 1)).status == Status.TOO_LARGE
 
+
+def budget_of(hello: wire.Frame) -> int:
+    return int(json.loads(hello.payload)["limits"]["budget"])
+
+
+def test_hello_tells_the_limits(caller: Caller) -> None:
     frame = caller.hello("whatever")
     document = json.loads(frame.payload)
     assert document == {

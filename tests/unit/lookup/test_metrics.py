@@ -1,13 +1,15 @@
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 
 from draftstore.remote.wire import Status, frame
+from services.lookup.figures import words
 from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.metrics import metrics_text, resident_bytes
 from services.lookup.figures.totals import Labels, WorkerState
-from tests.fakes.lookups import contexts_of, failure
+from tests.fakes.lookups import contexts_of, failure, until
 from tests.fakes.served import Samples, read_samples, served
 
 STATUSES = ("not_found", "bad_request")
@@ -48,6 +50,43 @@ def test_figures_become_metrics() -> None:
     assert sample(found, "worker_up", worker="0") == 1
     assert [sample(found, "worker_restarts_total", worker=worker) for worker in "01"] == [0, 1]
     assert sample(found, "resident_memory_bytes", process="worker-0", kind="anonymous") > 1 << 20
+
+
+def test_how_far_the_catalogue_is_followed() -> None:
+    figures = SharedCounters(3)
+    now = time.time()
+    for number, read_at, away in ((0, now, False), (1, now - 600, True), (2, None, False)):
+        figures.slot(number).begin()
+        figures.slot(number).follow(read_at, away=away)
+    found = read_samples(metrics_text(figures))
+    assert sample(found, "catalogue_age_seconds", worker="0") < 300
+    assert 600 <= sample(found, "catalogue_age_seconds", worker="1") < 900
+    assert [sample(found, "catalogue_up", worker=worker) for worker in "01"] == [1, 0]
+    assert ("draftstore_catalogue_up", (("worker", "2"),)) not in found  # directories alone
+    slot = figures.slot(0)
+    slot.follow(None, away=True)
+    slot.end()
+    assert slot.catalogue_read  # what follows a dead worker knows that it knew
+
+
+def test_a_worker_without_a_sign_of_life_serves_nothing() -> None:
+    figures = SharedCounters(1)
+    slot = figures.slot(0)
+    slot.begin()
+    slot.state = WorkerState.READY
+    slot.announce([("chat", Labels("rest", "b", "t"))])
+    assert sample(read_samples(metrics_text(figures)), "ready", release="chat") == 1
+    slot._words[words.HEARTBEAT] -= 11 * 10**9
+    found = read_samples(metrics_text(figures))
+    assert sample(found, "ready", release="chat") == sample(found, "worker_up", worker="0") == 0
+
+
+def test_stores_that_cannot_be_opened_are_counted(small_store: Path, tmp_path: Path) -> None:
+    stores = ("--store", f"small={small_store}", "--store", f"gone={tmp_path}")
+    with served(*stores, "--wait", "--poll-seconds", "0.1") as service:
+        until(lambda: service.metric("draftstore_open_failures_total", release="gone") >= 2)
+        assert service.metric("draftstore_open_failures_total", release="small") == 0
+        assert service.metric("draftstore_ready", release="gone") == 0
 
 
 def test_histograms_add_up() -> None:

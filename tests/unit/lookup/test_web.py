@@ -17,13 +17,16 @@ from services.common import guards
 from services.common import http_server as webserver
 from services.common.addresses import ListenAddress
 from services.common.guards import is_own_host, own_names
-from services.lookup.figures.totals import WorkerState
+from services.common.permissions import EVERY, Grant, hash_token
+from services.lookup.figures.counting import SharedCounters
+from services.lookup.figures.totals import Labels, WorkerState
 from services.lookup.stores.targets import Target, with_digest
 from services.lookup.web import lexicon as lexicon_module
 from services.lookup.web.app import make_app
 from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live, Reading, Totals, percentile
 from services.lookup.web.messages import MAX_BODY
+from services.lookup.web.readings import read_readiness
 from services.lookup.web.texts import LAST, pack_contexts, show_draft
 from tests.fakes.dense_stores import MODEL
 from tests.fakes.lookups import until
@@ -154,7 +157,41 @@ def test_whole_numbers_with_a_point(client: TestClient) -> None:
 def test_no_draft_and_a_budget_of_nothing(client: TestClient) -> None:
     assert ask(client, release="chat", text="").json()["drafts"][0]["nodes"] == []
     assert ask(client, release="chat", text=CONTEXT, budget=0).json()["drafts"][0]["nodes"] == []
-    assert ask(client, release="code", text=CONTEXT, min_prob=1.0, budget=4096).status_code == 200
+    assert ask(client, release="code", text=CONTEXT, min_prob=1.0, budget=256).status_code == 200
+
+
+def test_long_answers_are_refused(site: Running) -> None:
+    """As JSON, 64 drafts of 4,096 nodes were 19 MB, which took the process 3.7 seconds."""
+    contexts = [[5, 6]] * 64
+    with TestClient(site.app()) as client:
+        assert ask(client, release="code", contexts=contexts, budget=256).status_code == 200
+        for question in ({"contexts": contexts}, {"text": CONTEXT}):
+            message = refusal(ask(client, release="code", **question, budget=257), 422)
+            assert message == "budget: 257 nodes, expected at most 256"
+    with TestClient(site.app(max_budget=4096)) as client:
+        assert ask(client, release="code", contexts=contexts[:4], budget=4096).status_code == 200
+        message = refusal(ask(client, release="code", contexts=contexts[:5], budget=4096), 422)
+        assert "5 contexts with a budget of 4,096 nodes: expected at most 16,384 nodes" in message
+        assert (
+            client.get("/openapi.json").json()["components"]["schemas"]["TextQuestion"]["properties"][
+                "budget"
+            ]["maximum"]
+            == 4096
+        )
+    with TestClient(site.app(max_budget=16)) as client:
+        [draft] = ask(client, release="code", text=CONTEXT).json()["drafts"]
+        assert 0 < len(draft["nodes"]) <= 16
+
+
+def test_a_token_may_allow_longer_drafts(small_store: Path) -> None:
+    more = Grant("more", frozenset([EVERY]), hash_token("more"), 1024)
+    with (
+        running_site({"code": small_store}, more, grant("plain", "plain", EVERY)) as running,
+        TestClient(running.app()) as client,
+    ):
+        for token, status in (("more", 200), ("plain", 422)):
+            bearer = {"Authorization": f"Bearer {token}"}
+            assert ask(client, bearer, release="code", text=CONTEXT, budget=1024).status_code == status
 
 
 # --- questions that are refused --------------------------------------------------------------------------------
@@ -331,6 +368,20 @@ def test_a_release_that_is_not_open_is_told_of(site: Running, client: TestClient
         assert response.json()["problems"] == ["the release 'lost' is not open"]
     finally:
         site.lexicon._followed = before
+
+
+def test_a_worker_with_nothing_open_leaves_the_service_ready() -> None:
+    figures = SharedCounters(2)
+    for number in range(2):
+        slot = figures.slot(number)
+        slot.begin()
+        slot.state = WorkerState.READY
+    figures.slot(0).announce([("chat", Labels("rest", "b", "t"))])
+    reply = read_readiness(figures, ["chat"])
+    assert (reply.status, reply.releases) == ("ready", [])
+    assert reply.problems == ["the release 'chat' is open in 1 of 2 workers"]
+    figures.slot(1).state = WorkerState.STARTING
+    assert read_readiness(figures, ["chat"]).releases == ["chat"]
 
 
 def test_figures_count_queries(client: TestClient) -> None:

@@ -22,6 +22,7 @@ SECONDS = 60.0
         (Path("/run/a:1"), Address(path="/run/a:1"), "unix:/run/a:1"),
         ("tcp://10.0.0.7:7000", Address(host="10.0.0.7", port=7000), "tcp://10.0.0.7:7000"),
         ("tcp://draft-host/", Address(host="draft-host", port=7781), "tcp://draft-host:7781"),
+        ("tls://draft-host", Address(host="draft-host", port=7781, tls=True), "tls://draft-host:7781"),
         ("localhost:1", Address(host="localhost", port=1), "tcp://localhost:1"),
         ("[::1]:65535", Address(host="::1", port=65535), "tcp://[::1]:65535"),
         ("tcp://[fe80::1%eth0]", Address(host="fe80::1%eth0", port=7781), "tcp://[fe80::1%eth0]:7781"),
@@ -43,7 +44,8 @@ def test_addresses_are_read_and_shown(text: str | Path, address: Address, shown:
     ],
 )  # fmt: skip
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(DraftstoreError, match=r"expected unix:/path, /path, tcp://host:port or host:port"):
+    expected = "expected unix:/path, /path, tcp://host:port, tls://host:port or host:port"
+    with pytest.raises(DraftstoreError, match=expected):
         Address.parse(text)
 
 

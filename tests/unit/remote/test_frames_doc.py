@@ -118,7 +118,8 @@ def test_flags() -> None:
 def test_limits_and_times() -> None:
     limits = Limits()
     example = re.findall(r"^```json\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)[0]
-    assert json.loads(example) == {"version": wire.VERSION, "limits": limits.public()}
+    assert json.loads(example) == {"version": wire.VERSION, "limits": limits.public(limits.budget)}
+    assert f"`budget` is {limits.shared_budget} over TCP" in LINES
     assert f"`HELLO` within {limits.hello_seconds:g} s" in LINES
     assert f"than {limits.greeting:,} bytes where tokens" in LINES
     assert f"cut off after {limits.stall_seconds:g} s" in LINES
@@ -210,7 +211,7 @@ def stores(small_store: Path, small_crest: Path, wide_store: Path, small_dense: 
 
 @pytest.fixture(scope="module")
 def lookups(stores: dict[str, Path]) -> Iterator[Lookups]:
-    with serving(stores) as running:
+    with serving(stores, limits=Limits(shared_budget=600)) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from draftstore import __version__
+from services.lookup.limits import SHARED_BUDGET
 from services.lookup.web.messages import ReleaseEntry
 
 _FOLDER = Path(__file__).parent
@@ -42,12 +43,17 @@ _TEMPLATE = Environment(
 ).get_template("index.html")
 
 
-def render(releases: Sequence[ReleaseEntry], wants_token: bool, notice: str = "") -> str:
+def render(
+    releases: Sequence[ReleaseEntry], wants_token: bool, notice: str = "", max_budget: int = SHARED_BUDGET
+) -> str:
     """Return the page.
 
     Args:
         releases: releases visible without a token.
         wants_token: whether a token is needed to see any.
         notice: a problem, in one sentence; empty if there is none.
+        max_budget: nodes of a draft.
     """
-    return _TEMPLATE.render(releases=releases, wants_token=wants_token, notice=notice, version=__version__)
+    return _TEMPLATE.render(
+        releases=releases, wants_token=wants_token, notice=notice, max_budget=max_budget, version=__version__
+    )

@@ -84,7 +84,7 @@ async function ask() {
   mark("");
   if (!at("release").value) return;
   if (!text) { clear("Type a text to see what would be drafted after it."); return; }
-  if (!at("ask").checkValidity()) { clear("Most nodes: 0 to 512. Least probability: 0 to 1.", true); return; }
+  if (!at("ask").checkValidity()) { clear(`Most nodes: 0 to ${at("budget").max}. Least probability: 0 to 1.`, true); return; }
   at("tree").classList.add("stale");
   const mine = (under = new AbortController());
   const question = {

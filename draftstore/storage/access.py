@@ -1,0 +1,35 @@
+"""Who may read a store: nobody who may not read what it was built from."""
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+_READABLE = ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO))
+
+
+def withheld(sources: Iterable[Path]) -> int:
+    """Return the permissions of group and others that some source denies, as bits of a mode.
+
+    A file that only its group may read denies the group, too, unless that is the group of what this process writes.
+
+    Raises:
+        OSError: a source is not there.
+    """
+    bits = 0
+    for path in sources:
+        found = path.stat()
+        for readable, whole in _READABLE:
+            if not found.st_mode & readable:
+                bits |= whole
+        if bits & stat.S_IRWXO and found.st_gid != os.getegid():
+            bits |= stat.S_IRWXG
+    return bits
+
+
+def withhold(directory: Path, bits: int) -> None:
+    """Take permissions away from a directory and everything in it."""
+    for path in [directory, *directory.rglob("*")]:
+        mode = path.stat().st_mode
+        if mode & bits:
+            path.chmod(stat.S_IMODE(mode) & ~bits)

@@ -1,0 +1,199 @@
+"""Encrypted frames: the same drafts, and nothing for those who do not trust the certificate."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.remote.addresses import Address
+from draftstore.remote.async_client import AsyncRemoteStore
+from draftstore.remote.client import RemoteStore
+from draftstore.remote.tls import client_context
+from draftstore.stores.registry import open_store
+from draftstore.trees.batch import Draft
+from services.common.permissions import Grant, Permissions, hash_token
+from services.lookup.limits import Limits
+from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
+from tests.fakes.lookups import SECONDS, Lookups, contexts_of, new_loop, serving
+
+pytestmark = needs_openssl
+BATCH = 300
+"""Contexts of a request of 150 kB, with an answer of more than one record."""
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def lookups(small_store: Path, certificate: Certificate) -> Iterator[Lookups]:
+    with serving({"chat": small_store}, tls=certificate.context()) as running:
+        yield running
+
+
+def address_of(lookups: Lookups, scheme: str = "tcp") -> str:
+    return f"{scheme}://localhost:{lookups.place.tcp[1]}"
+
+
+def as_bytes(drafts: list[Draft]) -> list[tuple[bytes, int, int]]:
+    return [(draft.tree.to_bytes(), draft.match_length, draft.match_count) for draft in drafts]
+
+
+def expected_of(path: Path, contexts: Any) -> list[tuple[bytes, int, int]]:
+    store = open_store(path)
+    try:
+        return as_bytes(store.drafter().draft(contexts))
+    finally:
+        store.close()
+
+
+def test_threads_get_the_drafts_of_the_store(
+    lookups: Lookups, certificate: Certificate, small_store: Path
+) -> None:
+    with RemoteStore(address_of(lookups), "chat", tls=certificate.file, deadline=SECONDS) as store:
+        assert store.check()["name"] == "chat"
+
+        def ask(seed: int) -> bool:
+            wide = contexts_of(small_store, BATCH if seed % 4 == 0 else 3, 128, seed)
+            return as_bytes(store.drafter().draft(wide)) == expected_of(small_store, wide)
+
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(ask, range(24)))
+        assert store.counters["answered"] == 24
+        assert store.counters["opened"] == 0
+
+
+@pytest.mark.parametrize("kind", ["uvloop", "asyncio"])
+def test_tasks_get_the_drafts_of_the_store(
+    lookups: Lookups, certificate: Certificate, small_store: Path, kind: str
+) -> None:
+    contexts = contexts_of(small_store, BATCH, 128)
+    context = ssl.create_default_context(cafile=certificate.file)
+
+    async def ask() -> None:
+        async with AsyncRemoteStore(address_of(lookups), "chat", tls=context, deadline=SECONDS) as store:
+            await store.check()
+            drafts = await asyncio.gather(*(store.drafter().draft(contexts) for _ in range(3)))
+            for found in drafts:
+                assert as_bytes(found) == expected_of(small_store, contexts)
+            assert store.counters["connections"] == 1
+
+    loop = new_loop(kind)
+    try:
+        loop.run_until_complete(ask())
+    finally:
+        loop.close()
+
+
+def test_a_short_deadline_costs_drafts_alone(
+    lookups: Lookups, certificate: Certificate, small_store: Path
+) -> None:
+    """A handshake goes on in the next call, as connecting does."""
+    contexts = contexts_of(small_store, 1)
+    with RemoteStore(address_of(lookups), "chat", tls=certificate.file, deadline=1e-6) as store:
+        for _ in range(20):
+            assert len(store.drafter().draft(contexts)) == 1
+        store.deadline = SECONDS
+        store._breaker.reset()
+        assert as_bytes(store.drafter().draft(contexts)) == expected_of(small_store, contexts)
+
+
+def test_the_scheme_alone_encrypts(
+    lookups: Lookups, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+    with RemoteStore(address_of(lookups, "tls"), "chat", deadline=SECONDS) as store:
+        assert str(store.address).startswith("tls://localhost:")
+        store.check()
+
+
+def test_an_unknown_certificate_is_not_trusted(lookups: Lookups, small_store: Path, tmp_path: Path) -> None:
+    for trusted in (True, make_certificate(tmp_path, "other").file):
+        check_refused(address_of(lookups), trusted, small_store)
+
+
+def test_the_certificate_of_another_host_is_not_trusted(small_store: Path, tmp_path: Path) -> None:
+    named = make_certificate(tmp_path, host="DNS:elsewhere.example")
+    with serving({"chat": small_store}, tls=named.context()) as running:
+        check_refused(address_of(running), named.file, small_store)
+
+
+def check_refused(address: str, trusted: Any, path: Path) -> None:
+    """Check that both clients get no drafts, and say why."""
+    with RemoteStore(address, "chat", tls=trusted, token="secret", deadline=SECONDS) as store:
+        with pytest.raises(LookupServiceError, match="certificate verify failed"):
+            store.check()
+        [draft] = store.drafter().draft(contexts_of(path, 1))
+        assert len(draft.tree) == 0
+
+    async def ask() -> None:
+        async with AsyncRemoteStore(address, "chat", tls=trusted, token="secret") as store:
+            with pytest.raises(LookupServiceError, match="certificate verify failed"):
+                await store.check()
+
+    asyncio.run(ask())
+
+
+def test_plain_and_encrypted_do_not_meet(
+    lookups: Lookups, certificate: Certificate, small_store: Path
+) -> None:
+    with RemoteStore(address_of(lookups), "chat") as plain, pytest.raises(LookupServiceError):
+        plain.check(seconds=SECONDS)
+    with serving({"chat": small_store}) as open_to_all:
+        encrypted = RemoteStore(address_of(open_to_all), "chat", tls=certificate.file)
+        with encrypted, pytest.raises(LookupServiceError):
+            encrypted.check(seconds=SECONDS)
+
+
+def test_refusals_arrive(small_store: Path, certificate: Certificate) -> None:
+    permissions = Permissions([Grant("a", frozenset(["chat"]), hash_token("right"))])
+    with serving({"chat": small_store}, permissions=permissions, tls=certificate.context()) as running:
+        for token in (None, "wrong"):
+            store = RemoteStore(address_of(running), "chat", tls=certificate.file, token=token)
+            with store, pytest.raises(LookupServiceError, match="token"):
+                store.check(seconds=SECONDS)
+        with RemoteStore(address_of(running), "chat", tls=certificate.file, token="right") as store:
+            store.check(seconds=SECONDS)
+
+
+def test_handshakes_that_never_end_are_cut_off(small_store: Path, certificate: Certificate) -> None:
+    limits = Limits(hello_seconds=0.5)
+    with serving({"chat": small_store}, limits=limits, tls=certificate.context()) as running:
+        silent = [socket.create_connection(running.place.tcp) for _ in range(150)]  # more than are waited for
+        for connection in silent:
+            connection.settimeout(SECONDS)
+            assert connection.recv(1) == b""
+            connection.close()
+        with RemoteStore(address_of(running), "chat", tls=certificate.file) as store:
+            store.check(seconds=SECONDS)
+
+
+def test_a_drain_closes_encrypted_connections(small_store: Path, certificate: Certificate) -> None:
+    contexts = np.zeros((1, 4), np.int32)
+    with (
+        serving({"chat": small_store}, tls=certificate.context()) as running,
+        RemoteStore(address_of(running), "chat", tls=certificate.file, deadline=SECONDS) as store,
+    ):
+        store.drafter().draft(contexts)
+        assert store.counters["answered"] == 1
+        running.start_drain(60.0).result(SECONDS)  # type: ignore[call-arg]
+        assert not running.server.connections
+
+
+def test_what_cannot_be_trusted(tmp_path: Path) -> None:
+    (tmp_path / "no.pem").write_text("nothing")
+    for wrong in ("no.pem", "none.pem"):
+        with pytest.raises(DraftstoreError, match=f"the certificates in .*{wrong} cannot be used"):
+            RemoteStore("localhost:1", "chat", tls=tmp_path / wrong)
+    with pytest.raises(DraftstoreError, match="nobody overhears"):
+        RemoteStore("/tmp/s", "chat", tls=True)
+    assert client_context(None, Address.parse("tcp://localhost")) is None
+    assert client_context(False, Address.parse("tls://localhost")) is None

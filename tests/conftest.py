@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import draftstore
 from draftstore.storage.streams import read_lines
@@ -30,6 +31,9 @@ TRAINING_TEXT = [
 def pytest_configure() -> None:
     """Begin without compiled kernels of older sources."""
     remove_stale_kernels(Path(draftstore.__file__).parent)
+    # Machines are busy, and kernels are compiled first.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 
 def pytest_xdist_auto_num_workers() -> int:

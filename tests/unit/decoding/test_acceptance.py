@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -31,15 +31,12 @@ from tests.reference import (
 from tests.unit.trees.test_tree import tree_of as tree_from
 from tests.unit.trees.test_tree import trees
 
-relaxed = settings(deadline=None)
-
 SMALL = tree_of([(1, 2, 3), (1, 4), (5,), (5, 1, 2)])
 
 
 # --- the walk ---
 
 
-@relaxed
 @given(data=st.data(), tree=trees(), last=st.integers(1, 8))
 def test_the_walk_is_that_of_the_oracle(data: st.DataObject, tree: DraftTree, last: int) -> None:
     """The model says mostly what the tree holds; it is asked once for each token, at the row of what it has said."""
@@ -74,7 +71,6 @@ def test_the_walk_is_that_of_the_oracle(data: st.DataObject, tree: DraftTree, la
     assert ended == [said[:size] for size in range(1, len(said) + 1)]
 
 
-@relaxed
 @given(data=st.data(), tree=trees())
 def test_greedy_takes_the_longest_part_that_agrees(data: st.DataObject, tree: DraftTree) -> None:
     known = sorted({*tree.tokens.tolist(), 3})
@@ -133,7 +129,6 @@ def test_broken_trees_are_refused(tree: DraftTree, message: str) -> None:
 # --- sampling: one draw a token ---
 
 
-@relaxed
 @given(tree=trees(12), seed=st.integers(0, 2**32), zeros=st.integers(0, 5))
 def test_what_is_sampled_does_not_depend_on_the_draft(tree: DraftTree, seed: int, zeros: int) -> None:
     """The draws of the walk are those of plain sampling, in the same order and of the same number."""

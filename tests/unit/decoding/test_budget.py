@@ -62,7 +62,6 @@ def settled(tree: DraftTree, came: Sequence[int]) -> Acceptance:
 CURVE_ROWS = st.lists(st.integers(2, 300), max_size=8, unique=True).map(lambda rows: (1, *sorted(rows)))
 
 
-@settings(deadline=None)
 @given(st.data(), CURVE_ROWS, st.booleans())
 def test_curves_ascend(data: st.DataObject, rows: tuple[int, ...], padded: bool) -> None:
     seconds = data.draw(st.lists(st.floats(1e-4, 1.0), min_size=len(rows), max_size=len(rows)))
@@ -75,7 +74,6 @@ def test_curves_ascend(data: st.DataObject, rows: tuple[int, ...], padded: bool)
     assert again.seconds == curve.seconds
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=7))
 def test_the_ascending_numbers_are_the_nearest(seconds: list[float]) -> None:
     """The nearest ascending numbers are greatest of least means (Barlow et al., 1972)."""
@@ -218,7 +216,6 @@ def parts_of(chances: Sequence[float]) -> NDArray[np.float64]:
     return np.array(parts).reshape(len(chances), LENGTH_BANDS)
 
 
-@settings(deadline=None)
 @given(
     trees(),
     st.sampled_from(sorted(CURVES)),
@@ -280,7 +277,6 @@ def test_parents_that_are_no_earlier_nodes_are_refused() -> None:
             planner.trim(tree)
 
 
-@settings(deadline=None)
 @given(trees(), st.integers(0, 30))
 def test_what_is_verified_is_a_prefix_within_the_budget(tree: DraftTree, budget: int) -> None:
     planner = CostPlanner(FLAT, budget)
@@ -312,7 +308,6 @@ def judged(tree: DraftTree, came: Sequence[int]) -> NDArray[np.float64]:
     return seen
 
 
-@settings(deadline=None)
 @given(trees(tokens=3), st.lists(st.integers(0, 3), max_size=6))
 def test_drafts_are_judged_as_far_as_the_text_comes_by(tree: DraftTree, came: list[int]) -> None:
     seen = np.zeros((2, BANDS, 2))
@@ -395,7 +390,7 @@ def text(size: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("name", CURVES)
 @given(size=st.integers(2, 150), seed=st.integers(0, 100), wrong=st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_text_takes_longer_than_the_account_allows(name: str, size: int, seed: int, wrong: bool) -> None:
     curve, output = CURVES[name], text(size, seed)
     drafter = AlwaysWrong(50, [[0, *output]], seed) if wrong else RandomTrees(50, seed)

@@ -39,8 +39,6 @@ from tests.reference import (
 )
 from tests.unit.trees.test_tree import tree_of as tree_from
 
-relaxed = settings(deadline=None)
-
 VOCAB = 8
 SCORES = table_model(VOCAB, seed=4)
 EOS = 5
@@ -179,7 +177,7 @@ DRAFTERS: dict[str, Callable[[list[int]], Adversary]] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
     count=st.integers(1, 30),

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -49,7 +49,6 @@ def padded(text: list[int], size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
-@settings(deadline=None)
 @given(prompt=ids, steps=st.lists(ids, max_size=5))
 def test_a_session_keeps_the_last_tokens_of_its_text(
     size: int, prompt: list[int], steps: list[list[int]]
@@ -142,7 +141,6 @@ def test_what_else_a_pass_brings_does_not_matter_to_a_static_store() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(deadline=None)
 @given(prompt=ids, rest=ids, cut=st.integers(0, 40))
 def test_how_a_text_arrives_does_not_matter(
     strategy: str, prompt: list[int], rest: list[int], cut: int
@@ -159,7 +157,6 @@ def test_how_a_text_arrives_does_not_matter(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(deadline=None)
 @given(
     texts=st.lists(ids, max_size=6),
     budget=st.integers(0, 64),

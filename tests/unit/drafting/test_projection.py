@@ -29,7 +29,7 @@ def fitted(states: NDArray[Any], dims: int) -> tuple[Projection, float]:
     return fit(moments, dims)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(count=st.integers(30, 300), size=st.integers(2, 24), seed=st.integers(0, 99))
 def test_it_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
     states = states_of(count, size, seed)

@@ -49,7 +49,6 @@ def random_tree(seed: int, most: int = 400) -> RankTree:
     return tree
 
 
-@settings(deadline=None)
 @given(st.integers(0, 500))
 def test_no_path_is_likelier_than_its_parent(seed: int) -> None:
     tree = random_tree(seed)
@@ -74,7 +73,7 @@ def test_rates_go_from_the_prior_to_what_was_counted() -> None:
     assert np.isclose(tree.probs()[place], 0.7)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 500), st.integers(1, 79), st.integers(81, 300))
 def test_other_sizes_keep_the_likeliest(seed: int, fewer: int, more: int) -> None:
     tree = random_tree(seed)

@@ -21,7 +21,7 @@ from tests.reference import Nodes, Rows, UnclearError, nodes_of, paths_of
 from tests.unit.trees.test_blend import blended
 
 VOCAB = 7
-relaxed = settings(deadline=None, max_examples=100)
+relaxed = settings(max_examples=100)
 candidates = st.lists(st.integers(-1, VOCAB + 1), max_size=8).map(lambda row: [*row, *[-1] * (8 - len(row))])
 
 

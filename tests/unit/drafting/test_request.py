@@ -53,7 +53,7 @@ def draft(
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE, LAST_ID + 1])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), RULES, st.sampled_from([12, 1, 2, 5, 40]), st.sampled_from([255, 100, 40]))
 def test_what_followed_before_is_drafted(
     vocab_size: int, data: st.DataObject, rule: RequestRule, budget: int, max_level: int
@@ -69,7 +69,7 @@ def test_what_followed_before_is_drafted(
     assert nodes_of(tree) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(texts(most=3), min_size=1, max_size=6))
 def test_a_text_that_grows_drafts_as_if_it_had_come_whole(parts: list[list[int]]) -> None:
     growing = RequestDrafter(NARROW).session([])

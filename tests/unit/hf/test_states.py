@@ -53,7 +53,7 @@ def test_states_are_what_the_head_is_given(architecture: str) -> None:
         np.testing.assert_allclose(found[index], caught(model, ids), rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=8),
     max_length=st.integers(1, 50),

@@ -164,7 +164,7 @@ def client_for(store: RestStore) -> ReleaseClient:
     return ReleaseClient("/here", "chat", tokenizer=IDENTITY, vocab_size=store.manifest.vocab_size)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(drawn=st.data())
 def test_whatever_the_bytes_only_good_drafts_come_through(drawn: st.DataObject, store: RestStore) -> None:
     client = _clients.setdefault(id(store), client_for(store))

@@ -22,7 +22,6 @@ from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_batch import batch_of
 from tests.unit.trees.test_tree import ANIMALS, WIDE, chain, trees
 
-relaxed = settings(deadline=None)
 MOST = 2**32 - 1
 
 ids = st.integers(0, 2**64 - 1)
@@ -196,7 +195,6 @@ def test_the_limit_of_a_stream_may_change_between_two_frames() -> None:
 # -- requests --------------------------------------------------------------------------------------------------
 
 
-@relaxed
 @given(ids, names, contexts(), st.integers(0, 0xFFFF), probs, names, tagged)
 def test_a_request_is_read_as_written(
     number: int,
@@ -239,7 +237,6 @@ def test_a_least_probability_is_one(prob: float) -> None:
         wire.decode_request(data[16:])
 
 
-@relaxed
 @given(requests())
 def test_a_request_that_is_cut_is_refused(whole: bytes) -> None:
     payload = whole[16:]
@@ -250,13 +247,11 @@ def test_a_request_that_is_cut_is_refused(whole: bytes) -> None:
         wire.decode_request(payload + b"\0")
 
 
-@relaxed
 @given(requests(), st.data())
 def test_a_request_that_is_changed_is_read_or_refused(whole: bytes, data: st.DataObject) -> None:
     refuse_alone(lambda: wire.decode_request(mutated(data, whole[16:])))
 
 
-@relaxed
 @given(st.integers(0, 3), st.integers(0, 3), st.binary(max_size=60), st.integers(0, 12), st.integers(0, 12))
 def test_any_sections_and_names_are_read_or_refused(
     batch: int, width: int, rest: bytes, named: int, how: int
@@ -357,7 +352,6 @@ def test_a_request_fits_into_a_frame() -> None:
 # -- answers ---------------------------------------------------------------------------------------------------
 
 
-@relaxed
 @given(ids, ids, ids, st.integers(0, 2**40), batches(), bytes_or_flags)
 def test_an_answer_is_read_as_written(
     number: int, build: int, tokenizer: int, micros: int, batch: DraftBatch, flags: int
@@ -373,7 +367,6 @@ def test_an_answer_is_read_as_written(
     ]
 
 
-@relaxed
 @given(batches(least=1), st.data())
 def test_an_answer_in_parts_is_the_same(batch: DraftBatch, data: st.DataObject) -> None:
     size = len(batch.sizes)
@@ -393,7 +386,6 @@ def test_big_numbers_stay_at_the_largest() -> None:
         assert [draft.match_count for draft in answer.drafts] == [MOST] * size
 
 
-@relaxed
 @given(batches())
 def test_an_answer_that_is_cut_is_refused(batch: DraftBatch) -> None:
     payload = answer_payload(batch)
@@ -404,13 +396,12 @@ def test_an_answer_that_is_cut_is_refused(batch: DraftBatch) -> None:
         wire.decode_answer(payload + b"\0")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(batches(least=1), st.data())
 def test_an_answer_that_is_changed_is_valid_or_refused(batch: DraftBatch, data: st.DataObject) -> None:
     refuse_alone(lambda: is_valid_answer(mutated(data, answer_payload(batch))))
 
 
-@relaxed
 @given(st.binary(max_size=90), st.integers(0, 4) | st.none())
 def test_any_bytes_are_a_valid_answer_or_refused(payload: bytes, batch: int | None) -> None:
     if batch is not None and len(payload) >= 18:

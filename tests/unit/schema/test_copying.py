@@ -59,7 +59,7 @@ def copied(connection: Connection, *frames: pl.DataFrame) -> list[tuple[Any, ...
         return connection.execute("SELECT * FROM copied").fetchall()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows(), rows())
 def test_every_type_comes_back(
     connection: Connection, first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]

@@ -140,7 +140,7 @@ def test_head_and_spectrum(
     assert seen[-1] == (len(expected), len(expected))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.dictionaries(st.tuples(*[st.integers(0, 300)] * 2), st.integers(1, 4), max_size=60), st.integers(0, 70)
 )

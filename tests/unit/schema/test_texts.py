@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import TokenRangeError
@@ -30,7 +30,6 @@ def render(tokenizer: TextTokenizer, ngrams: list[list[int]]) -> list[str]:
     return NgramTexts(tokenizer).render(tokens, offsets).to_list()
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists(st.text() | st.text("a\0\n\t\r\\'\"\x7f\x80\xa0\u200b\ufeff\U000e0001😀é "), max_size=5)
 )
@@ -40,7 +39,6 @@ def test_whole_texts_come_back(small_tokenizer: TextTokenizer, texts: list[str])
     assert render(small_tokenizer, ngrams) == [shown(text.encode()) for text in texts]
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_parts_of_characters_are_shown_as_bytes(small_tokenizer: TextTokenizer, data: st.DataObject) -> None:
     token = st.integers(0, small_tokenizer.vocab_size - 1)
@@ -49,7 +47,6 @@ def test_parts_of_characters_are_shown_as_bytes(small_tokenizer: TextTokenizer, 
     assert render(small_tokenizer, ngrams) == list(map(shown, pieces))
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=12) | st.lists(st.sampled_from(range(0x7F, 0x100)), max_size=9).map(bytes))
 def test_any_bytes_read_as_python_reads_them(small_tokenizer: TextTokenizer, data: bytes) -> None:
     single = {piece_bytes(small_tokenizer, token): token for token in range(small_tokenizer.vocab_size)}

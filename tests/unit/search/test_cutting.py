@@ -42,7 +42,7 @@ def assert_exact(index: SuffixIndex, documents: Documents, n: int, nodes: int, d
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.integers(1, 5), st.integers(1, 6) | st.just(64), st.integers(1, 10))
 def test_trees_are_the_heaviest_nodes_of_the_trie(
     vocab_size: int, data: st.DataObject, n: int, nodes: int, depth: int

@@ -109,7 +109,7 @@ def expected_match(documents: Documents, rule: Rule, context: list[int]) -> tupl
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data(), RULES, BUDGETS, st.integers(0, 255))
 def test_the_longest_match_is_drawn_as_a_trie(
     vocab_size: int, data: st.DataObject, rule: Rule, budget: int, max_level: int
@@ -121,7 +121,7 @@ def test_the_longest_match_is_drawn_as_a_trie(
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data(), RULES, BUDGETS, MIN_PROBS)
 def test_every_node_backs_off_to_shorter_matches(
     vocab_size: int, data: st.DataObject, rule: Rule, budget: int, min_prob: float
@@ -131,7 +131,7 @@ def test_every_node_backs_off_to_shorter_matches(
     assert_agrees(reference.backoff_tree, corpus, vocab_size, context, rule, budget, highest_level(min_prob))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data(), BUDGETS, MIN_PROBS)
 def test_the_rule_that_stores_use_by_default_backs_off_too(
     data: st.DataObject, budget: int, min_prob: float
@@ -148,7 +148,7 @@ def test_the_rule_that_stores_use_by_default_backs_off_too(
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data(), RULES)
 def test_backing_off_reaches_the_end_of_the_grid(data: st.DataObject, rule: Rule) -> None:
     corpus = data.draw(corpora())
@@ -227,7 +227,7 @@ def test_the_end_of_a_document_is_a_follower_without_a_token() -> None:
 # -- segments ------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data(), RULES, BUDGETS)
 def test_segments_add_up(data: st.DataObject, rule: Rule, budget: int) -> None:
     corpus = data.draw(corpora())
@@ -256,7 +256,7 @@ def test_many_segments_draft_like_one() -> None:
 # -- promises of every tree ----------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data(), RULES, BUDGETS, st.integers(0, 255), st.integers(1, 40) | st.just(512))
 def test_trees_keep_the_contract(
     data: st.DataObject, rule: Rule, budget: int, max_level: int, rows: int
@@ -284,7 +284,7 @@ def assert_chances_are_shared(tree: DraftTree) -> None:
         assert float(tree.probs[children].sum()) <= bound * 2 ** (1 / 16) + 1e-6
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), RULES, BUDGETS)
 def test_drafts_never_cross_a_document(data: st.DataObject, rule: Rule, budget: int) -> None:
     corpus = data.draw(corpora())
@@ -314,7 +314,7 @@ def test_what_begins_the_next_document_is_no_continuation() -> None:
 # -- budgets and bounds --------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), RULES, st.integers(0, 255))
 def test_the_longest_match_with_less_budget_is_a_prefix(
     data: st.DataObject, rule: Rule, max_level: int
@@ -330,7 +330,7 @@ def test_the_longest_match_with_less_budget_is_a_prefix(
         assert bounded == tree.prefix(int(np.count_nonzero(tree.levels <= max_level)))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), RULES)
 def test_backing_off_with_less_budget_only_loses_chances(data: st.DataObject, rule: Rule) -> None:
     """The smaller tree is no prefix: in a full array, nodes are shared out no further than the last one kept.
@@ -358,7 +358,7 @@ def test_backing_off_with_less_budget_only_loses_chances(data: st.DataObject, ru
         )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), RULES, st.floats(0.0, 1.0))
 def test_a_bound_cuts_what_lies_below_it(data: st.DataObject, rule: Rule, min_prob: float) -> None:
     corpus = data.draw(corpora())
@@ -411,7 +411,7 @@ def test_one_token_is_enough_for_back_off_alone() -> None:
     assert draft(index, BACKOFF, [1])[1:] == (1, 1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), RULES, st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20))
 def test_a_foreign_id_hides_all_before_it(data: st.DataObject, rule: Rule, before: list[int]) -> None:
     corpus = data.draw(corpora())
@@ -421,7 +421,7 @@ def test_a_foreign_id_hides_all_before_it(data: st.DataObject, rule: Rule, befor
     assert draft(index, rule, [*before, foreign, *context]) == draft(index, rule, context)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), RULES, st.lists(st.integers(0, NARROW - 1), max_size=20))
 def test_no_more_of_a_context_is_matched_than_the_rule_says(
     data: st.DataObject, rule: Rule, before: list[int]
@@ -437,7 +437,7 @@ def test_no_more_of_a_context_is_matched_than_the_rule_says(
 # -- batches, threads ----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), RULES, BUDGETS, st.integers(1, 60))
 def test_a_batch_drafts_what_single_calls_do(data: st.DataObject, rule: Rule, budget: int, rows: int) -> None:
     corpus = data.draw(corpora())
@@ -521,7 +521,7 @@ def test_a_rule_crosses_into_the_kernel_as_numbers() -> None:
     assert Rule(*packed.tolist()) == BACKOFF
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), BUDGETS)
 def test_without_mistrust_back_off_is_the_longest_match(data: st.DataObject, budget: int) -> None:
     corpus = data.draw(corpora())

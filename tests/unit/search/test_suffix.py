@@ -28,8 +28,6 @@ from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokens import sentinel, token_dtype
 from tests import reference
 
-relaxed = settings(deadline=None)
-
 NARROW, WIDE = 40, 151_665
 SIZES = [1, 2, 3, 512, 32_000, 49_152, 65_535, WIDE]
 """Vocabularies whose keys hold 63, 31, 31, 6, 4, 3, 3 and 3 tokens."""
@@ -59,7 +57,6 @@ def texts(draw: st.DrawFn, sentinels: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@relaxed
 @given(text=texts())
 @example(text=[])
 @example(text=[3])
@@ -81,7 +78,6 @@ def test_suffixes_come_in_order(vocab_size: int, text: list[int]) -> None:
     assert found.tolist() == reference.sort_suffixes(tokens.tolist())
 
 
-@relaxed
 @given(text=st.lists(st.integers(0, 39), max_size=200))
 def test_suffixes_of_many_ids_come_in_order(text: list[int]) -> None:
     assert suffix_array(array_of(text, NARROW), NARROW).tolist() == reference.sort_suffixes(text)
@@ -169,7 +165,7 @@ def test_keys_hold_as_many_tokens_as_fit(vocab_size: int, layout: tuple[int, int
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(text=texts())
 def test_tables_describe_the_sorted_suffixes(vocab_size: int, text: list[int]) -> None:
     text = [*spread(text, vocab_size), -1]
@@ -213,7 +209,7 @@ def split(text: Sequence[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     segments=st.lists(texts(), min_size=1, max_size=3),
     places=st.lists(

@@ -57,13 +57,13 @@ def test_pieces_of_a_tokenizer_with_spaces_before_words(
     check_text(stories, prompt, text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(prompt=st.text(max_size=12), text=st.text(max_size=20))
 def test_pieces_of_any_text(small_tokenizer: TextTokenizer, prompt: str, text: str) -> None:
     check_text(small_tokenizer, prompt, text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(prompt=st.text(min_size=1, max_size=12), text=st.text(max_size=20))
 def test_pieces_of_any_text_with_spaces_before_words(stories: TextTokenizer, prompt: str, text: str) -> None:
     check_text(stories, prompt, text)

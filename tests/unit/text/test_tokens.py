@@ -95,7 +95,7 @@ def test_token_dtype_out_of_range(vocab_size: int) -> None:
     batch_chars=st.integers(1, 100),
     vocab_size=st.sampled_from([300, 70_000]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory,
     texts: list[str],

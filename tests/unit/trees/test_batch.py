@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -12,8 +12,6 @@ from draftstore.errors import DraftTreeError
 from draftstore.trees.batch import DraftBatch, decode_trees, warm_up
 from draftstore.trees.tree import DraftTree
 from tests.unit.trees.test_tree import ANIMALS, WIDE, trees
-
-relaxed = settings(deadline=None)
 
 
 def slow_bytes(tree: DraftTree) -> bytes:
@@ -50,7 +48,6 @@ def lengths_of(parts: list[bytes]) -> NDArray[np.uint32]:
     return np.frombuffer(np.array([len(part) for part in parts], np.uint32).tobytes(), np.uint32)
 
 
-@relaxed
 @given(st.lists(trees(), max_size=6), st.integers(0, 5))
 def test_a_batch_is_encoded_as_each_tree_by_itself(forest: list[DraftTree], more: int) -> None:
     batch = batch_of(forest, max([len(tree) for tree in forest], default=0) + more)
@@ -67,14 +64,12 @@ def test_one_tree_is_encoded_number_by_number(tree: DraftTree) -> None:
     assert tree.to_bytes() == slow_bytes(tree)
 
 
-@relaxed
 @given(st.lists(trees(), max_size=6), st.binary(max_size=9))
 def test_decoding_gives_the_trees_back(forest: list[DraftTree], head: bytes) -> None:
     parts = [slow_bytes(tree) for tree in forest]
     assert decode_trees(head + b"".join(parts), len(head), lengths_of(parts), 2**31) == forest
 
 
-@relaxed
 @given(st.lists(trees(12), min_size=1, max_size=4), st.data())
 def test_a_changed_byte_gives_an_error_or_another_valid_tree(
     forest: list[DraftTree], data: st.DataObject
@@ -91,7 +86,6 @@ def test_a_changed_byte_gives_an_error_or_another_valid_tree(
         assert tree.tokens.max(initial=0) < 70_000
 
 
-@relaxed
 @given(st.integers(0, 3), st.integers(0, 6), st.data())
 def test_what_validate_refuses_is_refused_and_nothing_else(flags: int, n: int, data: st.DataObject) -> None:
     ids, places = st.integers(0, 3), st.integers(0, n)

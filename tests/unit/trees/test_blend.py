@@ -67,7 +67,7 @@ def blended(
     return tree
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(forests(), st.integers(1, 40), st.integers(1, 6), st.integers(0, 255))
 def test_chances_of_equal_paths_add_up(
     forest: tuple[list[Nodes], list[float]], budget: int, max_depth: int, max_level: int
@@ -79,7 +79,7 @@ def test_chances_of_equal_paths_add_up(
     assert nodes_of(blended(*forest, budget, max_depth, max_level)) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(forests(), st.floats(0.0, 1.0))
 def test_less_budget_and_a_bound_are_prefixes(
     forest: tuple[list[Nodes], list[float]], min_prob: float
@@ -91,7 +91,7 @@ def test_less_budget_and_a_bound_are_prefixes(
     assert blended(*forest, 4096, max_level=highest_level(min_prob)) == whole.prefix(kept)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(trees())
 def test_one_tree_of_full_weight_stays_as_it_is(nodes: Nodes) -> None:
     assert nodes_of(blended([nodes], [1.0])) == nodes
@@ -99,7 +99,7 @@ def test_one_tree_of_full_weight_stays_as_it_is(nodes: Nodes) -> None:
     assert nodes_of(blended([nodes, nodes, nodes], [0.0, 1.0, 0.0])) == nodes
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(forests())
 def test_the_order_of_trees_does_not_matter(forest: tuple[list[Nodes], list[float]]) -> None:
     try:

@@ -45,7 +45,7 @@ def fill(rows: list[Row], budget: int, max_level: int = 255) -> tuple[Frontier, 
     return nodes, tail
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(ROWS, max_size=40, unique=True), st.integers(1, 12), st.integers(0, 255))
 def test_the_best_nodes_stay_in_order(rows: list[Row], budget: int, max_level: int) -> None:
     nodes, tail = fill(rows, budget, max_level)

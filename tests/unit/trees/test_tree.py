@@ -4,15 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError
 from draftstore.trees.codec import MAX_NODES
 from draftstore.trees.tree import LEVEL_BOUNDS, LEVEL_PROBS, DraftTree, highest_level, level_of
-
-relaxed = settings(deadline=None)
 
 
 def tree_of(tokens: list[int], parents: list[int], levels: list[int]) -> DraftTree:
@@ -70,7 +68,6 @@ def chain(n: int, token: int) -> DraftTree:
 # -- codec ---------------------------------------------------------------------------------------------------
 
 
-@relaxed
 @given(trees())
 def test_decoding_gives_back_what_was_encoded(tree: DraftTree) -> None:
     data = tree.to_bytes()
@@ -165,7 +162,6 @@ def test_unknown_flags_are_refused(flags: int) -> None:
         DraftTree.from_bytes(data[:1] + bytes([flags]) + data[2:])
 
 
-@relaxed
 @given(st.data(), st.integers(0, 3), st.integers(0, 6))
 def test_nonsense_of_the_right_length_is_refused_or_caught_by_validate(
     data: st.DataObject, flags: int, n: int
@@ -195,7 +191,6 @@ def test_more_nodes_than_a_tree_may_have_are_refused() -> None:
         DraftTree.from_bytes(data)
 
 
-@relaxed
 @given(trees(12), trees(12))
 def test_equal_trees_are_those_of_equal_bytes(a: DraftTree, b: DraftTree) -> None:
     assert (a == b) == (a.to_bytes() == b.to_bytes())
@@ -207,7 +202,6 @@ def test_equal_trees_are_those_of_equal_bytes(a: DraftTree, b: DraftTree) -> Non
 # -- structure -----------------------------------------------------------------------------------------------
 
 
-@relaxed
 @given(trees())
 def test_every_prefix_is_a_valid_tree(tree: DraftTree) -> None:
     tree.validate()
@@ -219,7 +213,6 @@ def test_every_prefix_is_a_valid_tree(tree: DraftTree) -> None:
     assert tree.prefix(len(tree) + 5) == tree
 
 
-@relaxed
 @given(trees())
 def test_masks_positions_and_paths_follow_the_parents(tree: DraftTree) -> None:
     n = len(tree)
@@ -235,7 +228,6 @@ def test_masks_positions_and_paths_follow_the_parents(tree: DraftTree) -> None:
     assert tree.attention_mask().dtype == np.bool_
 
 
-@relaxed
 @given(trees())
 def test_no_node_is_likelier_than_its_parent(tree: DraftTree) -> None:
     probs = tree.probs.tolist()
@@ -256,7 +248,6 @@ def test_the_empty_tree_has_only_the_context() -> None:
     assert tree.accepted(np.array([1, 2], np.int32)) == []
 
 
-@relaxed
 @given(st.data(), trees())
 def test_accepted_is_the_longest_path_that_agrees(data: st.DataObject, tree: DraftTree) -> None:
     known = sorted(set(tree.tokens.tolist())) or [0]
@@ -307,7 +298,6 @@ def test_validate_refuses_ids_that_are_none() -> None:
         tree_of([-1, 4], [-1, -1], [0, 0]).validate()
 
 
-@relaxed
 @given(st.data(), trees(12))
 def test_swapped_nodes_do_not_validate(data: st.DataObject, tree: DraftTree) -> None:
     if len(tree) < 2:
@@ -328,7 +318,6 @@ def test_levels_are_sixteen_to_an_octave() -> None:
     assert [level_of(float(prob)) for prob in LEVEL_PROBS] == list(range(256))
 
 
-@relaxed
 @given(st.floats(2.0**-15.9, 1.0))
 def test_rounding_is_to_the_nearest_on_the_logarithmic_scale(prob: float) -> None:
     level = level_of(prob)
@@ -344,7 +333,6 @@ def test_a_bound_belongs_to_its_level_and_what_is_below_to_the_next(level: int) 
     assert level_of(math.nextafter(bound, 0)) == level + 1
 
 
-@relaxed
 @given(st.floats(0.0, 2.0), st.floats(0.0, 2.0))
 def test_a_lower_probability_has_no_lower_level(a: float, b: float) -> None:
     assert level_of(min(a, b)) >= level_of(max(a, b))
@@ -363,7 +351,6 @@ def close_to(values: NDArray[Any]) -> st.SearchStrategy[float]:
     return exact | exact.map(lambda x: math.nextafter(x, 2)) | exact.map(lambda x: math.nextafter(x, 0))
 
 
-@relaxed
 @given(st.floats(0.0, 1.5) | close_to(LEVEL_PROBS))
 def test_the_highest_level_is_the_last_of_at_least_a_probability(prob: float) -> None:
     levels = [level for level in range(256) if float(LEVEL_PROBS[level]) >= prob]

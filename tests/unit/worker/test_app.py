@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftstore.errors import DraftstoreError, ProbabilityError
@@ -367,7 +367,7 @@ FIELDS = [
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]) | JSON, "content": JSON})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     what=st.sampled_from(["completions", "chat"]),
     asked=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),

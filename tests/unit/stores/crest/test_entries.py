@@ -96,7 +96,7 @@ def test_the_digest_is_of_lengths_keys_and_values() -> None:
 # -- reading and writing -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.binary(min_size=1, max_size=32), st.binary(max_size=5_000), max_size=30),
     st.lists(st.binary(min_size=1, max_size=32), max_size=5),

@@ -40,7 +40,7 @@ DICTIONARIES = pytest.mark.parametrize("dictionary", [b"", DICTIONARY], ids=["pl
 
 
 @DICTIONARIES
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(nodes=trees(), count=st.integers(0, 2**32 - 1), distinct=st.integers(0, 2**32 - 1))
 def test_entries_come_back(dictionary: bytes, nodes: Nodes, count: int, distinct: int) -> None:
     envelope = Envelope(dictionary)
@@ -142,7 +142,7 @@ def open_or_refuse(envelope: Envelope, value: bytes) -> bool:
 
 
 @DICTIONARIES
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(value=st.binary(max_size=200))
 def test_any_bytes_are_an_entry_or_an_error(dictionary: bytes, value: bytes) -> None:
     open_or_refuse(Envelope(dictionary), value)

@@ -53,7 +53,7 @@ def ranked(ranking: Ranking) -> list[Ngram]:
 
 
 @pytest.mark.parametrize("selection", ORACLES)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), st.integers(1, 5), st.integers(1, 30), st.sampled_from([NARROW, WIDE]))
 def test_selections_are_what_they_say(
     selection: str, data: st.DataObject, max_n: int, most: int, vocab_size: int
@@ -67,7 +67,7 @@ def test_selections_are_what_they_say(
     assert ranking.counts().tolist() == [counts[ngram] for ngram in expected]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(corpora(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9))
 def test_pools_are_cut_without_loss(corpus: list[Documents], max_n: int, most: int, part_rows: int) -> None:
     """However small the parts that are counted at a time, and however often the pools are cut."""
@@ -134,7 +134,7 @@ def assert_ranked_by(gains: dict[Ngram, float], found: list[Ngram]) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), st.integers(1, 5), st.integers(1, 12) | st.just(500))
 def test_gain_is_what_is_lost_without_an_ngram(
     vocab_size: int, data: st.DataObject, max_n: int, most: int
@@ -188,7 +188,7 @@ def test_an_ngram_that_says_what_its_suffix_says_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data(), st.integers(1, 4), st.integers(1, 3))
 def test_documents_are_counted_once(vocab_size: int, data: st.DataObject, n: int, workers: int) -> None:
     corpus = data.draw(corpora(vocab_size))
@@ -212,7 +212,7 @@ def test_documents_of_any_length_are_counted() -> None:
             assert count_documents(index, document_table(index), ngrams).tolist() == list(counts.values())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.sets(st.tuples(st.integers(0, 4), st.sampled_from([0, 7, 65_534])), max_size=9),
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 7, 8, 65_534])), max_size=9),
@@ -234,7 +234,7 @@ def arrays_of(forest: list[Nodes], most: int = 12) -> tuple[Any, ...]:
     return tokens, parents, levels, np.array([len(nodes) for nodes in forest], np.int64)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(trees(), min_size=1, max_size=4), st.lists(trees(), min_size=1, max_size=4), st.data())
 def test_shared_nodes_are_those_with_equal_paths(
     forest: list[Nodes], others: list[Nodes], data: st.DataObject

@@ -120,7 +120,7 @@ def known(draft: Draft) -> tuple[Nodes, int, int]:
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0), Blending(12.0, 6.0)], ids=str)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3])
 )
@@ -158,7 +158,7 @@ def test_a_worked_example() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_less_budget_and_a_bound_are_prefixes(vocab_size: int, data: st.DataObject) -> None:
     store, max_n = data.draw(stores(vocab_size))
@@ -177,7 +177,7 @@ def test_less_budget_and_a_bound_are_prefixes(vocab_size: int, data: st.DataObje
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), width=st.integers(0, 9))
 def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObject, width: int) -> None:
     store, max_n = data.draw(stores(vocab_size))

@@ -173,7 +173,7 @@ def test_the_store_holds_every_entry(
     assert names(out.parent) == ["store"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     texts=st.lists(st.text("ab \n", max_size=60), min_size=1, max_size=8),
     common=st.text("abc", max_size=40),

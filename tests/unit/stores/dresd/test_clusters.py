@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -9,14 +9,11 @@ from draftstore.stores.dresd.kernels import clusters
 from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.nearest import LARGE
 
-relaxed = settings(deadline=None)
-
 
 def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
     return unit(np.random.default_rng(seed).standard_normal((count, dims)).astype(np.float32))
 
 
-@relaxed
 @given(
     count=st.integers(1, 300),
     dims=st.sampled_from([1, 2, 8, 64]),

@@ -74,7 +74,7 @@ def continuations(tokens: NDArray[np.unsignedinteger], starts: list[int], length
     return [reference.rest_of_document(tokens, start, length) for start in starts]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(corpora(), st.data(), st.integers(1, 8), st.integers(1, 40), st.integers(0, 255), calibrations)
 def test_continuations_become_the_tree_of_the_oracle(
     text: tuple[NDArray[np.unsignedinteger], list[int]],
@@ -94,7 +94,7 @@ def test_continuations_become_the_tree_of_the_oracle(
     assert nodes_of(drawn(tokens, starts, near, length, budget, max_level, calibration)) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(corpora(), st.data())
 def test_the_children_of_a_node_are_less_likely_together(
     text: tuple[NDArray[np.unsignedinteger], list[int]], data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -18,8 +18,6 @@ from draftstore.stores.dresd.kernels.clusters import cluster, lists_for
 from draftstore.stores.dresd.kernels.nearest import ALL, LARGE, DenseIndex, Neighbours, search, search_exactly
 from draftstore.stores.dresd.kernels.quantised import DTYPES, quantise, restore
 from tests import reference
-
-relaxed = settings(deadline=None)
 
 
 def make_index(
@@ -83,7 +81,6 @@ def rows_of(found: Neighbours, row: int) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@relaxed
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 200)), min_size=1, max_size=6),
     dims=st.sampled_from([4, 5, 16, 64, 67]),
@@ -219,7 +216,6 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@relaxed
 @given(
     lists=st.lists(st.lists(st.integers(0, 30), max_size=12), min_size=1, max_size=4),
     k=st.integers(1, 30),

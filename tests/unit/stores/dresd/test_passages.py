@@ -2,7 +2,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -29,7 +29,6 @@ def entries(passages: Passages) -> list[tuple[int, int]]:
     return list(zip(documents.tolist(), (where - passages.starts[documents]).tolist(), strict=True))
 
 
-@settings(deadline=None)  # the kernel is compiled once
 @given(documents=LISTS, window=st.integers(1, 70), alike=st.integers(1, 4))
 def test_every_entry_once(documents: list[list[int]], window: int, alike: int) -> None:
     passages = find_passages(*closed(documents), window, alike)

@@ -1,14 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.drafting.projection import unit
 from draftstore.errors import DraftstoreError
 from draftstore.stores.dresd.kernels.quantised import DTYPES, MOST, SMALLEST, quantise, restore, vector_dtype
-
-relaxed = settings(deadline=None)
 
 
 def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
@@ -18,7 +16,6 @@ def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(("name", "least"), [("float16", 1.0 - 1e-6), ("int8", 1.0 - 1.5e-4)])
-@relaxed
 @given(dims=st.sampled_from([1, 2, 7, 64, 100]), seed=st.integers(0, 99))
 def test_codes_keep_directions(name: str, least: float, dims: int, seed: int) -> None:
     vectors = directions(50, dims, seed)

@@ -321,7 +321,7 @@ def successors(documents: Documents, vocab_size: int) -> list[list[int]]:
 texts = st.lists(st.lists(st.integers(0, 11), max_size=30), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(texts, min_size=1, max_size=3))
 def test_seeds_are_the_most_common_successors(segments: list[Documents]) -> None:
     manifest = Manifest(

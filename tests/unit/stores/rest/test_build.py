@@ -113,7 +113,7 @@ def test_every_segment_is_sorted(small_tokenizer: TextTokenizer, corpus: Path, o
         assert suffixes[start : start + length].tolist() == sorted(range(length), key=lambda i: segment[i:])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12), segment_tokens=st.integers(2, 50))
 def test_any_documents_in_any_segments(
     small_tokenizer: TextTokenizer,

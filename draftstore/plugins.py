@@ -23,10 +23,7 @@ def load_plugin(group: str, name: str, what: str) -> Callable[..., Any]:
             loaded: Callable[..., Any] = entry_point.load()
         except ImportError as error:
             raise MissingPluginError(
-                f"{what} needs a package that is not installed ({error}): run draftstore from a checkout, with the "
-                "extra [schema]"
+                f"{what} needs a package that is not installed ({error}): pip install draftstore-server"
             ) from None
         return loaded
-    raise MissingPluginError(
-        f"{what} is not installed here: run draftstore from a checkout, with the extra [schema]"
-    )
+    raise MissingPluginError(f"{what} is not installed here: pip install draftstore-server")

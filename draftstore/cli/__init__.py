@@ -1,12 +1,14 @@
 """The command `draftstore`: commands that only need files, and those that other packages add.
 
 A package adds a command by an entry point in the group `draftstore.commands` with a click command. It is imported on
-use, so that a broken or missing package affects only its own command.
+use, so that a broken dependency affects only its own command. Commands of `draftstore-server`, another wheel, are
+listed where that is installed.
 """
 
 import errno
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import ClassVar
 
 import click
@@ -36,7 +38,9 @@ class Commands(click.Group):
     """Our own commands, and those from entry points."""
 
     added: ClassVar = {
-        entry_point.name: entry_point for entry_point in entry_points(group="draftstore.commands")
+        entry_point.name: entry_point
+        for entry_point in entry_points(group="draftstore.commands")
+        if find_spec(entry_point.module.partition(".")[0])
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -62,8 +66,8 @@ def _absent(entry_point: EntryPoint, error: ImportError) -> click.Command:
     """Return a command that explains how to install the real one."""
     package = entry_point.module.partition(".")[0]
     sentence = (
-        f"the command {entry_point.name!r} needs a package that is not installed ({error}): run draftstore from a "
-        f"checkout that holds {package}/, with the extra [{package}]"
+        f"the command {entry_point.name!r} needs a package that is not installed ({error}): "
+        f"pip install 'draftstore[{package}]'"
     )
 
     def refuse(**_: object) -> None:

@@ -667,4 +667,4 @@ def test_a_command_of_an_absent_package_says_how_to_get_it(monkeypatch: pytest.M
     assert CliRunner().invoke(cli, ["--help"]).exit_code == 0
     result = CliRunner().invoke(cli, ["serve", "--port", "1", "there"])
     assert isinstance(result.exception, DraftstoreError)
-    assert "with the extra [no_such_package]" in str(result.exception)
+    assert "pip install 'draftstore[no_such_package]'" in str(result.exception)

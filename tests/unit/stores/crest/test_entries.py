@@ -403,7 +403,7 @@ def test_a_backend_that_is_not_installed(small_crest: Path) -> None:
     manifest = load_manifest(small_crest)
     manifest.parameters["backends"] = ["stone"]
     with pytest.raises(
-        DraftstoreError, match=r"the backend 'stone' is not installed here: run draftstore from"
+        DraftstoreError, match=r"the backend 'stone' is not installed here: pip install draftstore-server"
     ):
         open_entries(small_crest, manifest)
     with pytest.raises(DraftstoreError, match="the backend 'stone' is not installed here"):

@@ -1,45 +1,45 @@
 """Prefect on this machine: a server, a work pool, the deployments of prefect.yaml and a worker, until Ctrl-C.
 
     python -m pipelines.local up        all of it (`make prefect`)
-    python -m pipelines.local deploy    only work pool and deployments, on the server in PREFECT_API_URL
+    python -m pipelines.local deploy    only work pool, deployments and notices, on the server in PREFECT_API_URL
+    python -m pipelines.local worker    only a worker, which must be the only one
 
-A worker starts every flow run in its own session; when stopped, it waits for all of them, and when killed, it leaves
-them running. So this program adopts orphans of its services (as their subreaper), and ends flow runs before the worker.
 The next run resumes what a flow run had not finished.
 """
 
 import contextlib
-import ctypes
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
-import psutil
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import BuildRunningError, DraftstoreError
+from draftstore.storage.files import locked_directory
 from pipelines import QUIET
 from pipelines.secret import AUTH_FILE, auth_string
+from pipelines.supervision import (
+    CHECKOUT,
+    LocalError,
+    Service,
+    end_left_over,
+    everything_ended,
+    keep_running,
+    prefect_command,
+)
 
-CHECKOUT = Path(__file__).resolve().parent.parent
 POOL = "draftstore"
 POOL_TEMPLATE = "pipelines/pool.json"
 """The base job template of the work pool: runs can set none of its variables, such as the command of their process."""
 START_SECONDS = 90.0
-GRACE_SECONDS = 10.0
-"""Seconds that flow runs, worker and server each have to end by themselves."""
 POLL_SECONDS = 0.2
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PRCTL = ctypes.CDLL(None).prctl
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+WORKER = ("worker", "start", "--pool", POOL, "--type", "process")
 
 WELCOME = """
 Prefect is at http://{host}:{port} (its log: {log}). In another terminal:
@@ -50,15 +50,6 @@ Prefect is at http://{host}:{port} (its log: {log}). In another terminal:
 
 The page asks for what `cat {auth}` prints. Ctrl-C stops everything.
 """
-
-
-class LocalError(click.ClickException):
-    """A service did not start, or ended unexpectedly."""
-
-
-def prefect_command(*arguments: str) -> list[str]:
-    """Return the command line of this environment's `prefect`."""
-    return [sys.executable, "-m", "prefect", *arguments]
 
 
 def prefect_environment(state: Path, url: str) -> dict[str, str]:
@@ -76,6 +67,8 @@ def prefect_environment(state: Path, url: str) -> dict[str, str]:
         "PREFECT_WORKER_QUERY_SECONDS": "1",  # runs start in a second
         # Pages of other sites can read no answer; the page of the server has both of these names.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{url.removesuffix('/api')},http://localhost:{port}",
+        # Files: after a restart of the server, runs still hold the place that keeps others of their deployment waiting.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         **os.environ,
         **QUIET,
         "PREFECT_SERVER_API_AUTH_STRING": auth,
@@ -109,29 +102,41 @@ def up(host: str, port: int, state: Path) -> None:
     Example:
       python -m pipelines.local up --port 4300
     """
-    _require_free(host, port)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        log, environment = state / "server.log", prefect_environment(state, f"http://{host}:{port}/api")
-        with _everything_ended():
-            click.echo("starting the server ...")
-            server = _start(environment, "server", "start", "--host", host, "--port", str(port), log=log)
-            _wait_healthy(server, environment["PREFECT_API_URL"], log)
-            click.echo("making the work pool and the deployments ...")
-            deploy(environment)
-            worker = _start(environment, "worker", "start", "--pool", POOL, "--type", "process")
-            prefect = Path(sys.executable).with_name("prefect")
-            auth = shlex.quote(str((state / AUTH_FILE).resolve()))
-            click.echo(WELCOME.format(host=host, port=port, log=log, auth=auth, prefect=prefect))
-            names = {server.pid: f"server (see {log})", worker.pid: "worker"}
-            while (ended := os.wait())[0] not in names:
-                pass  # an orphan of a service
-            status = os.waitstatus_to_exitcode(ended[1])
-            raise LocalError(f"the {names[ended[0]]} ended by itself with status {status}")
+        environment = prefect_environment(state, f"http://{host}:{port}/api")
+        with locked_directory(state):
+            end_left_over(state)
+            _require_free(host, port)
+            with everything_ended():
+                _run_all(host, port, environment, state)
+    except BuildRunningError:
+        raise LocalError(
+            f"another `make prefect` works in {state}: stop it, or choose another --state"
+        ) from None
     except DraftstoreError as error:
         raise LocalError(str(error)) from None
     except KeyboardInterrupt:
         click.echo("Everything is stopped; an unfinished build resumes when its flow runs again.")
+
+
+def _run_all(host: str, port: int, environment: dict[str, str], state: Path) -> None:
+    """Start the server, tell it what it should know, start a worker, and keep both running.
+
+    Raises:
+        LocalError: something did not start, or ended too often.
+    """
+    log = state / "server.log"
+    click.echo("starting the server ...")
+    server = Service("server", environment, "server", "start", "--host", host, "--port", str(port), log=log)
+    _wait_healthy(server, environment["PREFECT_API_URL"])
+    click.echo("making the work pool and the deployments ...")
+    deploy(environment, "--cut-off")
+    worker = Service("worker", environment, *WORKER)
+    prefect = Path(sys.executable).with_name("prefect")
+    auth = shlex.quote(str((state / AUTH_FILE).resolve()))
+    click.echo(WELCOME.format(host=host, port=port, log=log, auth=auth, prefect=prefect))
+    keep_running(server, worker)
 
 
 @main.command("deploy")
@@ -140,37 +145,57 @@ def deploy_command() -> None:
     deploy({**os.environ, **QUIET, "PREFECT_CLI_PROMPT": "false"})
 
 
-def deploy(environment: dict[str, str]) -> None:
-    """Create or update the work pool and every deployment of prefect.yaml.
+@main.command("worker")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def worker_command(arguments: tuple[str, ...]) -> None:
+    """Become a worker of the server that PREFECT_API_URL names; ARGUMENTS are those of `prefect worker start`.
+
+    It must be the only worker: runs at work when it starts are marked as ended.
+
+    \b
+    Example:
+      python -m pipelines.local worker -- --with-healthcheck
+    """
+    environment = {**os.environ, **QUIET}
+    _run(environment, sys.executable, "-m", "pipelines.upkeep", "--cut-off")
+    command = prefect_command(*WORKER, *arguments)
+    os.execve(command[0], command, environment)  # noqa: S606 - our own arguments
+
+
+def deploy(environment: dict[str, str], *upkeep: str) -> None:
+    """Create or update the work pool, every deployment of prefect.yaml, and the notices.
+
+    Args:
+        environment: environment of a client of the server.
+        upkeep: arguments of `python -m pipelines.upkeep`.
 
     Raises:
-        LocalError: `prefect` refused; its output is in the message.
+        LocalError: a program failed; its output is in the message.
     """
-    for arguments in (
-        (
-            "work-pool",
-            "create",
-            POOL,
-            "--type",
-            "process",
-            "--base-job-template",
-            POOL_TEMPLATE,
-            "--overwrite",
-        ),
-        ("deploy", "--all", "--prefect-file", "prefect.yaml"),
-    ):
-        command = prefect_command("--no-prompt", *arguments)
-        ran = subprocess.run(  # noqa: S603 - our own arguments
-            command,
-            cwd=CHECKOUT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if ran.returncode != 0:
-            raise LocalError(f"prefect {' '.join(arguments)} failed:\n{ran.stdout}{ran.stderr}")
+    pool = ("work-pool", "create", POOL, "--type", "process", "--base-job-template", POOL_TEMPLATE)
+    _run(environment, *prefect_command("--no-prompt", *pool, "--overwrite"))
+    _run(environment, *prefect_command("--no-prompt", "deploy", "--all", "--prefect-file", "prefect.yaml"))
+    click.echo(_run(environment, sys.executable, "-m", "pipelines.upkeep", *upkeep), nl=False)
+
+
+def _run(environment: dict[str, str], *command: str) -> str:
+    """Run a program to its end in the checkout; return its output.
+
+    Raises:
+        LocalError: it failed; its output is in the message.
+    """
+    ran = subprocess.run(  # noqa: S603 - our own arguments
+        command,
+        cwd=CHECKOUT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode != 0:
+        raise LocalError(f"{' '.join(command[1:])} failed:\n{ran.stdout}{ran.stderr}")
+    return ran.stdout
 
 
 def _require_free(host: str, port: int) -> None:
@@ -190,67 +215,19 @@ def _require_free(host: str, port: int) -> None:
             ) from None
 
 
-def _start(environment: dict[str, str], *arguments: str, log: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start `prefect`; it gets SIGTERM when this program ends in any way."""
-    with log.open("wb") if log else contextlib.nullcontext() as output:
-        return subprocess.Popen(  # noqa: S603 - our own arguments
-            prefect_command(*arguments),
-            cwd=CHECKOUT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT if log else None,
-            start_new_session=True,  # Ctrl-C goes only to this program
-            preexec_fn=lambda: _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),
-        )
-
-
-def _wait_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _wait_healthy(server: Service, url: str) -> None:
     """Wait until the server answers.
 
     Raises:
         LocalError: it ended, or did not answer in time.
     """
-    end = time.monotonic() + START_SECONDS
-    while server.poll() is None and time.monotonic() < end:
+    process, end = server.process, time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310
             return
         time.sleep(POLL_SECONDS)
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-    how = "did not answer in time" if server.poll() is None else f"ended with status {server.poll()}"
-    raise LocalError("\n".join([f"the server at {url} {how}, the end of its log:", *lines]))
-
-
-@contextlib.contextmanager
-def _everything_ended() -> Iterator[None]:
-    """Adopt all descendants, and end them on exit, including by SIGTERM."""
-    for number in SIGNALS:
-        signal.signal(number, signal.default_int_handler)
-    _PRCTL(_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # do not interrupt the cleanup
-        # Flow runs first: a worker that ends would not give them time to update the catalogue. Once more at the end, as
-        # the worker may have started one meanwhile.
-        for program in ("prefect.engine", "worker", "server", "prefect.engine"):
-            _end(program)
-        # The embedded PostgreSQL ends with its last client; one with other clients stays.
-        psutil.wait_procs(psutil.Process().children(recursive=True), GRACE_SECONDS)
-
-
-def _end(program: str) -> None:
-    """End the descendants with an argument: SIGTERM, then SIGKILL after a while."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if program in process.cmdline():
-                process.terminate()
-                found.append(process)
-    for process in psutil.wait_procs(found, GRACE_SECONDS)[1]:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    how = "did not answer in time" if process.poll() is None else f"ended with status {process.poll()}"
+    raise LocalError("\n".join([f"the server at {url} {how}", *server.last_lines()]))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
 """A real Prefect server, pool and worker, as `make prefect` starts them, and the deployments of prefect.yaml."""
 
 import base64
+import itertools
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 
+from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.store import CrestStore
 from draftstore.text.tokenizer import load_tokenizer
 from pipelines import QUIET
-from pipelines.local import main, prefect_command, prefect_environment
+from pipelines.local import main, prefect_environment
 from pipelines.secret import AUTH_FILE, SecretError, auth_string
+from pipelines.supervision import Restarts, end_left_over, prefect_command
 from schema.database import connect
 from schema.home import HOME_VARIABLE
 from tests import ROOT
@@ -66,6 +72,17 @@ class Local:
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < end, self.output()
             time.sleep(0.2)
+
+    def wait_until_healthy(self) -> None:
+        """Wait until the server answers."""
+        end = time.monotonic() + SECONDS
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=10).close()
+                return
+            except OSError:
+                assert time.monotonic() < end, self.output()
+                time.sleep(0.2)
 
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
@@ -112,15 +129,16 @@ class Local:
             self.process.send_signal(number)
         return self.process.wait(SECONDS)
 
-    def left_behind(self) -> list[str]:
-        """Return the command lines of processes that work for this server."""
+    def processes(self) -> dict[int, str]:
+        """Return the command lines of processes that work for this server, by their ids."""
         mark = f"PREFECT_API_URL={self.url}".encode()
-        found = []
+        found = {}
         for process in Path("/proc").iterdir():
             if process.name.isdecimal():
                 try:
                     if mark in (process / "environ").read_bytes().split(b"\0"):
-                        found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                        found[int(process.name)] = command
                 except OSError:
                     continue
         return found
@@ -131,8 +149,44 @@ def basic(secret: str) -> str:
     return f"Basic {base64.b64encode(secret.encode()).decode()}"
 
 
+class Channel(ThreadingHTTPServer):
+    """What a webhook of a chat gets."""
+
+    def __init__(self) -> None:
+        self.texts: queue.Queue[str] = queue.Queue()
+        channel = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                channel.texts.put(json.loads(self.rfile.read(length))["text"])
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
 @pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Iterator[Local]:
+def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
+    """Have notices sent to a channel of the test's own."""
+    from pipelines.upkeep import URL_VARIABLE
+
+    with Channel() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:{server.server_port}/hook")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, channel: Channel
+) -> Iterator[Local]:
     """Start everything, with a data folder and a database of the test's own."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     found = Local(tmp_path)
@@ -165,7 +219,7 @@ def require_closed(local: Local, deployment: str) -> None:
     """Check that pages of other sites and users without the password have nothing run."""
     secret = local.secret
     assert (local.state / AUTH_FILE).stat().st_mode & 0o777 == 0o600
-    for command in local.left_behind():
+    for command in local.processes().values():
         assert secret not in command
     start = f"deployments/{deployment}/create_flow_run"
     evil = {"job_variables": {"command": "touch pwned"}}
@@ -190,9 +244,23 @@ def require_closed(local: Local, deployment: str) -> None:
         assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
 
 
+def kill(local: Local, program: str) -> None:
+    """Kill the server or the worker, and wait until another one runs."""
+    (killed,) = [pid for pid, command in local.processes().items() if f"prefect {program} start" in command]
+    os.kill(killed, signal.SIGKILL)
+    end = time.monotonic() + SECONDS
+    while not any(
+        f"{program} start" in command for pid, command in local.processes().items() if pid != killed
+    ):
+        assert local.process.poll() is None, local.output()
+        assert time.monotonic() < end, local.output()
+        time.sleep(0.2)
+    assert f"the {program} ended by itself with status -9: starting it again" in local.output()
+
+
 @pytest.mark.slow
 def test_deployments_build_publish_and_stop_without_a_trace(
-    local: Local, tmp_path: Path, model_folder: Path
+    local: Local, tmp_path: Path, model_folder: Path, channel: Channel
 ) -> None:
     deployments = local.ask("deployments/filter")
     assert len(deployments) == 6
@@ -205,6 +273,18 @@ def test_deployments_build_publish_and_stop_without_a_trace(
 
     require_closed(local, deployments[0]["id"])
 
+    logged = (local.state / "server.log").read_text(encoding="utf-8")
+    kill(local, "server")
+    kill(local, "worker")
+    local.wait_until_healthy()
+    assert (local.state / "server.log").read_text(encoding="utf-8").startswith(logged)
+
+    wrong = json.dumps({"corpus": {"paths": [str(tmp_path / "none")]}})
+    local.prefect("deployment", "run", "tokenize-corpus/default", "--params", wrong)
+    notice = channel.texts.get(timeout=SECONDS)
+    assert "a run failed" in notice
+    assert "tokenize-corpus" in notice
+
     parameters = json.dumps(crest_parameters(tmp_path))
     local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
     path = released("default")
@@ -214,7 +294,8 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     (context,) = load_tokenizer(tmp_path / "tokenizer").encode_documents(["for item in items:"])
     assert len(store.drafter().session(context).propose(16)) > 0
     store.close()
-    assert len(local.ask("artifacts/filter")) == 2
+    keys = {artifact["key"] for artifact in local.ask("artifacts/filter")}
+    assert keys >= {"crest-default", "crest-default-stores"}
     logs = local.ask("logs/filter", limit=200)
     assert any("finished" in line["message"] for line in logs)
 
@@ -241,7 +322,7 @@ def test_deployments_build_publish_and_stop_without_a_trace(
         assert time.monotonic() < end, local.output()
         time.sleep(0.05)
     assert local.stop() == 0, local.output()
-    assert local.left_behind() == []
+    assert local.processes() == {}
     logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")
     assert local.secret.partition(":")[2] not in logs
     with socket.socket() as probe:
@@ -280,6 +361,45 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"cannot listen on 127.0.0.1:{port}" in result.output
     assert "--port" in result.output
+
+
+class TestRestarts:
+    def test_take_longer_each_time_and_end(self) -> None:
+        restarts = Restarts(clock=lambda: 0.0)
+        assert [restarts.delay() for _ in range(5)] == [1, 2, 4, 8, None]
+
+    def test_go_on_where_a_program_ran_for_long(self) -> None:
+        times = itertools.count(step=301)
+        restarts = Restarts(clock=lambda: float(next(times)))
+        assert [restarts.delay() for _ in range(20)] == [1] + [2] * 19
+
+
+def test_processes_that_a_killed_make_prefect_left_are_ended(tmp_path: Path) -> None:
+    code = "import time; print(flush=True); time.sleep(600)"
+    left, other = (
+        subprocess.Popen(
+            [sys.executable, "-c", code, "-m", "prefect.engine"],
+            env={"PREFECT_HOME": str(home)},
+            stdout=subprocess.PIPE,
+        )
+        for home in (tmp_path, tmp_path / "other")
+    )
+    with left, other:
+        for process in (left, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        end_left_over(tmp_path)
+        alive = other.poll() is None
+        other.kill()
+        left.wait(SECONDS)
+    assert alive
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with locked_directory(tmp_path):
+        result = CliRunner().invoke(main, ["up", "--port", str(free_port()), "--state", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "another `make prefect`" in result.output
 
 
 class TestSecret:

@@ -421,6 +421,40 @@ class TestBuildDresd:
         assert [state for _, state in states()] == ["finished", "failed"]
 
 
+class TestUpkeep:
+    def test_runs_that_were_cut_off_are_ended(self, flows: Any) -> None:
+        from prefect.client.orchestration import get_client
+        from prefect.states import Cancelling, Running, Scheduled
+
+        from pipelines.upkeep import end_cut_off
+
+        with get_client(sync_client=True) as client:
+            begins: list[Any] = [Running(), Cancelling(), Scheduled()]
+            runs = [client.create_flow_run(flows.build_rest, state=state) for state in begins]
+            assert {run.name for run in runs[:2]} <= set(end_cut_off())
+            ends = [client.read_flow_run(run.id).state for run in runs]
+        assert [state.name for state in ends if state] == ["Crashed", "Cancelled", "Scheduled"]
+
+    def test_notices_come_and_go_and_stay_switched_off(self, orchestrator: str) -> None:
+        from prefect.client.orchestration import get_client
+
+        from pipelines.upkeep import NOTICES, set_notices
+
+        with get_client(sync_client=True) as client:
+            set_notices("https://chat.example/secret-of-the-hook")
+            found = {name: client.read_automations_by_name(name) for name in NOTICES}
+            assert [len(automations) for automations in found.values()] == [1, 1, 1]
+            switched = next(iter(found.values()))[0]
+            client.pause_automation(switched.id)
+            set_notices("https://chat.example/secret-of-the-hook")
+            (same,) = client.read_automations_by_name(switched.name)
+            assert (same.id, same.enabled) == (switched.id, False)
+            blocks = client.request("POST", "/block_documents/filter", json={"include_secrets": False}).text
+            assert "secret-of-the-hook" not in blocks
+            set_notices("")
+            assert not any(client.read_automations_by_name(name) for name in NOTICES)
+
+
 def test_flows_are_imported_without_torch() -> None:
     code = "import sys, pipelines.flows; print(*({'torch', 'transformers'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -17,6 +17,10 @@ class CorpusError(DraftstoreError):
     """A corpus cannot be read: no such path, unknown format, a bad record under `strict`, or empty."""
 
 
+class TruncatedCorpusError(CorpusError):
+    """A file of a corpus cannot be read to its end: it is cut short or damaged, and what follows would be missing."""
+
+
 class NoTextError(CorpusError):
     """A corpus was read to its end and has no text."""
 

@@ -60,6 +60,10 @@ class Corpus(BaseModel):
         examples=[["*.md", "src/**/*.py"]],
     )
     strict: bool = Field(default=False, description="Fail at the first bad record, instead of counting it.")
+    allow_truncated: bool = Field(
+        default=False,
+        description="Build also from files that are cut short or damaged, up to that place, instead of failing.",
+    )
 
     @property
     def patterns(self) -> tuple[str, ...]:

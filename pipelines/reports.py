@@ -81,11 +81,16 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
     ]
     left_out = [
         counted(corpus[key], noun)
-        for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document"))
+        for key, noun in (
+            ("bad_records", "bad record"),
+            ("empty_documents", "empty document"),
+        )
         if corpus.get(key)
     ]
     if left_out:
         lines.append(f"Left out: {', '.join(left_out)}.")
+    if corpus.get("truncated"):
+        lines.append(f"Not read to the end: {counted(corpus['truncated'], 'truncated file')}.")
     lines += _figures(last.manifest)
     steps = [(built.manifest.kind, step, s) for built in builds for step, s in built.timings.items()]
     if steps:

@@ -73,6 +73,7 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
         column=corpus.column,
         glob=corpus.patterns,
         strict=corpus.strict,
+        allow_truncated=corpus.allow_truncated,
     ).settled()
     path = store_path(home, TOKENS, name, **corpus_plan(options, loaded))
 

@@ -58,6 +58,11 @@ glob_option = click.option(
 strict_option = click.option(
     "--strict", is_flag=True, help="Stop at the first bad record instead of counting it."
 )
+truncated_option = click.option(
+    "--allow-truncated",
+    is_flag=True,
+    help="Build also from files that are cut short or damaged, up to that place, instead of failing.",
+)
 out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
 )
@@ -78,6 +83,7 @@ def build() -> None:
 @column_option
 @glob_option
 @strict_option
+@truncated_option
 @click.option(
     "--segment-tokens",
     default=SEGMENT_TOKENS,
@@ -99,6 +105,7 @@ def rest(
     column: str,
     glob: tuple[str, ...],
     strict: bool,
+    allow_truncated: bool,
     segment_tokens: int,
     workers: int | None,
     overwrite: bool,
@@ -118,6 +125,7 @@ def rest(
         column=column,
         glob=glob or SOURCE_PATTERNS,
         strict=strict,
+        allow_truncated=allow_truncated,
         segment_tokens=segment_tokens,
     )
     loaded = load_tokenizer(tokenizer)
@@ -182,6 +190,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
                 "bytes": manifest.size,
                 "counts": manifest.counts,
                 "bad_records": report.bad_records,
+                "truncated": report.truncated,
                 "empty_documents": report.empty_documents,
                 "problems": [
                     {"place": problem.place, "reason": problem.reason} for problem in report.problems

@@ -17,6 +17,7 @@ from draftstore.cli.build import (
     overwrite_option,
     report_build,
     strict_option,
+    truncated_option,
 )
 from draftstore.cli.common import ManyValues, count_progress, json_option, printable, status
 from draftstore.cli.sources import device_option, model_option
@@ -76,6 +77,7 @@ from draftstore.text.corpus import SOURCE_PATTERNS
 @column_option
 @glob_option
 @strict_option
+@truncated_option
 @overwrite_option
 @json_option
 def dresd(
@@ -93,6 +95,7 @@ def dresd(
     column: str,
     glob: tuple[str, ...],
     strict: bool,
+    allow_truncated: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -112,6 +115,7 @@ def dresd(
         column=column,
         glob=glob or SOURCE_PATTERNS,
         strict=strict,
+        allow_truncated=allow_truncated,
         dims=dims,
         dtype=dtype,
         max_length=max_length,

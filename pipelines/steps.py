@@ -1,6 +1,7 @@
 """The steps of the flows, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,13 +282,30 @@ def make_dresd(
     return ledger.build(Request(DRESD, options.name, path, parameters, tokens.built.build_id), make)
 
 
-def publish(ledger: Ledger, release: str, built: Built) -> None:
-    """Point a release at a verified build, in one transaction, unless it already points there.
+def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> list[str]:
+    """Point a release at a verified build, unless it already points there.
+
+    Args:
+        ledger: ledger of this run.
+        release: name of the release.
+        built: the build.
+        force: names of checks to override.
+
+    Returns:
+        One sentence for each check that was overridden or could not be made.
 
     Raises:
         CatalogueError: the store fails verification.
+        RefusedError: the build is too different from the live one.
         DatabaseError: the database cannot be used.
     """
-    with ledger.session() as session:
-        catalogue.publish(session, release, built.build_id)
+    try:
+        moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
+    except catalogue.RefusedError as refused:
+        ledger.logger.error("%s", refused)  # noqa: TRY400 - a sentence for people, not a fault of the program
+        raise
+    sentences = moved.verdict.sentences()
+    for sentence in sentences:
+        ledger.logger.warning("release %s: %s", release, sentence)
     ledger.logger.info("the release %s points at build %d", release, built.build_id)
+    return sentences

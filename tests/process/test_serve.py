@@ -30,6 +30,7 @@ from services.common.addresses import ListenAddress
 from services.common.sockets import open_tcp, port_of
 from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
+from tests.fakes.databases import publish
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
@@ -528,7 +529,7 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
     with Session(engine) as session, session.begin():
         builds = [catalogue.add_build(session, path) for path in (small_store, small_crest)]
         ids = [build.id for build in builds]
-        catalogue.publish(session, "small", ids[0])
+        publish(session, "small", ids[0])
     contexts = contexts_of(small_store, 6)
     expected = {
         wire.short_hash(manifest_digest(path)): drafts_of(path, contexts)

@@ -27,7 +27,7 @@ from services.lookup.stores.following import Catalogue, Follower
 from services.lookup.stores.reconciling import Reconciler
 from services.lookup.stores.served import OpenStores, UnknownReleaseError
 from services.lookup.stores.targets import Target
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
 from tests.fakes.servers import postgres_server
 
@@ -83,12 +83,12 @@ class Copies:
     def publish(self, name: str, build_id: int) -> str:
         """Publish a build and return its digest."""
         with Session(self.engine) as session, session.begin():
-            catalogue.publish(session, name, build_id)
+            publish(session, name, build_id)
         return self.digests[build_id]
 
     def rollback(self, name: str) -> None:
         with Session(self.engine) as session, session.begin():
-            catalogue.rollback(session, name)
+            rollback(session, name)
 
     def remove(self, name: str) -> None:
         with Session(self.engine) as session, session.begin():
@@ -325,7 +325,7 @@ class TestBuildsThatCannotBeOpened:
             return []
 
         with Session(copies.engine) as session, session.begin():
-            catalogue.publish(session, "chat", build, verify=verify)
+            publish(session, "chat", build, verify=verify)
 
     def test_rolling_back_forgets_the_failure(self, open_stores: OpenStores, copies: Copies) -> None:
         reconciler = Reconciler(open_stores)

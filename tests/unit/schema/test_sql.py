@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import create_engine
 
-from draftstore.cli import cli
+from draftstore.cli import cli, main
 from draftstore.errors import DraftstoreError
 from schema.errors import DatabaseAwayError, SchemaError
 from tests.fakes.databases import write_store
@@ -234,6 +235,25 @@ class TestReleases:
         ]  # fmt: skip
         assert "rollback" in run("releases", "history", "chat").stdout
         assert "chat" in run("releases", "list").stdout
+
+    def test_what_the_gates_refuse(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run("releases", "publish", "chat", str(write_store(tmp_path / "live")))
+        crest = str(write_store(tmp_path / "new", kind="crest"))
+        monkeypatch.setattr(sys, "argv", ["draftstore", "releases", "publish", "chat", crest])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 3
+        assert "kind: a crest store, and the live build 1 is a rest store" in capsys.readouterr().err
+        assert "kind refused: a crest store" in " ".join(run("builds", "show", crest).stdout.split())
+        assert list(as_json("builds", "show", crest)["gates"]["chat"]["refused"]) == ["kind"]
+        asked = CliRunner().invoke(cli, ["releases", "publish", "chat", crest, "--force", "size"])
+        assert "'size' is not a check: expected tokenizer" in " ".join(asked.stderr.split())
+        forced = run("releases", "publish", "chat", crest, "--force", "kind,tokens")
+        assert forced.stdout == "chat points at build 2 (before: build 1)\n"
+        assert "kind overridden: a crest store" in forced.stderr
+        assert "bad-records not checked: " in forced.stderr
 
     def test_a_damaged_store_is_not_published(self, tmp_path: Path) -> None:
         store = write_store(tmp_path / "s")

@@ -27,6 +27,7 @@ from pipelines.parameters import (
     Dims,
     Force,
     HeadRows,
+    Keep,
     Longest,
     MaxBytes,
     ModelSource,
@@ -72,6 +73,7 @@ def build_rest(
     workers: Workers | None = None,
     release: Name | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
+    keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a REST store: a corpus as token ids with suffix arrays.
 
@@ -83,10 +85,13 @@ def build_rest(
         workers: Most processes that sort. None: one for each core.
         release: The release that shall point at the store once it is whole. None: none.
         force: Checks to override where the store is too different from the live one.
+        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
+            step removes older ones. None: all.
     """
     with Ledger(get_run_logger()) as ledger:
         builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
         said = _publish(ledger, release, builds[-1], force)
+        said += [] if keep is None else tasks.prune(ledger, keep)
     return _finish(name, builds, release, said)
 
 
@@ -135,6 +140,7 @@ def build_crest(
     workers: Workers | None = None,
     release: Name | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
+    keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a CREST store: the draft trees of the most common n-grams, with statistics to ask about in SQL.
 
@@ -154,6 +160,8 @@ def build_crest(
         workers: Most processes that sort and cut trees. None: one for each core.
         release: The release that shall point at the store once it is whole and verifies. None: none.
         force: Checks to override where the store is too different from the live one.
+        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
+            step removes older ones. None: all.
     """
     options = CrestOptions(
         name=name,
@@ -170,6 +178,7 @@ def build_crest(
         builds.append(tasks.make_counts(ledger, name, source, max_n, head))
         builds.append(tasks.make_crest(ledger, options, source, workers))
         said = _publish(ledger, release, builds[-1], force)
+        said += [] if keep is None else tasks.prune(ledger, keep)
     return _finish(name, builds, release, said)
 
 
@@ -223,6 +232,7 @@ def build_dresd(
     device: Device | None = None,
     release: Name | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
+    keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a DReSD store: the hidden states of a model over a corpus, with what comes next; best over its own answers.
 
@@ -242,6 +252,8 @@ def build_dresd(
         device: Where the model runs. None: the GPU, if there is one.
         release: The release that shall point at the store once it is whole and verifies. None: none.
         force: Checks to override where the store is too different from the live one.
+        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
+            step removes older ones. None: all.
     """
     target = Target(model, model_dtype, device)
     options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
@@ -254,6 +266,7 @@ def build_dresd(
         tokens = tasks.make_tokens(ledger, name, corpus, model)
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
         said = _publish(ledger, release, builds[-1], force)
+        said += [] if keep is None else tasks.prune(ledger, keep)
     return _finish(name, builds, release, said)
 
 

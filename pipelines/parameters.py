@@ -26,6 +26,7 @@ MaxBytes = Annotated[int, Field(ge=16_384, examples=[100_000_000])]
 Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records"]
 """Names of `schema.gates.CHECKS`."""
 Force = Annotated[list[Gate], Field(examples=[["tokens"]])]
+Keep = Annotated[int, Field(ge=1, examples=[3])]
 ModelSource = Annotated[str, Field(min_length=1, examples=["/models/SmolLM2-135M-Instruct", "org/model"])]
 Weights = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 Device = Annotated[str, Field(min_length=1, examples=["cpu", "cuda", "cuda:1"])]

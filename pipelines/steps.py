@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses, weights_fingerprint
+from draftstore.errors import counted
 from draftstore.hf.loading import load_model, model_name
 from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.stores.crest.build import CrestOptions, CrestProgress, build_crest
@@ -280,6 +281,29 @@ def make_dresd(
         build_dresd(options, tokenizer, source, path, tokens=tokens.built.path, progress=progress)
 
     return ledger.build(Request(DRESD, options.name, path, parameters, tokens.built.build_id), make)
+
+
+def prune(ledger: Ledger, keep: int) -> list[str]:
+    """Remove old builds of the flows, and what killed ones left.
+
+    Args:
+        ledger: ledger of this run.
+        keep: number of finished builds of each kind and name that stay.
+
+    Returns:
+        A sentence that says what was removed; empty if there was nothing.
+
+    Raises:
+        DatabaseError: the database cannot be used.
+        OSError: files cannot be removed.
+    """
+    found = catalogue.prune(ledger.session, data_home(), keep)
+    for removal in found.removed:
+        ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
+    for path in found.in_use:
+        ledger.logger.info("in use, stays: %s", path)
+    total = sum(removal.bytes for removal in found.removed)
+    return [f"Removed {counted(len(found.removed), 'old thing')}, {total:,} bytes"] if found.removed else []
 
 
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> list[str]:

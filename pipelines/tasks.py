@@ -38,6 +38,9 @@ make_answers = task(name="answer prompts", **OPTIONS)(steps.make_answers)
 make_dresd = task(name="build DReSD store", **OPTIONS)(steps.make_dresd)
 
 
+prune = task(name="remove old builds", **OPTIONS)(steps.prune)
+
+
 @task(name="publish", **OPTIONS)
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
     """Point a release at a build, see `steps.publish`; a refusal is shown on the page of the run."""

@@ -25,6 +25,7 @@ from schema.builds import (
     start_build,
 )
 from schema.gates import Candidate, RefusedError, Verdict
+from schema.pruning import Pruning, prune
 from schema.publishing import Moved, publish, rollback, verify_build
 from schema.releases import get_release, list_releases, release_history, remove
 
@@ -32,6 +33,7 @@ __all__ = [
     "Candidate",
     "CatalogueError",
     "Moved",
+    "Pruning",
     "RefusedError",
     "Verdict",
     "add_build",
@@ -44,6 +46,7 @@ __all__ = [
     "get_release",
     "list_builds",
     "list_releases",
+    "prune",
     "publish",
     "record_corpus",
     "record_replay",

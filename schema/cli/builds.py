@@ -23,6 +23,7 @@ from schema.cli.common import (
     number_text,
     time_text,
 )
+from schema.cli.pruning import prune
 from schema.models import KINDS, STATES, Build, Release, Replay
 from schema.publishing import GATES
 from schema.statistics import HEAD
@@ -30,7 +31,7 @@ from schema.statistics import HEAD
 
 @click.group()
 def builds() -> None:
-    """List the builds in the catalogue, look at one, add a store, drop a build.
+    """List the builds in the catalogue, look at one, add a store, drop a build, remove old ones.
 
     \b
     Examples:
@@ -190,6 +191,9 @@ def drop(build: str, files: bool, as_json: bool) -> None:
         else "is left alone" + (": it no longer belongs to the build" if files else "")
     )
     click.echo(f"build {found.id} is dropped; its directory {printable(directory)} {rest}")
+
+
+builds.add_command(prune)
 
 
 def _live(session: Session) -> dict[int, list[str]]:

@@ -183,6 +183,19 @@ class TestBuildRest:
         assert live() == Path(forced["path"])
         assert "- tokens overridden: " in page("rest-small")
 
+    def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
+        made = []
+        for seed in range(3):
+            site.write(seed)
+            made.append(flows.build_rest(**site.request, release="live", keep=1))
+        assert [Path(each["path"]).exists() for each in made] == [
+            False,
+            True,
+            True,
+        ]  # one to roll back to, one live
+        assert states() == [("rest", "finished"), ("tokens", "finished"), ("rest", "finished")]
+        assert "- Removed 2 old things" in page("rest-small")
+
     def test_bad_input_fails_at_once_and_says_why(self, flows: Any, site: Site) -> None:
         site.corpus.write_text('{"text": "fine"}\n{"text": 7}\n', encoding="utf-8")
         strict = site.request["corpus"].model_copy(update={"strict": True})

@@ -202,6 +202,23 @@ class TestBuilds:
         assert "no longer belongs to the build" in run("builds", "drop", "2", "--files").stdout
         assert other.exists()
 
+    def test_pruning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DRAFTSTORE_HOME", str(tmp_path))
+        stores = [write_store(tmp_path / "stores" / "small" / f"rest-{i:016}") for i in range(2)]
+        for store in stores:
+            run("builds", "add", str(store))
+        assert as_json("builds", "prune", "--keep", "1", "--older-than", "2w")["removed"] == []
+        listed = run("builds", "prune", "--keep", "1", "--dry-run")
+        assert listed.stdout == f"store, build 1: {stores[0]}, 3 bytes\n"
+        assert "would be removed: 1 thing, 3 bytes" in listed.stderr
+        removed = [{"what": "store", "build_id": 1, "path": str(stores[0]), "bytes": 3}]
+        assert as_json("builds", "prune", "--keep", "1") == {
+            "removed": removed, "in_use": [], "bytes": 3, "dry_run": False
+        }  # fmt: skip
+        assert [store.exists() for store in stores] == [False, True]
+        asked = CliRunner().invoke(cli, ["builds", "prune", "--keep", "1", "--older-than", "soon"])
+        assert "'soon' is not a length of time" in asked.stderr
+
     def test_what_is_not_there(self, tmp_path: Path) -> None:
         assert "no build 12" in refuse("builds", "show", "12")
         assert "is not a store" in refuse("builds", "add", str(tmp_path))

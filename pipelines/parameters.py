@@ -68,6 +68,10 @@ class Corpus(BaseModel):
         default=False,
         description="Build also from files that are cut short or damaged, up to that place, instead of failing.",
     )
+    rehash: bool = Field(
+        default=False,
+        description="Read large files to see whether they changed, even where size and times say that they did not.",
+    )
 
     @property
     def patterns(self) -> tuple[str, ...]:

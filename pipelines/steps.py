@@ -76,6 +76,7 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
         glob=corpus.patterns,
         strict=corpus.strict,
         allow_truncated=corpus.allow_truncated,
+        rehash=corpus.rehash,
     ).settled()
     path = store_path(home, TOKENS, name, **corpus_plan(options, loaded))
 

@@ -63,6 +63,11 @@ truncated_option = click.option(
     is_flag=True,
     help="Build also from files that are cut short or damaged, up to that place, instead of failing.",
 )
+rehash_option = click.option(
+    "--rehash",
+    is_flag=True,
+    help="Read large files to see whether they changed, even where size and times say that they did not.",
+)
 out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
 )
@@ -84,6 +89,7 @@ def build() -> None:
 @glob_option
 @strict_option
 @truncated_option
+@rehash_option
 @click.option(
     "--segment-tokens",
     default=SEGMENT_TOKENS,
@@ -106,6 +112,7 @@ def rest(
     glob: tuple[str, ...],
     strict: bool,
     allow_truncated: bool,
+    rehash: bool,
     segment_tokens: int,
     workers: int | None,
     overwrite: bool,
@@ -126,6 +133,7 @@ def rest(
         glob=glob or SOURCE_PATTERNS,
         strict=strict,
         allow_truncated=allow_truncated,
+        rehash=rehash,
         segment_tokens=segment_tokens,
     )
     loaded = load_tokenizer(tokenizer)

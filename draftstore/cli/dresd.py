@@ -15,6 +15,7 @@ from draftstore.cli.build import (
     name_option,
     out_option,
     overwrite_option,
+    rehash_option,
     report_build,
     strict_option,
     truncated_option,
@@ -78,6 +79,7 @@ from draftstore.text.corpus import SOURCE_PATTERNS
 @glob_option
 @strict_option
 @truncated_option
+@rehash_option
 @overwrite_option
 @json_option
 def dresd(
@@ -96,6 +98,7 @@ def dresd(
     glob: tuple[str, ...],
     strict: bool,
     allow_truncated: bool,
+    rehash: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -116,6 +119,7 @@ def dresd(
         glob=glob or SOURCE_PATTERNS,
         strict=strict,
         allow_truncated=allow_truncated,
+        rehash=rehash,
         dims=dims,
         dtype=dtype,
         max_length=max_length,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
+from draftstore.text.identity import file_identity
 from draftstore.text.records import (
     ACCEPTED,
     TEXT_SUFFIXES,
@@ -71,17 +72,29 @@ def read_corpus(
 
 
 def corpus_fingerprint(
-    paths: Sequence[Path], *, glob: str | Sequence[str] = SOURCE_PATTERNS, **options: str | int | bool
+    paths: Sequence[Path],
+    *,
+    glob: str | Sequence[str] = SOURCE_PATTERNS,
+    rehash: bool = False,
+    **options: str | int | bool,
 ) -> str:
-    """Return a cheap identity of a corpus: SHA-256 over its files' paths, sizes and times, and `options`.
+    """Return the identity of a corpus: SHA-256 over its files' paths and contents, and `options`.
 
-    It tells whether an unfinished build can resume; the texts are not read.
+    It tells whether a build can resume, or is done. Large files are read once, see `draftstore.text.identity`.
+
+    Args:
+        paths: files and folders.
+        glob: which files of a folder are read.
+        rehash: whether to read large files again.
+        options: how the corpus is read.
 
     Raises:
         CorpusError: see `read_corpus`.
     """
-    stats = [(str(file.path.resolve()), file.name, file.path.stat()) for file in list_files(paths, glob)]
-    files = [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
+    files = [
+        (str(file.path.resolve()), file.name, file_identity(file.path, rehash=rehash))
+        for file in list_files(paths, glob)
+    ]
     return hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()
 
 

@@ -49,6 +49,7 @@ class CorpusOptions:
         glob: which files of a folder are read.
         strict: whether to stop at the first bad record.
         allow_truncated: whether to go on after a file that cannot be read to its end.
+        rehash: whether to read large files to see whether they changed, even where their times say they did not.
         fingerprint: identity of the corpus files and of how they are read, set by `settled`; None: every build computes
             it.
     """
@@ -59,6 +60,7 @@ class CorpusOptions:
     glob: tuple[str, ...] = SOURCE_PATTERNS
     strict: bool = False
     allow_truncated: bool = dataclasses.field(default=False, kw_only=True)
+    rehash: bool = dataclasses.field(default=False, kw_only=True)
     fingerprint: str | None = dataclasses.field(default=None, kw_only=True)
 
     def inputs(self) -> str:
@@ -68,6 +70,7 @@ class CorpusOptions:
         return corpus_fingerprint(
             self.corpus,
             glob=self.glob,
+            rehash=self.rehash,
             column=self.column,
             strict=self.strict,
             allow_truncated=self.allow_truncated,

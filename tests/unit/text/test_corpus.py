@@ -435,10 +435,17 @@ def test_the_fingerprint_tells_changes(tree: Path) -> None:
     assert corpus_fingerprint([tree], column="body") != first
     assert corpus_fingerprint([tree], glob="*.py", column="text") != first
     os.utime(tree / "b.py", ns=(1, 1))
-    touched = corpus_fingerprint([tree], column="text")
-    assert touched != first
+    assert corpus_fingerprint([tree], column="text") == first  # the same content
+    old = (tree / "b.py").read_bytes()
+    write(tree / "b.py", bytes(reversed(old)))
+    os.utime(tree / "b.py", ns=(1, 1))
+    changed = corpus_fingerprint([tree], column="text")
+    assert changed != first  # the same size and time
     write(tree / "new.py")
-    assert corpus_fingerprint([tree], column="text") not in (first, touched)
+    assert corpus_fingerprint([tree], column="text") not in (first, changed)
+    write(tree / "b.py", old)
+    (tree / "new.py").unlink()
+    assert corpus_fingerprint([tree], column="text") == first
 
 
 def test_real_corpus(data: Path) -> None:

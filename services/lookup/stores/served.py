@@ -143,6 +143,12 @@ class ServedStore:
         if not waiting:
             close()
 
+    def revive(self) -> None:
+        """Serve it again after it was replaced; only for readers, as it may be closed otherwise."""
+        with self._lock:
+            assert self._readers > 0, "nobody keeps it open"
+            self._retire = None
+
     def close(self) -> None:
         """Close its files and connections."""
         store, self._store = self._store, None

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from draftstore.errors import StoreError
+from draftstore.storage.files import remove
 from draftstore.storage.using import Use
 from pipelines.places import store_path
 from schema import catalogue, pruning
@@ -93,7 +94,6 @@ def test_what_is_in_use_stays(site: Site) -> None:
 def test_a_store_is_not_opened_while_it_is_removed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.build(0)
     site.build(1)
-    remove = pruning.remove
 
     def open_first(path: Path) -> None:
         if path.exists():
@@ -210,11 +210,11 @@ def test_a_pruning_that_was_killed_is_continued(
             (path / "manifest.json").unlink()
             raise OSError
 
-    step: tuple[str, Callable[..., None]] = {
+    steps: dict[str, tuple[str, Callable[..., None]]] = {
         "before": ("retired_name", fail), "half": ("remove", remove_half), "after": ("drop_build", fail)
-    }[when]  # fmt: skip
+    }  # fmt: skip
     with monkeypatch.context() as patch, pytest.raises(OSError):  # noqa: PT011, PT012
-        patch.setattr(pruning, *step)
+        patch.setattr(pruning, *steps[when])
         site.prune()
     with pytest.raises(catalogue.CatalogueError, match="only finished builds"):
         catalogue.publish(site.transaction, "chat", min(site.builds()))

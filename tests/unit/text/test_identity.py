@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from draftstore.storage.files import hash_file
 from draftstore.text import identity
 from draftstore.text.identity import SMALL_BYTES, file_identity
 
@@ -29,8 +30,12 @@ def large(tmp_path: Path) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return the files that are read, as they are."""
     seen: list[Path] = []
-    read = identity.hash_file
-    monkeypatch.setattr(identity, "hash_file", lambda path: seen.append(path) or read(path))
+
+    def read(path: Path) -> str:
+        seen.append(path)
+        return hash_file(path)
+
+    monkeypatch.setattr(identity, "hash_file", read)
     return seen
 
 

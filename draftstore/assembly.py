@@ -26,6 +26,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
+from draftstore.storage.using import Use
 from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.recycling.store import RecyclingStore
@@ -187,6 +188,7 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
         StoreError: it cannot be opened, or belongs to another model.
         TokenizerError: it was built with another tokenizer.
     """
+    opened.callback(Use(path).close)
     store: Store
     if kind == DENSE:
         store = DresdStore.open(path, target_model=model.name, hidden_size=model.hidden_size)

@@ -10,11 +10,23 @@ from contextlib import contextmanager
 
 
 class DraftstoreError(Exception):
-    """Base of all errors that draftstore raises deliberately."""
+    """Base of all errors that draftstore raises deliberately.
+
+    Attributes:
+        exit_code: status that the command line ends with.
+    """
+
+    exit_code = 1
 
 
 class CorpusError(DraftstoreError):
     """A corpus cannot be read: no such path, unknown format, a bad record under `strict`, or empty."""
+
+
+class TruncatedCorpusError(CorpusError):
+    """A file of a corpus cannot be read to its end: it is cut short or damaged, and what follows would be missing."""
+
+    exit_code = 4
 
 
 class NoTextError(CorpusError):

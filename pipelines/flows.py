@@ -25,7 +25,9 @@ from pipelines.parameters import (
     Corpus,
     Device,
     Dims,
+    Force,
     HeadRows,
+    Keep,
     Longest,
     MaxBytes,
     ModelSource,
@@ -70,6 +72,8 @@ def build_rest(
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
     release: Name | None = None,
+    force: Force = [],  # noqa: B006 - never changed; the page shows it
+    keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a REST store: a corpus as token ids with suffix arrays.
 
@@ -80,11 +84,15 @@ def build_rest(
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes that sort. None: one for each core.
         release: The release that shall point at the store once it is whole. None: none.
+        force: Checks to override where the store is too different from the live one.
+        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
+            step removes older ones. None: all.
     """
     with Ledger(get_run_logger()) as ledger:
         builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
-        _publish(ledger, release, builds[-1])
-    return _finish(name, builds, release)
+        said = _publish(ledger, release, builds[-1], force)
+        said += [] if keep is None else tasks.prune(ledger, keep)
+    return _finish(name, builds, release, said)
 
 
 @flow(name="count-ngrams")
@@ -131,6 +139,8 @@ def build_crest(
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
     release: Name | None = None,
+    force: Force = [],  # noqa: B006 - never changed; the page shows it
+    keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a CREST store: the draft trees of the most common n-grams, with statistics to ask about in SQL.
 
@@ -149,6 +159,9 @@ def build_crest(
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort and cut trees. None: one for each core.
         release: The release that shall point at the store once it is whole and verifies. None: none.
+        force: Checks to override where the store is too different from the live one.
+        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
+            step removes older ones. None: all.
     """
     options = CrestOptions(
         name=name,
@@ -164,8 +177,9 @@ def build_crest(
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head))
         builds.append(tasks.make_crest(ledger, options, source, workers))
-        _publish(ledger, release, builds[-1])
-    return _finish(name, builds, release)
+        said = _publish(ledger, release, builds[-1], force)
+        said += [] if keep is None else tasks.prune(ledger, keep)
+    return _finish(name, builds, release, said)
 
 
 @flow(name="generate-responses")
@@ -217,6 +231,8 @@ def build_dresd(
     model_dtype: Weights | None = None,
     device: Device | None = None,
     release: Name | None = None,
+    force: Force = [],  # noqa: B006 - never changed; the page shows it
+    keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a DReSD store: the hidden states of a model over a corpus, with what comes next; best over its own answers.
 
@@ -235,6 +251,9 @@ def build_dresd(
         model_dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
         release: The release that shall point at the store once it is whole and verifies. None: none.
+        force: Checks to override where the store is too different from the live one.
+        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
+            step removes older ones. None: all.
     """
     target = Target(model, model_dtype, device)
     options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
@@ -246,8 +265,9 @@ def build_dresd(
             corpus = corpus.model_copy(update={"paths": [*corpus.paths, *(made.path for made in answers)]})
         tokens = tasks.make_tokens(ledger, name, corpus, model)
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
-        _publish(ledger, release, builds[-1])
-    return _finish(name, builds, release)
+        said = _publish(ledger, release, builds[-1], force)
+        said += [] if keep is None else tasks.prune(ledger, keep)
+    return _finish(name, builds, release, said)
 
 
 def _rest(
@@ -278,12 +298,14 @@ def _build_rest(
     return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers)]
 
 
-def _publish(ledger: Ledger, release: str | None, built: Built) -> None:
-    if release is not None:
-        tasks.publish(ledger, release, built)
+def _publish(ledger: Ledger, release: str | None, built: Built, force: Sequence[str]) -> list[str]:
+    """Move the release, if one is named; return what is to be said about it."""
+    return [] if release is None else tasks.publish(ledger, release, built, force)
 
 
-def _finish(name: str, builds: Sequence[Built], release: str | None = None) -> dict[str, Any]:
+def _finish(
+    name: str, builds: Sequence[Built], release: str | None = None, said: Sequence[str] = ()
+) -> dict[str, Any]:
     """Report a run on its page, and return the summary of the last build."""
-    tasks.report(name, builds, release)
+    tasks.report(name, builds, release, said)
     return {"name": name, "release": release, **builds[-1].summary()}

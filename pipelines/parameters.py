@@ -23,6 +23,10 @@ HeadRows = Annotated[int, Field(ge=0, le=100_000_000, examples=[1_000_000])]
 Rule = Literal["gain", "global", "combined", "single"]
 Ngrams = Annotated[int, Field(ge=1, le=1_000_000_000, examples=[100_000])]
 MaxBytes = Annotated[int, Field(ge=16_384, examples=[100_000_000])]
+Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records"]
+"""Names of `schema.gates.CHECKS`."""
+Force = Annotated[list[Gate], Field(examples=[["tokens"]])]
+Keep = Annotated[int, Field(ge=1, examples=[3])]
 ModelSource = Annotated[str, Field(min_length=1, examples=["/models/SmolLM2-135M-Instruct", "org/model"])]
 Weights = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 Device = Annotated[str, Field(min_length=1, examples=["cpu", "cuda", "cuda:1"])]
@@ -60,6 +64,14 @@ class Corpus(BaseModel):
         examples=[["*.md", "src/**/*.py"]],
     )
     strict: bool = Field(default=False, description="Fail at the first bad record, instead of counting it.")
+    allow_truncated: bool = Field(
+        default=False,
+        description="Build also from files that are cut short or damaged, up to that place, instead of failing.",
+    )
+    rehash: bool = Field(
+        default=False,
+        description="Read large files to see whether they changed, even where size and times say that they did not.",
+    )
 
     @property
     def patterns(self) -> tuple[str, ...]:

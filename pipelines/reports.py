@@ -48,13 +48,14 @@ def table_rows(builds: Sequence[Built]) -> list[dict[str, Any]]:
     return [built.summary() for built in builds]
 
 
-def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
+def markdown(name: str, builds: Sequence[Built], release: str | None, said: Sequence[str] = ()) -> str:
     """Return the page of a run: stores, their corpus, and the duration of each step.
 
     Args:
         name: name of the stores.
         builds: builds in order; the last is the flow's result.
         release: the release that points at the last one now.
+        said: sentences about its publishing.
     """
     last = builds[-1]
     corpus = last.manifest.corpus
@@ -65,6 +66,7 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
         f"Build {last.build_id} in `{last.path}`"
         + (" was already finished: nothing was done." if last.reused else "."),
         *([f"The release `{release}` points at it."] if release else []),
+        *(f"- {sentence}" for sentence in said),
         "",
         "| store | build | entries | bytes | seconds |",
         "|---|--:|--:|--:|--:|",
@@ -81,17 +83,48 @@ def markdown(name: str, builds: Sequence[Built], release: str | None) -> str:
     ]
     left_out = [
         counted(corpus[key], noun)
-        for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document"))
+        for key, noun in (
+            ("bad_records", "bad record"),
+            ("empty_documents", "empty document"),
+        )
         if corpus.get(key)
     ]
     if left_out:
         lines.append(f"Left out: {', '.join(left_out)}.")
+    if corpus.get("truncated"):
+        lines.append(f"Not read to the end: {counted(corpus['truncated'], 'truncated file')}.")
     lines += _figures(last.manifest)
     steps = [(built.manifest.kind, step, s) for built in builds for step, s in built.timings.items()]
     if steps:
         lines += ["", "| step | seconds |", "|---|--:|"]
         lines += [f"| {kind}: {step} | {seconds:,.2f} |" for kind, step, seconds in steps]
     return "\n".join(lines) + "\n"
+
+
+def refusal_markdown(release: str, built: Built, refusals: Mapping[str, str]) -> str:
+    """Return the page of a publishing that was refused.
+
+    Args:
+        release: name of the release, which stays where it is.
+        built: the refused build.
+        refusals: reasons by check.
+    """
+    rows = [f"| {check} | {reason.replace('|', '/')} |" for check, reason in refusals.items()]
+    return "\n".join(
+        [
+            f"# Release `{release}` was not moved",
+            "",
+            f"Build {built.build_id} in `{built.path}` does not go live:",
+            "",
+            "| check | reason |",
+            "|---|---|",
+            *rows,
+            "",
+            f"If that is meant, publish it: `draftstore releases publish {release} {built.build_id} "
+            f"--force {','.join(refusals)}`, or run the flow with `force`.",
+            "",
+        ]
+    )
 
 
 def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str:

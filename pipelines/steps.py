@@ -1,11 +1,13 @@
 """The steps of the flows, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses, weights_fingerprint
+from draftstore.errors import counted
 from draftstore.hf.loading import load_model, model_name
 from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.stores.crest.build import CrestOptions, CrestProgress, build_crest
@@ -74,6 +76,8 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
         column=corpus.column,
         glob=corpus.patterns,
         strict=corpus.strict,
+        allow_truncated=corpus.allow_truncated,
+        rehash=corpus.rehash,
     ).settled()
     path = store_path(home, TOKENS, name, **corpus_plan(options, loaded))
 
@@ -280,13 +284,53 @@ def make_dresd(
     return ledger.build(Request(DRESD, options.name, path, parameters, tokens.built.build_id), make)
 
 
-def publish(ledger: Ledger, release: str, built: Built) -> None:
-    """Point a release at a verified build, in one transaction, unless it already points there.
+def prune(ledger: Ledger, keep: int) -> list[str]:
+    """Remove old builds of the flows, and what killed ones left.
+
+    Args:
+        ledger: ledger of this run.
+        keep: number of finished builds of each kind and name that stay.
+
+    Returns:
+        A sentence that says what was removed; empty if there was nothing.
+
+    Raises:
+        DatabaseError: the database cannot be used.
+        OSError: files cannot be removed.
+    """
+    found = catalogue.prune(ledger.session, data_home(), keep)
+    for removal in found.removed:
+        ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
+    for path in found.in_use:
+        ledger.logger.info("in use, stays: %s", path)
+    total = sum(removal.bytes for removal in found.removed)
+    return [f"Removed {counted(len(found.removed), 'old thing')}, {total:,} bytes"] if found.removed else []
+
+
+def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> list[str]:
+    """Point a release at a verified build, unless it already points there.
+
+    Args:
+        ledger: ledger of this run.
+        release: name of the release.
+        built: the build.
+        force: names of checks to override.
+
+    Returns:
+        One sentence for each check that was overridden or could not be made.
 
     Raises:
         CatalogueError: the store fails verification.
+        RefusedError: the build is too different from the live one.
         DatabaseError: the database cannot be used.
     """
-    with ledger.session() as session:
-        catalogue.publish(session, release, built.build_id)
+    try:
+        moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
+    except catalogue.RefusedError as refused:
+        ledger.logger.error("%s", refused)  # noqa: TRY400 - a sentence for people, not a fault of the program
+        raise
+    sentences = moved.verdict.sentences()
+    for sentence in sentences:
+        ledger.logger.warning("release %s: %s", release, sentence)
     ledger.logger.info("the release %s points at build %d", release, built.build_id)
+    return sentences

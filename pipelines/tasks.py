@@ -9,8 +9,10 @@ from prefect.cache_policies import NO_CACHE
 
 from draftstore.answers.responses import Responses
 from pipelines import steps
-from pipelines.reports import Built, answers_markdown, markdown, table_rows
+from pipelines.ledger import Ledger
+from pipelines.reports import Built, answers_markdown, markdown, refusal_markdown, table_rows
 from pipelines.retries import DELAYS, passes_by_itself
+from schema.catalogue import RefusedError
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
@@ -34,16 +36,32 @@ make_counts = task(name="count n-grams", **OPTIONS)(steps.make_counts)
 make_crest = task(name="build CREST store", **OPTIONS)(steps.make_crest)
 make_answers = task(name="answer prompts", **OPTIONS)(steps.make_answers)
 make_dresd = task(name="build DReSD store", **OPTIONS)(steps.make_dresd)
-publish = task(name="publish", **OPTIONS)(steps.publish)
+
+
+prune = task(name="remove old builds", **OPTIONS)(steps.prune)
+
+
+@task(name="publish", **OPTIONS)
+def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
+    """Point a release at a build, see `steps.publish`; a refusal is shown on the page of the run."""
+    try:
+        return steps.publish(ledger, release, built, force)
+    except RefusedError as error:
+        create_markdown_artifact(
+            refusal_markdown(release, built, error.refusals),
+            key=_key("release", release),
+            description=f"release `{release}`: why it did not move",
+        )
+        raise
 
 
 @task(name="report", **{**OPTIONS, "retries": 0})
-def report(name: str, builds: Sequence[Built], release: str | None) -> None:
+def report(name: str, builds: Sequence[Built], release: str | None, said: Sequence[str]) -> None:
     """Show the figures of a run on its page."""
     kind = builds[-1].manifest.kind
     key = _key(kind, name)
     create_markdown_artifact(
-        markdown(name, builds, release), key=key, description=f"{kind} `{name}`: the latest build"
+        markdown(name, builds, release, said), key=key, description=f"{kind} `{name}`: the latest build"
     )
     create_table_artifact(
         table_rows(builds), key=f"{key}-stores", description=f"{kind} `{name}`: the stores of the latest run"

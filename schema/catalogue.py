@@ -1,11 +1,13 @@
 """The catalogue: corpora, builds, releases and replays, as functions over a session.
 
-    with Session(make_engine()) as session, session.begin():
-        build = catalogue.add_build(session, Path("stores/chat"))
-        catalogue.publish(session, "chat-vicuna", build.id)
+    transaction = sessionmaker(make_engine()).begin
+    with transaction() as session:
+        build_id = catalogue.add_build(session, Path("stores/chat")).id
+    catalogue.publish(transaction, "chat-vicuna", build_id)
 
-All of them run in the caller's transaction, which the caller commits: the block takes effect as a whole or not at all.
-For other queries see `schema.views`.
+Functions that take a session run in the caller's transaction, which the caller commits: the block takes effect as a
+whole or not at all. `publish` and `rollback` take what begins transactions: they read a whole store between two of
+them. For other queries see `schema.views`.
 """
 
 from schema.builds import (
@@ -22,18 +24,18 @@ from schema.builds import (
     record_replay,
     start_build,
 )
-from schema.releases import (
-    get_release,
-    list_releases,
-    publish,
-    release_history,
-    remove,
-    rollback,
-    verify_build,
-)
+from schema.gates import Candidate, RefusedError, Verdict
+from schema.pruning import Pruning, prune
+from schema.publishing import Moved, publish, rollback, verify_build
+from schema.releases import get_release, list_releases, release_history, remove
 
 __all__ = [
+    "Candidate",
     "CatalogueError",
+    "Moved",
+    "Pruning",
+    "RefusedError",
+    "Verdict",
     "add_build",
     "drop_build",
     "fail_build",
@@ -44,6 +46,7 @@ __all__ = [
     "get_release",
     "list_builds",
     "list_releases",
+    "prune",
     "publish",
     "record_corpus",
     "record_replay",

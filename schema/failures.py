@@ -30,6 +30,8 @@ STATES: dict[str, tuple[type[DatabaseError], str]] = {
     "42501": (DatabaseAccessError, "the user lacks a right that it needs: grant it, or name another user"),
     "55P03": (DatabaseTimeoutError, TIMEOUT),
     "57014": (DatabaseTimeoutError, TIMEOUT),
+    "25P03": (DatabaseTimeoutError, TIMEOUT),
+    "25P04": (DatabaseTimeoutError, TIMEOUT),
     "40": (DatabaseTimeoutError, TIMEOUT),
     "53": (DatabaseFullError, FULL),
 }

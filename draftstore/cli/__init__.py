@@ -98,7 +98,7 @@ build.add_command(recycling)
 
 
 def main() -> None:
-    """Run the command line: an error is one sentence on stderr and exit status 1, never a traceback."""
+    """Run the command line: an error is one sentence on stderr and an exit status, never a traceback."""
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -119,7 +119,7 @@ def main() -> None:
         sys.exit(141)
     except DraftstoreError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.exit_code)
     except OSError as error:
         advice = ADVICE.get(error.errno or 0)
         click.echo(f"error: {error}" + (f": {advice}" if advice else ""), err=True)

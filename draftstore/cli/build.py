@@ -58,6 +58,16 @@ glob_option = click.option(
 strict_option = click.option(
     "--strict", is_flag=True, help="Stop at the first bad record instead of counting it."
 )
+truncated_option = click.option(
+    "--allow-truncated",
+    is_flag=True,
+    help="Build also from files that are cut short or damaged, up to that place, instead of failing.",
+)
+rehash_option = click.option(
+    "--rehash",
+    is_flag=True,
+    help="Read large files to see whether they changed, even where size and times say that they did not.",
+)
 out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
 )
@@ -78,6 +88,8 @@ def build() -> None:
 @column_option
 @glob_option
 @strict_option
+@truncated_option
+@rehash_option
 @click.option(
     "--segment-tokens",
     default=SEGMENT_TOKENS,
@@ -99,6 +111,8 @@ def rest(
     column: str,
     glob: tuple[str, ...],
     strict: bool,
+    allow_truncated: bool,
+    rehash: bool,
     segment_tokens: int,
     workers: int | None,
     overwrite: bool,
@@ -118,6 +132,8 @@ def rest(
         column=column,
         glob=glob or SOURCE_PATTERNS,
         strict=strict,
+        allow_truncated=allow_truncated,
+        rehash=rehash,
         segment_tokens=segment_tokens,
     )
     loaded = load_tokenizer(tokenizer)
@@ -182,6 +198,7 @@ def report_build(result: BuildResult, seconds: float, as_json: bool) -> None:
                 "bytes": manifest.size,
                 "counts": manifest.counts,
                 "bad_records": report.bad_records,
+                "truncated": report.truncated,
                 "empty_documents": report.empty_documents,
                 "problems": [
                     {"place": problem.place, "reason": problem.reason} for problem in report.problems

@@ -17,7 +17,9 @@ from draftstore.cli.build import (
     name_option,
     out_option,
     overwrite_option,
+    rehash_option,
     report_build,
+    truncated_option,
 )
 from draftstore.cli.common import STORE, ManyValues, count_progress, json_option
 from draftstore.search.ngrams import MAX_N
@@ -56,6 +58,8 @@ class ByteSize(click.ParamType[int]):
     help="Build the REST store from these texts first, as OUT-rest; instead of --rest. " + CORPUS_HELP,
 )  # fmt: skip
 @click.option("--tokenizer", metavar="T", help="Needed with --corpus. " + TOKENIZER_HELP)
+@truncated_option
+@rehash_option
 @out_option
 @name_option
 @click.option(
@@ -100,6 +104,8 @@ def crest(
     rest: Path | None,
     corpus: tuple[Path, ...],
     tokenizer: str | None,
+    allow_truncated: bool,
+    rehash: bool,
     out: Path,
     name: str | None,
     max_n: int,
@@ -132,20 +138,20 @@ def crest(
     )
     options.check()
     begin = time.perf_counter()
-    source = rest or _build_rest(corpus, tokenizer, out, workers)
+    beside = out.with_name(f"{out.name}-rest")
+    texts = RestOptions(corpus=corpus, name=beside.name, allow_truncated=allow_truncated, rehash=rehash)
+    source = rest or _build_rest(texts, tokenizer, beside, workers)
     with crest_bars() as progress:
         result = build_crest(options, source, out, overwrite=overwrite, workers=workers, progress=progress)
     report_build(result, time.perf_counter() - begin, as_json)
 
 
-def _build_rest(corpus: tuple[Path, ...], tokenizer: str | None, out: Path, workers: int | None) -> Path:
+def _build_rest(options: RestOptions, tokenizer: str | None, out: Path, workers: int | None) -> Path:
     """Build the REST store beside the new one, or return the existing one."""
     if tokenizer is None:
         raise click.UsageError("--corpus needs --tokenizer, the one of the model that will decode.")
-    beside = out.with_name(f"{out.name}-rest")
-    options = RestOptions(corpus=corpus, name=beside.name)
     with build_bars() as progress:
-        return build_rest(options, load_tokenizer(tokenizer), beside, workers=workers, progress=progress).path
+        return build_rest(options, load_tokenizer(tokenizer), out, workers=workers, progress=progress).path
 
 
 @contextmanager

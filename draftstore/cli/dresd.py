@@ -15,8 +15,10 @@ from draftstore.cli.build import (
     name_option,
     out_option,
     overwrite_option,
+    rehash_option,
     report_build,
     strict_option,
+    truncated_option,
 )
 from draftstore.cli.common import ManyValues, count_progress, json_option, printable, status
 from draftstore.cli.sources import device_option, model_option
@@ -76,6 +78,8 @@ from draftstore.text.corpus import SOURCE_PATTERNS
 @column_option
 @glob_option
 @strict_option
+@truncated_option
+@rehash_option
 @overwrite_option
 @json_option
 def dresd(
@@ -93,6 +97,8 @@ def dresd(
     column: str,
     glob: tuple[str, ...],
     strict: bool,
+    allow_truncated: bool,
+    rehash: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -112,6 +118,8 @@ def dresd(
         column=column,
         glob=glob or SOURCE_PATTERNS,
         strict=strict,
+        allow_truncated=allow_truncated,
+        rehash=rehash,
         dims=dims,
         dtype=dtype,
         max_length=max_length,

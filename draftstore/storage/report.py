@@ -11,10 +11,14 @@ PROBLEMS_KEPT = 20
 
 @dataclasses.dataclass(frozen=True)
 class RecordProblem:
-    """A record that could not be read: its position (`file:line 7`), and the reason."""
+    """A record that could not be read: its position (`file:line 7`), and the reason.
+
+    `truncated` tells that the file cannot be read further, so that records after it are missing as well.
+    """
 
     place: str
     reason: str
+    truncated: bool = False
 
 
 @dataclasses.dataclass
@@ -28,6 +32,7 @@ class ReadReport:
         problems: the first `PROBLEMS_KEPT` bad records.
         unread: files of records without any text.
         passed_over: skipped data files in folders, by suffix.
+        truncated: number of files that could not be read to their end.
     """
 
     documents: int = 0
@@ -36,10 +41,12 @@ class ReadReport:
     problems: list[RecordProblem] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
     passed_over: dict[str, int] = dataclasses.field(default_factory=dict)
+    truncated: int = 0
 
     def add_problem(self, problem: RecordProblem) -> None:
         """Count a bad record, and keep it if it is among the first."""
         self.bad_records += 1
+        self.truncated += problem.truncated
         if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append(problem)
 

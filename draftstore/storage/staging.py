@@ -161,6 +161,7 @@ def _report_of(manifest: Manifest) -> ReadReport:
         corpus["empty_documents"],
         unread=corpus.get("unread", []),
         passed_over=corpus.get("passed_over", {}),
+        truncated=corpus.get("truncated", 0),
     )
 
 

@@ -34,7 +34,7 @@ def read_whole(path: Path) -> bytes | None:
 
 
 def read_lines(path: Path) -> Iterator[bytes | None]:
-    """Yield a file's lines; None for one longer than `MAX_RECORD_BYTES`.
+    """Yield a file's lines with their line feeds; None for one longer than `MAX_RECORD_BYTES`.
 
     Raises:
         OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
@@ -43,13 +43,13 @@ def read_lines(path: Path) -> Iterator[bytes | None]:
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Split a stream at line feeds only; a line above `MAX_RECORD_BYTES` is dropped and yields None."""
+    """Split a stream after line feeds only; a line above `MAX_RECORD_BYTES` is dropped and yields None."""
     parts: list[bytes] = []
     size = 0
     for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            yield b"".join([*parts, end]) if size + len(end) <= MAX_RECORD_BYTES else None
+            yield b"".join([*parts, end, b"\n"]) if size + len(end) <= MAX_RECORD_BYTES else None
             parts, size = [], 0
         size += len(rest)
         parts = [*parts, rest] if size <= MAX_RECORD_BYTES else []
@@ -87,7 +87,10 @@ def _chunks(path: Path) -> Iterator[bytes]:
     Raises:
         OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
     """
+    packed = path.suffix.lower() in COMPRESSION_SUFFIXES
     with path.open("rb") as file:
+        if packed and not file.peek(1):
+            raise EOFError("the file is empty, and even an empty packed file has a header")
         if path.suffix.lower() == ".zst":
             yield from _zstd_chunks(file)
         elif path.suffix.lower() == ".gz":

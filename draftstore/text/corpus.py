@@ -1,7 +1,8 @@
 """Corpora: files and folders as one stream of documents with stable ids, always in the same order.
 
 A bad record is counted and reported with its position; it stops the reading only with `strict`. A missing path or an
-unknown kind of file always does.
+unknown kind of file always does, and a file that cannot be read to its end unless that is allowed: nobody sees what is
+missing from a store.
 """
 
 import fnmatch
@@ -9,11 +10,13 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from draftstore.errors import CorpusError
+from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
+from draftstore.text.identity import file_identity
 from draftstore.text.records import (
     ACCEPTED,
     TEXT_SUFFIXES,
@@ -38,6 +41,7 @@ def read_corpus(
     column: str = "text",
     glob: str | Sequence[str] = SOURCE_PATTERNS,
     strict: bool = False,
+    allow_truncated: bool = False,
 ) -> Iterator[Document]:
     """Stream the documents of files and folders, always in the same order.
 
@@ -53,29 +57,44 @@ def read_corpus(
             hidden, contain installed packages or caches, or are symbolic links are skipped. A data file (`.jsonl`,
             `.parquet`, ...) in a folder is read if a pattern names its suffix, else reported as skipped.
         strict: whether to stop at the first bad record.
+        allow_truncated: whether to go on after a file that cannot be read to its end, and count it as a bad record.
 
     Raises:
         CorpusError: at once if a path is missing or of an unknown kind, or a folder has no matching file; during
             reading if a Parquet file lacks the column, or on a bad record under `strict`.
+        TruncatedCorpusError: during reading, a file is cut short or damaged.
         MissingExtraError: during reading, if `pyarrow` or `zstandard` is needed and missing.
     """
     files, passed_over = _find_files(paths, glob)
     report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
-    return _read_files(files, column, render, report, strict)
+    documents = partial(read_documents, column=column, render=render)
+    return _read_files(files, documents, report, partial(_refuse, strict, allow_truncated))
 
 
 def corpus_fingerprint(
-    paths: Sequence[Path], *, glob: str | Sequence[str] = SOURCE_PATTERNS, **options: str | int | bool
+    paths: Sequence[Path],
+    *,
+    glob: str | Sequence[str] = SOURCE_PATTERNS,
+    rehash: bool = False,
+    **options: str | int | bool,
 ) -> str:
-    """Return a cheap identity of a corpus: SHA-256 over its files' paths, sizes and times, and `options`.
+    """Return the identity of a corpus: SHA-256 over its files' paths and contents, and `options`.
 
-    It tells whether an unfinished build can resume; the texts are not read.
+    It tells whether a build can resume, or is done. Large files are read once, see `draftstore.text.identity`.
+
+    Args:
+        paths: files and folders.
+        glob: which files of a folder are read.
+        rehash: whether to read large files again.
+        options: how the corpus is read.
 
     Raises:
         CorpusError: see `read_corpus`.
     """
-    stats = [(str(file.path.resolve()), file.name, file.path.stat()) for file in list_files(paths, glob)]
-    files = [(path, name, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
+    files = [
+        (str(file.path.resolve()), file.name, file_identity(file.path, rehash=rehash))
+        for file in list_files(paths, glob)
+    ]
     return hashlib.sha256(json.dumps([files, options], sort_keys=True).encode()).hexdigest()
 
 
@@ -156,25 +175,43 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(target, form) for form in (pattern, pattern.replace("**/", "")))
 
 
+def _refuse(strict: bool, allow_truncated: bool, problem: RecordProblem) -> None:
+    """Stop the reading at a problem that is not to be counted.
+
+    Raises:
+        CorpusError: a bad record under `strict`, or a truncated file that is not allowed.
+    """
+    if problem.truncated and not allow_truncated:
+        raise TruncatedCorpusError(
+            f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to do without the rest"
+        )
+    if strict and not problem.truncated:
+        raise CorpusError(f"{problem.place}: {problem.reason}")
+
+
 def _read_files(
-    files: Iterable[CorpusFile], column: str, render: Render, report: ReadReport, strict: bool
+    files: Iterable[CorpusFile],
+    documents: Callable[[CorpusFile], Iterator[Document | RecordProblem]],
+    report: ReadReport,
+    refuse: Callable[[RecordProblem], None],
 ) -> Iterator[Document]:
     """Yield the documents of files, and record files of records without any text."""
     for file in files:
         before = report.documents
-        yield from _counted(read_documents(file, column, render), report, strict)
+        yield from _counted(documents(file), report, refuse)
         if report.documents == before and file.kind != "text":
             report.unread.append(str(file.path))
 
 
 def _counted(
-    items: Iterable[Document | RecordProblem], report: ReadReport, strict: bool
+    items: Iterable[Document | RecordProblem],
+    report: ReadReport,
+    refuse: Callable[[RecordProblem], None],
 ) -> Iterator[Document]:
     """Yield the documents with text, and count everything."""
     for item in items:
         if isinstance(item, RecordProblem):
-            if strict:
-                raise CorpusError(f"{item.place}: {item.reason}")
+            refuse(item)
             report.add_problem(item)
         elif not item.text or item.text.isspace():
             report.empty_documents += 1

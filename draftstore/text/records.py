@@ -162,16 +162,34 @@ def _read_lines(file: CorpusFile, column: str, render: Render) -> Iterator[Docum
 
 
 def _line_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | RecordProblem]]:
-    """Yield number and object of each non-blank line; a truncated stream ends with a problem."""
+    """Yield number and object of each non-blank line; a truncated file ends with a problem that says so."""
     number = 0
     try:
         for number, line in enumerate(read_lines(path), start=1):
             if line is None or line.strip():
-                yield number, _attempt(f"{path}:line {number}", partial(_parse_line, line))
+                record = _attempt(f"{path}:line {number}", partial(_parse_line, line))
+                yield number, _cut_off(record) if _is_begun(line) else record
     except STREAM_ERRORS as error:
-        number += 1
-        reason = f"cannot be read from here on: {_reason(error)}"
-        yield number, RecordProblem(f"{path}:line {number}", reason)
+        yield number + 1, _broken_off(f"{path}:line {number + 1}", error)
+
+
+def _is_begun(line: bytes | None) -> bool:
+    """Tell whether a line begins as an object and has no line feed, as the last line of a file that was cut."""
+    return line is not None and not line.endswith(b"\n") and line.lstrip().startswith(b"{")
+
+
+def _cut_off(record: dict[str, Any] | RecordProblem) -> dict[str, Any] | RecordProblem:
+    """Return the last record of a file; one that cannot be parsed is cut off."""
+    if not isinstance(record, RecordProblem):
+        return record
+    return RecordProblem(
+        record.place, f"the file ends in the middle of a record: {record.reason}", truncated=True
+    )
+
+
+def _broken_off(place: str, error: Exception) -> RecordProblem:
+    """Return the problem of a file that cannot be read further."""
+    return RecordProblem(place, f"cannot be read from here on: {_reason(error)}", truncated=True)
 
 
 def _parse_line(line: bytes | None) -> dict[str, Any]:
@@ -206,7 +224,7 @@ def _read_parquet(file: CorpusFile, column: str, render: Render) -> Iterator[Doc
                 make = partial(_record_document, row, f"{file.name}#{number}", column, render)
                 yield _attempt(f"{file.path}:row {number}", make)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        yield RecordProblem(f"{file.path}:row {number + 1}", f"cannot be read from here on: {_reason(error)}")
+        yield _broken_off(f"{file.path}:row {number + 1}", error)
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
@@ -229,6 +247,8 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
         return make()
     except json.JSONDecodeError as error:
         return RecordProblem(place, f"not JSON: {error}")
+    except EOFError as error:
+        return _broken_off(place, error)
     except (
         _BadRecordError,
         UnicodeError,

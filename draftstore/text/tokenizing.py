@@ -48,6 +48,8 @@ class CorpusOptions:
         column: key or column of the text in records.
         glob: which files of a folder are read.
         strict: whether to stop at the first bad record.
+        allow_truncated: whether to go on after a file that cannot be read to its end.
+        rehash: whether to read large files to see whether they changed, even where their times say they did not.
         fingerprint: identity of the corpus files and of how they are read, set by `settled`; None: every build computes
             it.
     """
@@ -57,6 +59,8 @@ class CorpusOptions:
     column: str = "text"
     glob: tuple[str, ...] = SOURCE_PATTERNS
     strict: bool = False
+    allow_truncated: bool = dataclasses.field(default=False, kw_only=True)
+    rehash: bool = dataclasses.field(default=False, kw_only=True)
     fingerprint: str | None = dataclasses.field(default=None, kw_only=True)
 
     def files(self) -> list[Path]:
@@ -67,7 +71,14 @@ class CorpusOptions:
         """Identity of the corpus files and of how they are read."""
         if self.fingerprint is not None:
             return self.fingerprint
-        return corpus_fingerprint(self.corpus, glob=self.glob, column=self.column, strict=self.strict)
+        return corpus_fingerprint(
+            self.corpus,
+            glob=self.glob,
+            rehash=self.rehash,
+            column=self.column,
+            strict=self.strict,
+            allow_truncated=self.allow_truncated,
+        )
 
     def settled(self) -> Self:
         """Return a copy with the corpus' present identity, for several builds of one corpus."""
@@ -169,6 +180,7 @@ def tokenize_into(
         column=options.column,
         glob=options.glob,
         strict=options.strict,
+        allow_truncated=options.allow_truncated,
     )
     try:
         shards = tokenize_corpus(
@@ -252,6 +264,7 @@ def finish_store(
             "characters": shards.character_count,
             "bad_records": report.bad_records,
             "empty_documents": report.empty_documents,
+            "truncated": report.truncated,
             "unread": report.unread,
             "passed_over": report.passed_over,
         },

@@ -14,6 +14,7 @@ from draftstore.storage.files import remove
 from draftstore.storage.manifest import manifest_digest
 from schema import catalogue
 from schema.adding import has_statistics, load_statistics
+from schema.catalogue import Verdict
 from schema.cli.common import (
     build_fields,
     catalogue_session,
@@ -22,13 +23,15 @@ from schema.cli.common import (
     number_text,
     time_text,
 )
+from schema.cli.pruning import prune
 from schema.models import KINDS, STATES, Build, Release, Replay
+from schema.publishing import GATES
 from schema.statistics import HEAD
 
 
 @click.group()
 def builds() -> None:
-    """List the builds in the catalogue, look at one, add a store, drop a build.
+    """List the builds in the catalogue, look at one, add a store, drop a build, remove old ones.
 
     \b
     Examples:
@@ -91,8 +94,10 @@ def show(build: str, as_json: bool) -> None:
         corpus = found.corpus
         live = _live(session).get(found.id, [])
         replays = session.scalars(select(Replay).filter_by(build_id=found.id).order_by(Replay.id)).all()
+    parameters = dict(found.parameters)
+    gates = parameters.pop(GATES, {})
     if as_json:
-        more = {"corpus": corpus_fields(corpus), "releases": live, "parameters": found.parameters}
+        more = {"corpus": corpus_fields(corpus), "releases": live, "parameters": parameters, "gates": gates}
         print_json(build_fields(found) | more | {"replays": [_replay_fields(replay) for replay in replays]})
         return
     table = Table(show_header=False, box=None)
@@ -109,11 +114,14 @@ def show(build: str, as_json: bool) -> None:
     for key, value in counts(found).items():
         table.add_row(key, number_text(value))
     table.add_row("bytes", number_text(found.size_bytes))
-    for key, value in sorted(found.parameters.items()):
+    for key, value in sorted(parameters.items()):
         table.add_row(key, printable(str(value)))
     for step, seconds in found.timings.items():
         table.add_row(f"seconds: {step}", f"{seconds:,.2f}")
     table.add_row("live as", ", ".join(live) or "no release points at it")
+    for release, said in gates.items():
+        for sentence in Verdict(**{"refused": {}, "forced": {}, "skipped": {}, **said}).sentences():
+            table.add_row(f"gates of {release}", printable(sentence))
     for replay in replays:
         length = f"accepted length {replay.accepted_length:.3f} ({replay.strategy}, budget {replay.budget})"
         table.add_row("replay", f"{printable(replay.recordings)}: {length}")
@@ -183,6 +191,9 @@ def drop(build: str, files: bool, as_json: bool) -> None:
         else "is left alone" + (": it no longer belongs to the build" if files else "")
     )
     click.echo(f"build {found.id} is dropped; its directory {printable(directory)} {rest}")
+
+
+builds.add_command(prune)
 
 
 def _live(session: Session) -> dict[int, list[str]]:

@@ -5,12 +5,29 @@ from typing import Any
 
 import click
 from rich.table import Table
-from sqlalchemy import select
 
 from draftstore.cli.common import count_progress, json_option, print_json, printable, stdout_console
 from schema import catalogue
+from schema.catalogue import Candidate, Moved
 from schema.cli.common import catalogue_session, counts, number_text, time_text
-from schema.models import Build, Release
+from schema.gates import CHECKS
+from schema.models import Release
+
+
+class CheckNames(click.ParamType[tuple[str, ...]]):
+    """Names of checks, separated by commas."""
+
+    name = "checks"
+
+    def convert(
+        self, value: str | tuple[str, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the names."""
+        names = tuple(value.split(",")) if isinstance(value, str) else value
+        for name in names:
+            if name not in CHECKS:
+                self.fail(f"{name!r} is not a check: expected {', '.join(CHECKS)}", param, ctx)
+        return names
 
 
 @click.group()
@@ -58,38 +75,41 @@ def list_releases(as_json: bool) -> None:
 @releases.command()
 @click.argument("name")
 @click.argument("build", metavar="ID|DIR")
+@click.option(
+    "--force",
+    type=CheckNames(),
+    default=(),
+    metavar="CHECK[,CHECK...]",
+    help=f"Publish although these checks fail: {', '.join(CHECKS)}.",
+)
 @json_option
-def publish(name: str, build: str, as_json: bool) -> None:
+def publish(name: str, build: str, force: tuple[str, ...], as_json: bool) -> None:
     """Point a release at a build, after every byte of its store was read and found right.
 
-    A directory that the catalogue does not know yet is registered first, and stays so.
+    A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
+    its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
+    override. A directory that the catalogue does not know yet is registered first, and stays so.
 
     \b
     Examples:
       draftstore releases publish chat-vicuna 7
-      draftstore releases publish chat-vicuna stores/chat
+      draftstore releases publish chat-vicuna stores/chat --force corpus,tokens
     """
     build_id = int(build) if build.isdecimal() else _registered(Path(build))
-    with catalogue_session() as session:
-        before = session.scalar(select(Release.build_id).filter_by(name=name))
-        fields = _fields(catalogue.publish(session, name, build_id, verify=verify_with_bar))
-    _tell(fields, before, as_json)
+    _tell(catalogue.publish(catalogue_session, name, build_id, force=force, verify=verify_with_bar), as_json)
 
 
 @releases.command()
 @click.argument("name")
 @json_option
 def rollback(name: str, as_json: bool) -> None:
-    """Point a release at the build before; repeated, it goes further back.
+    """Point a release at the build before; repeated, it goes further back. It takes no longer for a large store.
 
     \b
     Example:
       draftstore releases rollback chat-vicuna
     """
-    with catalogue_session() as session:
-        before = catalogue.get_release(session, name).build_id
-        fields = _fields(catalogue.rollback(session, name, verify=verify_with_bar))
-    _tell(fields, before, as_json)
+    _tell(catalogue.rollback(catalogue_session, name), as_json)
 
 
 @releases.command()
@@ -144,12 +164,12 @@ def history(name: str, as_json: bool) -> None:
 
 
 def _registered(directory: Path) -> int:
-    """Return the build of a store, in its own transaction: verification is slow and must not hold locks."""
+    """Return the build of a store."""
     with catalogue_session() as session:
         return catalogue.add_build(session, directory).id
 
 
-def verify_with_bar(build: Build) -> list[str]:
+def verify_with_bar(build: Candidate) -> list[str]:
     """Verify a build, with a progress bar on a terminal."""
     with count_progress("bytes") as bars:
         task = bars.add_task("verifying", total=build.size_bytes, detail="")
@@ -169,12 +189,25 @@ def _fields(release: Release) -> dict[str, Any]:
     }
 
 
-def _tell(fields: dict[str, Any], before: int | None, as_json: bool) -> None:
-    """Print the builds that a release points at now and pointed at before."""
+def _tell(moved: Moved, as_json: bool) -> None:
+    """Print the builds that a release points at now and pointed at before, and the checks that were not passed."""
+    build, before = moved.build, moved.before
     if as_json:
-        print_json(fields | {"before": before})
+        fields = {
+            "release": moved.name,
+            "build": build.id,
+            "kind": build.kind,
+            "name": build.name,
+            "path": build.path,
+            "bytes": build.size_bytes,
+            "moved_at": moved.moved_at.isoformat(),
+            "before": before,
+        }
+        print_json(fields | {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped})
         return
+    for sentence in moved.verdict.sentences():
+        click.echo(sentence, err=True)
     was = "" if before is None else f" (before: build {before})"
-    if before == fields["build"]:
+    if before == build.id:
         was = " already"
-    click.echo(f"{fields['release']} points at build {fields['build']}{was}")
+    click.echo(f"{moved.name} points at build {build.id}{was}")

@@ -9,7 +9,7 @@ DRAFTSTORE_TEST_DATABASE_URL names a server whose user may create databases; wit
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, save_manifest
+from schema import catalogue
 from schema.access import make_reader
+from schema.catalogue import Moved
 from schema.database import READER_VARIABLE, URL_VARIABLE, alembic_config
 from schema.embedded import acquire
 from schema.postgres.plan import READER
@@ -82,6 +84,16 @@ def write_store(
     )
     save_manifest(folder, manifest)
     return folder
+
+
+def publish(session: Session, name: str, build_id: int, **options: Any) -> Moved:
+    """Publish a build within a session, whose changes may be undone."""
+    return catalogue.publish(lambda: nullcontext(session), name, build_id, **options)
+
+
+def rollback(session: Session, name: str, **options: Any) -> Moved:
+    """Roll a release back within a session."""
+    return catalogue.rollback(lambda: nullcontext(session), name, **options)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from draftstore.answers import responses
 from draftstore.answers.journal import Journal
-from draftstore.errors import BuildError, BuildRunningError, CorpusError, TokenizerError
+from draftstore.errors import BuildError, BuildRunningError, CorpusError, TokenizerError, TruncatedCorpusError
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.build import build_crest
@@ -37,6 +37,7 @@ from pipelines.parameters import Corpus
 from pipelines.places import store_path
 from pipelines.progress import StepLog, StepLogs
 from pipelines.retries import passes_by_itself
+from schema.catalogue import RefusedError
 from schema.database import URL_VARIABLE, connect, migrate
 from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
 from schema.home import HOME_VARIABLE
@@ -168,6 +169,34 @@ class TestBuildRest:
         assert live() == Path(second["path"])
         moves = rows("SELECT from_build, to_build FROM release_moves ORDER BY id")
         assert moves == [(None, first["build"]), (first["build"], second["build"])]
+
+    def test_a_corpus_that_was_cut_does_not_go_live(self, flows: Any, site: Site) -> None:
+        before = flows.build_rest(**site.request, release="live")
+        whole = site.corpus.read_bytes()
+        site.corpus.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(TruncatedCorpusError, match="the file ends in the middle of a record"):
+            flows.build_rest(**site.request, release="live")
+        allowed = {**site.request, "corpus": Corpus(paths=[site.corpus], allow_truncated=True)}
+        with pytest.raises(RefusedError, match=r"does not go live as live: corpus: .*; tokens: "):
+            flows.build_rest(**allowed, release="live")
+        assert live() == Path(before["path"])
+        assert "| tokens |" in page("release-live")
+        forced = flows.build_rest(**allowed, release="live", force=["corpus", "tokens", "bad-records"])
+        assert live() == Path(forced["path"])
+        assert "- tokens overridden: " in page("rest-small")
+
+    def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
+        made = []
+        for seed in range(3):
+            site.write(seed)
+            made.append(flows.build_rest(**site.request, release="live", keep=1))
+        assert [Path(each["path"]).exists() for each in made] == [
+            False,
+            True,
+            True,
+        ]  # one to roll back to, one live
+        assert states() == [("rest", "finished"), ("tokens", "finished"), ("rest", "finished")]
+        assert "- Removed 2 old things" in page("rest-small")
 
     def test_bad_input_fails_at_once_and_says_why(self, flows: Any, site: Site) -> None:
         site.corpus.write_text('{"text": "fine"}\n{"text": 7}\n', encoding="utf-8")

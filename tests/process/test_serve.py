@@ -34,6 +34,7 @@ from services.common.sockets import open_tcp, port_of
 from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
+from tests.fakes.databases import publish, rollback
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
@@ -642,7 +643,7 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
     with Session(engine) as session, session.begin():
         builds = [catalogue.add_build(session, path) for path in (small_store, small_crest)]
         ids = [build.id for build in builds]
-        catalogue.publish(session, "small", ids[0])
+        publish(session, "small", ids[0])
     contexts = contexts_of(small_store, 6)
     expected = {
         wire.short_hash(manifest_digest(path)): drafts_of(path, contexts)
@@ -667,8 +668,8 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
 
             asking = [threads.submit(ask) for _ in range(4)]
             for move, build in (
-                (partial(catalogue.publish, build_id=ids[1]), crest),
-                (catalogue.rollback, rest),
+                (partial(publish, build_id=ids[1], force=["kind"]), crest),
+                (rollback, rest),
             ):
                 with Session(engine) as session, session.begin():
                     move(session, "small")
@@ -736,7 +737,7 @@ def publish_in(url: str, name: str, store: Path) -> None:
     migrate()
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
     with Session(engine) as session, session.begin():
-        catalogue.publish(session, name, catalogue.add_build(session, store).id)
+        publish(session, name, catalogue.add_build(session, store).id)
     engine.dispose()
 
 

@@ -17,6 +17,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
 from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.storage.using import unused
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.recycling.build import save_recycling
 from draftstore.stores.registry import open_store
@@ -67,6 +68,12 @@ def test_one_store_drafts_as_it_does_alone(
             assert [part.kind for part in assembly.parts] == [open_store(path).manifest.kind]
             for context in some_contexts(small_store):
                 assert draft(assembly, context) == alone.session(context).propose(32)
+
+
+def test_its_stores_are_in_use_until_it_is_closed(small_store: Path, small_tokenizer: TextTokenizer) -> None:
+    for in_use in (True, False):
+        with assembled(Sources(stores=(small_store,) * in_use), small_tokenizer), unused(small_store) as free:
+            assert free is not in_use
 
 
 def test_several_sources_become_a_mixture(

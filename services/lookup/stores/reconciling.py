@@ -1,8 +1,12 @@
-"""Reconciling the open stores with the targets: new stores are opened and warmed while the old ones still serve."""
+"""Reconciling the open stores with the targets: new stores are opened and warmed while the old ones still serve.
+
+The store before stays open for a while: a rollback, which is for emergencies, is then a swap and nothing else.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from draftstore.errors import DraftstoreError
@@ -13,6 +17,8 @@ LOG = logging.getLogger(__name__)
 FIRST_PAUSE = 1.0
 """Seconds until a failed store is tried again; doubles each time."""
 LONGEST_PAUSE = 60.0
+KEPT_SECONDS = 900.0
+"""Seconds that the store before stays open."""
 
 Swapped = Callable[[str], None]
 Failed = Callable[[str, str], None]
@@ -35,6 +41,20 @@ class Failure(NamedTuple):
     again_at: float
 
 
+class Kept(NamedTuple):
+    """The store that a name was served from before; this module is one of its readers.
+
+    Attributes:
+        target: its target.
+        served: the store.
+        until: time until which it stays open, as `time.monotonic`.
+    """
+
+    target: Target
+    served: ServedStore
+    until: float
+
+
 def _ignore(*_: object) -> None:
     """Do nothing."""
 
@@ -50,6 +70,7 @@ class Reconciler:
         swapped: Swapped = _ignore,
         failed: Failed = _ignore,
         open_served: Callable[[Target], ServedStore] = open_served,
+        kept_seconds: float = KEPT_SECONDS,
     ) -> None:
         """Start with no open stores.
 
@@ -59,12 +80,16 @@ class Reconciler:
             swapped: called on that thread with the name of a swapped store.
             failed: called with the name and reason when a store cannot be opened.
             open_served: opens and warms a store.
+            kept_seconds: time that the store before stays open.
         """
         self._open_stores = open_stores
         self._run = run
         self._swapped = swapped
         self._failed = failed
         self._open_served = open_served
+        self._kept_seconds = kept_seconds
+        self._serving: dict[str, ServedStore] = {}
+        self._kept: dict[str, Kept] = {}
         self._opened: dict[str, Target] = {}
         self._failures: dict[str, Failure] = {}
 
@@ -80,11 +105,14 @@ class Reconciler:
             self._remove(name)
         for name in self._failures.keys() - wanted.keys():
             del self._failures[name]
+        for name, kept in list(self._kept.items()):
+            if name not in wanted or time.monotonic() >= kept.until:
+                self._let_go(name)
         for target in wanted.values():
             self._serve(target)
 
     def _remove(self, name: str) -> None:
-        del self._opened[name]
+        del self._opened[name], self._serving[name]
         LOG.info("no longer serving %r", name)
         self._run(lambda: self._take_away(name))
 
@@ -102,6 +130,12 @@ class Reconciler:
         if failure is not None and failure.target == target and time.monotonic() < failure.again_at:
             return
         began = time.monotonic()
+        kept = self._kept.get(target.name)
+        if kept is not None and (kept.target.digest, kept.target.backend) == (target.digest, target.backend):
+            LOG.info("serving %r from build %s again", target.name, kept.served.digest[:DIGEST_SHOWN])
+            del self._kept[target.name]
+            self._swap(target, kept.served, partial(self._put_back, kept.served))
+            return
         try:
             served = self._open_served(target)
         except (DraftstoreError, OSError) as error:
@@ -114,9 +148,31 @@ class Reconciler:
                 "serving %r from build %s, opened in %.2f seconds",
                 target.name, served.digest[:DIGEST_SHOWN], time.monotonic() - began,
             )  # fmt: skip
-            self._failures.pop(target.name, None)
-            self._opened[target.name] = target._replace(digest=served.digest)
-            self._run(lambda: self._put(served))
+            self._swap(target, served, partial(self._put, served))
+
+    def _swap(self, target: Target, served: ServedStore, put: Callable[[], None]) -> None:
+        """Have a store put in its place, and keep the one before."""
+        name = target.name
+        self._failures.pop(name, None)
+        self._let_go(name)
+        before = self._opened.get(name)
+        if before is not None and before.path != target.path and self._kept_seconds > 0:
+            self._serving[name].acquire()  # it is replaced only below
+            self._kept[name] = Kept(before, self._serving[name], time.monotonic() + self._kept_seconds)
+        self._opened[name], self._serving[name] = target._replace(digest=served.digest), served
+        self._run(put)
+
+    def _let_go(self, name: str) -> None:
+        """Close the store before of a name, unless others read it."""
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            kept.served.release()
+
+    def _put_back(self, served: ServedStore) -> None:
+        """Serve the store before again; from here on it is no longer kept."""
+        served.revive()
+        self._put(served)
+        served.release()
 
     def _put(self, served: ServedStore) -> None:
         if self._open_stores.put(served.name, served) is not None:

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from draftstore.errors import DraftstoreError, StoreError
 from draftstore.remote.queries import encode_projection
 from draftstore.remote.wire import short_hash
 from draftstore.storage.manifest import load_manifest, manifest_digest
+from draftstore.storage.using import Use
 from draftstore.stores.crest.entries import POSTGRES
 from draftstore.stores.registry import Store, kind_of, open_store
 from services.lookup.stores.targets import Target
@@ -60,8 +62,8 @@ class ServedStore:
         encoded_projection: the projection as payload of an answer; empty for others.
     """
 
-    def __init__(self, name: str, store: Store, digest: str, backend: str) -> None:
-        """Take ownership of an open store.
+    def __init__(self, name: str, store: Store, digest: str, backend: str, use: Use | None = None) -> None:
+        """Take ownership of an open store, and of the mark that it is in use.
 
         Raises:
             DraftstoreError: stores of this kind have no drafter, or the projection does not fit into a frame.
@@ -76,6 +78,7 @@ class ServedStore:
         self.blocking = backend == POSTGRES
         self.opened_at = datetime.now(UTC)
         self._store: Store | None = store
+        self._use = use
         self._drafters: dict[str, StoreDrafter] = {"": store.drafter()}
         self._lock = threading.Lock()
         self._readers = 0
@@ -140,12 +143,20 @@ class ServedStore:
         if not waiting:
             close()
 
+    def revive(self) -> None:
+        """Serve it again after it was replaced; only for readers, as it may be closed otherwise."""
+        with self._lock:
+            assert self._readers > 0, "nobody keeps it open"
+            self._retire = None
+
     def close(self) -> None:
         """Close its files and connections."""
         store, self._store = self._store, None
         self._drafters.clear()
         if store is not None:
             store.close()
+        if self._use is not None:
+            self._use.close()
 
     def describe(self) -> dict[str, Any]:
         """Return its public description as JSON values, without its path."""
@@ -186,19 +197,20 @@ def open_served(target: Target, *, warm: bool = True) -> ServedStore:
         DraftstoreError: the store cannot be opened, or is another build than the target names.
         OSError: a file cannot be read.
     """
-    digest = _require_digest(target, target.digest)
-    manifest = load_manifest(target.path)
-    backend = kind_of(manifest.kind).backend(manifest, target.backend)
-    store = open_store(target.path, backend)
-    try:
+    with ExitStack() as opened:
+        use = Use(target.path)
+        opened.callback(use.close)
+        digest = _require_digest(target, target.digest)
+        manifest = load_manifest(target.path)
+        backend = kind_of(manifest.kind).backend(manifest, target.backend)
+        store = open_store(target.path, backend)
+        opened.callback(store.close)
         # A new build replaces the whole directory: files of both builds may have been opened here.
         _require_digest(target, digest)
-        served = ServedStore(target.name, store, digest, backend or FILES)
+        served = ServedStore(target.name, store, digest, backend or FILES, use)
         if warm:
             served.warm()
-    except BaseException:
-        store.close()
-        raise
+        opened.pop_all()
     return served
 
 

@@ -196,6 +196,7 @@ def test_build_as_json(run: Runner, tmp_path: Path, tokenizer: Path) -> None:
         "bytes": sum(entry.size for entry in manifest.files.values()),
         "counts": manifest.counts,
         "bad_records": 0,
+        "truncated": 0,
         "empty_documents": 0,
         "problems": [],
         "unread": [],

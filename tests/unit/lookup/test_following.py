@@ -25,9 +25,9 @@ from schema.database import URL_VARIABLE, migrate
 from services.lookup.stores import reconciling
 from services.lookup.stores.following import Catalogue, Follower
 from services.lookup.stores.reconciling import Reconciler
-from services.lookup.stores.served import OpenStores, UnknownReleaseError
+from services.lookup.stores.served import OpenStores, ServedStore, UnknownReleaseError, open_served
 from services.lookup.stores.targets import Target
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
 from tests.fakes.servers import postgres_server
 
@@ -83,12 +83,12 @@ class Copies:
     def publish(self, name: str, build_id: int) -> str:
         """Publish a build and return its digest."""
         with Session(self.engine) as session, session.begin():
-            catalogue.publish(session, name, build_id)
+            publish(session, name, build_id)
         return self.digests[build_id]
 
     def rollback(self, name: str) -> None:
         with Session(self.engine) as session, session.begin():
-            catalogue.rollback(session, name)
+            rollback(session, name)
 
     def remove(self, name: str) -> None:
         with Session(self.engine) as session, session.begin():
@@ -135,6 +135,44 @@ class TestNotices:
             copies.remove("code")
             wait_until(serves(open_stores, "code", None), "removal")
             assert open_stores.names() == ["chat"]
+
+    def test_a_rollback_swaps_to_the_store_that_is_still_open(
+        self, open_stores: OpenStores, copies: Copies
+    ) -> None:
+        opened: list[ServedStore] = []
+
+        def note(target: Target) -> ServedStore:
+            opened.append(open_served(target))
+            return opened[-1]
+
+        one, two, three = (copies.add() for _ in range(3))
+        copies.publish("chat", one)
+        reconciler = Reconciler(open_stores, open_served=note)
+        with following(Follower([], Catalogue(), reconciler, poll_seconds=NEVER)) as follower:
+            assert follower.wait_for_first(SECONDS)
+            for _ in range(2):
+                copies.publish("chat", two)
+                wait_until(serves(open_stores, "chat", copies.digests[two]), "publishing")
+                copies.rollback("chat")
+                wait_until(lambda: open_stores.get("chat") is opened[0], "rollback")
+            assert len(opened) == 2
+            copies.publish("chat", three)
+            wait_until(lambda: opened[1].closed, "of the stores before, one stays open")
+            assert not opened[0].closed
+            copies.remove("chat")
+            wait_until(lambda: all(served.closed for served in opened), "removal")
+
+    @pytest.mark.parametrize("kept_seconds", [0.0, 0.01])
+    def test_the_store_before_is_closed_in_the_end(
+        self, open_stores: OpenStores, copies: Copies, kept_seconds: float
+    ) -> None:
+        copies.publish("chat", copies.add())
+        reconciler = Reconciler(open_stores, kept_seconds=kept_seconds)
+        with following(Follower([], Catalogue(), reconciler, poll_seconds=0.05)) as follower:
+            assert follower.wait_for_first(SECONDS)
+            served = open_stores.get("chat")
+            copies.publish("chat", copies.add())
+            wait_until(lambda: served.closed, "the time is over")
 
     def test_only_releases_that_were_asked_for(
         self, open_stores: OpenStores, copies: Copies, caplog: pytest.LogCaptureFixture
@@ -325,7 +363,7 @@ class TestBuildsThatCannotBeOpened:
             return []
 
         with Session(copies.engine) as session, session.begin():
-            catalogue.publish(session, "chat", build, verify=verify)
+            publish(session, "chat", build, verify=verify)
 
     def test_rolling_back_forgets_the_failure(self, open_stores: OpenStores, copies: Copies) -> None:
         reconciler = Reconciler(open_stores)

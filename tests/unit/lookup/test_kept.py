@@ -16,6 +16,7 @@ from schema.notices import LiveRelease
 from services.lookup.stores.following import Catalogue, Follower
 from services.lookup.stores.kept import KeptReleases
 from services.lookup.stores.targets import Target
+from tests.fakes.databases import publish
 from tests.fakes.proxies import silent_port
 from tests.fakes.servers import free_port
 
@@ -63,7 +64,7 @@ def test_what_the_catalogue_says_is_kept(
 ) -> None:
     with Session(engine) as session, session.begin():
         for name in ("chat", "code"):
-            catalogue.publish(session, name, catalogue.add_build(session, small_store).id)
+            publish(session, name, catalogue.add_build(session, small_store).id)
     with following(Catalogue(["chat"], kept=kept)) as (_, told):
         found = kept.load()
         assert found is not None

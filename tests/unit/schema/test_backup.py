@@ -17,7 +17,7 @@ from schema.backup import BackupError, back_up, restore
 from schema.database import URL_VARIABLE, migrate
 from schema.errors import SchemaError
 from schema.partitions import attach_partition, create_partition
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, write_store
 from tests.fakes.servers import postgres_server
 
 TABLES = ("corpora", "builds", "releases", "release_moves", "trees", "live_releases")
@@ -43,7 +43,7 @@ def fill(url: str, folder: Path) -> None:
     for name in ("one", "two"):
         with Session(engine) as session, session.begin():
             build = catalogue.add_build(session, write_store(folder / name)).id
-            catalogue.publish(session, "chat", build)
+            publish(session, "chat", build)
     with psycopg.connect(url) as connection:
         for statement in (create_partition("trees", build), *attach_partition("trees", build)):
             connection.execute(statement)

@@ -19,7 +19,7 @@ from schema import catalogue, holds
 from schema.catalogue import CatalogueError
 from schema.models import PARTITIONED, Build, Corpus, Replay
 from schema.partitions import attach_partition, create_partition
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, write_store
 
 BUILDER = """
 import sys
@@ -246,7 +246,7 @@ class TestDropping:
 
     def test_a_live_build_is_kept(self, session: Session, tmp_path: Path) -> None:
         build = catalogue.add_build(session, write_store(tmp_path / "s"))
-        catalogue.publish(session, "chat", build.id)
+        publish(session, "chat", build.id)
         with pytest.raises(CatalogueError, match="is live: the release chat points at it"):
             catalogue.drop_build(session, build.id)
         assert count(session, Build) == 1

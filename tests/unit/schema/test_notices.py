@@ -17,7 +17,7 @@ from schema import catalogue, notices, pooling
 from schema.database import migrate
 from schema.errors import DatabaseAwayError
 from schema.notices import LiveRelease, Notices
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
 from tests.fakes.servers import postgres_server
 
@@ -46,9 +46,9 @@ def add_builds(engine: Engine, folder: Path, number: int) -> list[int]:
 def test_every_move_is_heard(listening: Notices, engine: Engine, tmp_path: Path) -> None:
     one, two = add_builds(engine, tmp_path, 2)
     for move in (
-        lambda session: catalogue.publish(session, "chat", one),
-        lambda session: catalogue.publish(session, "chat", two),
-        lambda session: catalogue.rollback(session, "chat"),
+        lambda session: publish(session, "chat", one),
+        lambda session: publish(session, "chat", two),
+        lambda session: rollback(session, "chat"),
         lambda session: catalogue.remove(session, "chat"),
     ):
         with Session(engine) as session, session.begin():
@@ -62,16 +62,16 @@ def test_only_what_is_committed_and_changes_something(
 ) -> None:
     (build,) = add_builds(engine, tmp_path, 1)
     with pytest.raises(RuntimeError), Session(engine) as session, session.begin():  # noqa: PT012
-        catalogue.publish(session, "undone", build)
+        publish(session, "undone", build)
         raise RuntimeError
     with Session(engine) as session, session.begin():
-        catalogue.publish(session, "chat", build)
+        publish(session, "chat", build)
         assert not select.select([listening], [], [], 0.2)[0]
     assert hear(listening) == ["chat"]
     with Session(engine) as session, session.begin():
-        catalogue.publish(session, "chat", build)  # as it was
+        publish(session, "chat", build)  # as it was
     with Session(engine) as session, session.begin():
-        catalogue.publish(session, "last", build)
+        publish(session, "last", build)
     assert hear(listening) == ["last"]
 
 
@@ -79,8 +79,8 @@ def test_live_releases(listening: Notices, engine: Engine, tmp_path: Path) -> No
     assert listening.releases() == []
     one, two = add_builds(engine, tmp_path, 2)
     with Session(engine) as session, session.begin():
-        catalogue.publish(session, "code", one)
-        catalogue.publish(session, "chat", two)
+        publish(session, "code", one)
+        publish(session, "chat", two)
     digests = [manifest_digest(tmp_path / name) for name in "10"]
     assert listening.releases() == [
         LiveRelease("chat", two, "rest", str(tmp_path / "1"), digests[0], []),

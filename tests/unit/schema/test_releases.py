@@ -1,22 +1,29 @@
 """Publishing and rollback: whole builds only, in one transaction, by many at once, and every move is kept."""
 
+import dataclasses
 import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
+from draftstore.storage.manifest import TokenizerIdentity, load_manifest, save_manifest
 from draftstore.stores.crest.entries import entries_digest
+from pipelines.parameters import Gate
 from schema import catalogue
-from schema.catalogue import CatalogueError
+from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
+from schema.errors import DatabaseTimeoutError
+from schema.failures import translate
+from schema.gates import CHECKS
 from schema.models import Build, Release, ReleaseMove
 from schema.partitions import attach_partition, create_partition
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, rollback, write_store
 
 SECONDS = 20
 
@@ -27,6 +34,18 @@ def builds(session: Session, tmp_path: Path) -> list[Build]:
     return [catalogue.add_build(session, write_store(tmp_path / f"store-{i}")) for i in range(5)]
 
 
+COUNTS = {"documents": 100, "tokens": 1000, "entries": 3}
+READ = {"sources": [], "characters": 4000, "bad_records": 0, "empty_documents": 1}
+
+
+def vary(folder: Path, **changes: Any) -> Path:
+    """Write a REST store of a model with all figures, or one that differs."""
+    manifest = load_manifest(write_store(folder))
+    known = {"counts": COUNTS, "corpus": READ, "target_model": "m", "parameters": {"selection": "gain"}}
+    save_manifest(folder, dataclasses.replace(manifest, **{**known, **changes}))
+    return folder
+
+
 def live(session: Session, name: str = "chat") -> int | None:
     return session.scalar(select(Release.build_id).filter_by(name=name))
 
@@ -34,17 +53,17 @@ def live(session: Session, name: str = "chat") -> int | None:
 class TestRemove:
     def test_the_name_is_free_again_and_the_builds_stay(self, session: Session, builds: list[Build]) -> None:
         for build in builds[:2]:
-            catalogue.publish(session, "chat", build.id)
-        catalogue.publish(session, "code", builds[0].id)
+            publish(session, "chat", build.id)
+        publish(session, "code", builds[0].id)
         assert catalogue.remove(session, "chat") == builds[1].id
         assert [release.name for release in catalogue.list_releases(session)] == ["code"]
         with pytest.raises(CatalogueError, match="no release 'chat'"):
             catalogue.remove(session, "chat")
         catalogue.drop_build(session, builds[1].id)
-        catalogue.publish(session, "chat", builds[2].id)
+        publish(session, "chat", builds[2].id)
         assert [move.to_build for move in catalogue.release_history(session, "chat")] == [builds[2].id]
         with pytest.raises(CatalogueError, match="nothing to roll back to"):
-            catalogue.rollback(session, "chat")
+            rollback(session, "chat")
 
 
 class TestPublish:
@@ -52,14 +71,14 @@ class TestPublish:
     def test_what_does_not_draft_is_refused(self, session: Session, tmp_path: Path, kind: str) -> None:
         build = catalogue.add_build(session, write_store(tmp_path / "other", kind=kind))
         with pytest.raises(CatalogueError, match=f"of kind '{kind}', which gives no drafts"):
-            catalogue.publish(session, "chat", build.id)
+            publish(session, "chat", build.id)
         assert live(session) is None
 
     def test_every_move_is_kept_with_its_time(self, session: Session, builds: list[Build]) -> None:
         for build in builds[:3]:
-            release = catalogue.publish(session, "chat", build.id)
+            release = publish(session, "chat", build.id)
             assert (release.name, release.build_id, live(session)) == ("chat", build.id, build.id)
-        catalogue.publish(session, "code", builds[4].id)
+        publish(session, "code", builds[4].id)
         moves = catalogue.release_history(session, "chat")
         ids: list[int | None] = [None, *(build.id for build in builds[:3])]
         assert [(move.from_build, move.to_build) for move in moves] == list(itertools.pairwise(ids))
@@ -69,18 +88,18 @@ class TestPublish:
 
     def test_to_publish_the_live_build_changes_nothing(self, session: Session, builds: list[Build]) -> None:
         for _ in range(2):
-            catalogue.publish(session, "chat", builds[0].id)
+            publish(session, "chat", builds[0].id)
         assert len(catalogue.release_history(session, "chat")) == 1
 
     def test_unfinished_builds_are_refused(self, session: Session, tmp_path: Path) -> None:
         build = catalogue.start_build(session, "rest", "chat", tmp_path)
         with pytest.raises(CatalogueError, match="is running; only finished builds"):
-            catalogue.publish(session, "chat", build.id)
+            publish(session, "chat", build.id)
         catalogue.fail_build(session, build.id, "the disk is full")
         with pytest.raises(CatalogueError, match="is failed: the disk is full; only"):
-            catalogue.publish(session, "chat", build.id)
+            publish(session, "chat", build.id)
         with pytest.raises(CatalogueError, match="no build 12345"):
-            catalogue.publish(session, "chat", 12345)
+            publish(session, "chat", 12345)
         assert live(session) is None
 
     @pytest.mark.parametrize(
@@ -103,21 +122,21 @@ class TestPublish:
     def test_builds_that_do_not_verify_are_refused(
         self, session: Session, builds: list[Build], damage: Callable[[Path], Any], problem: str
     ) -> None:
-        catalogue.publish(session, "chat", builds[0].id)
+        publish(session, "chat", builds[0].id)
         damage(Path(builds[1].path))
         with pytest.raises(CatalogueError, match="does not verify: .*" + problem):
-            catalogue.publish(session, "chat", builds[1].id)
+            publish(session, "chat", builds[1].id)
         assert live(session) == builds[0].id
         assert len(catalogue.release_history(session, "chat")) == 1
 
     @pytest.mark.parametrize("name", ["", "a b", "-a", "a/b", "chat\n", "ü"])
     def test_names_that_are_refused(self, session: Session, builds: list[Build], name: str) -> None:
         with pytest.raises(CatalogueError, match="cannot be the name of a release"):
-            catalogue.publish(session, name, builds[0].id)
+            publish(session, name, builds[0].id)
 
     def test_all_problems_are_counted(self, session: Session, builds: list[Build]) -> None:
         with pytest.raises(CatalogueError, match=r"verify: one \(and 2 more problems\)"):
-            catalogue.publish(session, "chat", builds[0].id, verify=lambda _: ["one", "two", "three"])
+            publish(session, "chat", builds[0].id, verify=lambda _: ["one", "two", "three"])
 
 
 class TestEntriesInTheDatabase:
@@ -139,7 +158,7 @@ class TestEntriesInTheDatabase:
         with Session(engine) as session, session.begin():
             build_id = self._build(session, tmp_path / "s").id
         with Session(engine) as session, session.begin():
-            assert catalogue.publish(session, "chat", build_id).build_id == build_id
+            assert publish(session, "chat", build_id).build_id == build_id
 
     @pytest.mark.parametrize(
         ("damage", "problem"),
@@ -158,20 +177,20 @@ class TestEntriesInTheDatabase:
             Session(engine) as session,
             session.begin(),
         ):
-            catalogue.publish(session, "chat", build_id)
+            publish(session, "chat", build_id)
 
 
 class TestRollback:
     def test_it_walks_back_through_what_was_published(self, session: Session, builds: list[Build]) -> None:
         one, two, three, four, _ = (build.id for build in builds)
         for build_id in (one, two, three):
-            catalogue.publish(session, "chat", build_id)
-        assert catalogue.rollback(session, "chat").build_id == two
-        assert catalogue.rollback(session, "chat").build_id == one
+            publish(session, "chat", build_id)
+        assert rollback(session, "chat").build_id == two
+        assert rollback(session, "chat").build_id == one
         with pytest.raises(CatalogueError, match=f"no build before build {one}"):
-            catalogue.rollback(session, "chat")
-        catalogue.publish(session, "chat", four)
-        assert catalogue.rollback(session, "chat").build_id == one
+            rollback(session, "chat")
+        publish(session, "chat", four)
+        assert rollback(session, "chat").build_id == one
         assert live(session) == one
         moves = catalogue.release_history(session, "chat")
         assert [move.action for move in moves].count("rollback") == 3
@@ -180,31 +199,174 @@ class TestRollback:
     def test_a_build_that_was_published_twice(self, session: Session, builds: list[Build]) -> None:
         one, two, three, *_ = (build.id for build in builds)
         for build_id in (one, two, one, three):
-            catalogue.publish(session, "chat", build_id)
-        assert [catalogue.rollback(session, "chat").build_id for _ in range(3)] == [one, two, one]
+            publish(session, "chat", build_id)
+        assert [rollback(session, "chat").build_id for _ in range(3)] == [one, two, one]
 
     def test_dropped_builds_are_passed_over(self, session: Session, builds: list[Build]) -> None:
         one, two, three, *_ = (build.id for build in builds)
         for build_id in (one, two, one, three):
-            catalogue.publish(session, "chat", build_id)
+            publish(session, "chat", build_id)
         catalogue.drop_build(session, two)
-        assert catalogue.rollback(session, "chat").build_id == one
+        assert rollback(session, "chat").build_id == one
         with pytest.raises(CatalogueError, match="nothing to roll back to"):
-            catalogue.rollback(session, "chat")
+            rollback(session, "chat")
 
-    def test_not_to_a_build_that_no_longer_verifies(self, session: Session, builds: list[Build]) -> None:
+    def test_what_was_verified_once_is_not_read_again(self, session: Session, builds: list[Build]) -> None:
         for build in builds[:2]:
-            catalogue.publish(session, "chat", build.id)
-        (Path(builds[0].path) / "entries.bin").write_bytes(b"abc")
+            publish(session, "chat", build.id)
+        (Path(builds[0].path) / "entries.bin").write_bytes(b"abc")  # as long as it was
+        assert rollback(session, "chat").build_id == builds[0].id
+
+    def test_not_to_a_build_whose_files_are_gone(self, session: Session, builds: list[Build]) -> None:
+        for build in builds[:2]:
+            publish(session, "chat", build.id)
+        (Path(builds[0].path) / "entries.bin").write_bytes(b"ab")
         with pytest.raises(CatalogueError, match="does not verify"):
-            catalogue.rollback(session, "chat")
+            rollback(session, "chat")
         assert live(session) == builds[1].id
 
     def test_there_is_no_such_release(self, session: Session) -> None:
         with pytest.raises(CatalogueError, match="no release 'chat'"):
-            catalogue.rollback(session, "chat")
+            rollback(session, "chat")
         with pytest.raises(CatalogueError, match="no release 'chat'"):
             catalogue.release_history(session, "chat")
+
+
+class TestTransactions:
+    def test_no_transaction_is_open_while_a_store_is_read(self, engine: Engine, tmp_path: Path) -> None:
+        ids = []
+        with Session(engine) as session, session.begin():
+            ids += [catalogue.add_build(session, write_store(tmp_path / str(i))).id for i in range(2)]
+        open_ones = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+        def verify(_: Candidate) -> list[str]:
+            with engine.connect() as connection:
+                assert "idle in transaction" not in set(connection.scalars(text(open_ones)))
+            return []
+
+        transaction = sessionmaker(engine).begin
+        for build_id in ids:
+            catalogue.publish(transaction, "chat", build_id, verify=verify)
+        assert catalogue.rollback(transaction, "chat", verify=verify).build_id == ids[0]
+
+    @pytest.mark.parametrize("change", ["drop", "publish"])
+    def test_what_moved_meanwhile_is_noticed(self, engine: Engine, tmp_path: Path, change: str) -> None:
+        transaction = sessionmaker(engine).begin
+        with transaction() as session:
+            ids = [catalogue.add_build(session, write_store(tmp_path / str(i))).id for i in range(3)]
+        catalogue.publish(transaction, "chat", ids[0])
+
+        def meanwhile(_: Candidate) -> list[str]:
+            if change == "publish":
+                catalogue.publish(transaction, "chat", ids[2])
+            else:
+                with transaction() as session:
+                    catalogue.drop_build(session, ids[1])
+            return []
+
+        with pytest.raises(CatalogueError, match=r"has just been moved|no build"):
+            catalogue.publish(transaction, "chat", ids[1], verify=meanwhile)
+        with transaction() as session:
+            assert live(session) == ids[2 if change == "publish" else 0]
+
+    @pytest.mark.parametrize("state", ["25P03", "25P04"])
+    def test_a_transaction_that_the_server_ended_is_told_in_a_sentence(self, state: str) -> None:
+        ended = psycopg.errors.lookup(state)("terminating connection due to idle-in-transaction timeout")
+        assert isinstance(translate(ended), DatabaseTimeoutError)
+
+
+class TestGates:
+    """What may not go live, and how that is overridden."""
+
+    def _publish(self, session: Session, folder: Path, **changes: Any) -> Moved:
+        for name, differences in (("live", {}), ("new", changes)):
+            moved = publish(
+                session, "chat", catalogue.add_build(session, vary(folder / name, **differences)).id
+            )
+        return moved
+
+    @pytest.mark.parametrize(
+        ("check", "reason", "changes"),
+        [
+            (
+                "tokenizer",
+                "tokenizer 'other' (tokenizer-2)",
+                {"tokenizer": TokenizerIdentity("other", "tokenizer-2")},
+            ),
+            ("model", "made for the model 'n', and the live build", {"target_model": "n"}),
+            (
+                "kind",
+                "a crest store, and the live build",
+                {"kind": "crest", "parameters": {"selection": "gain"}},
+            ),
+            ("strategy", "its n-grams are selected by 'single'", {"parameters": {"selection": "single"}}),
+            ("tokens", "799 tokens, 20% fewer than the 1,000", {"counts": {**COUNTS, "tokens": 799}}),
+            ("corpus", "3,000 characters, 25% fewer", {"corpus": {**READ, "characters": 3000}}),
+            (
+                "bad-records",
+                "2 bad records of 103, 1.9%, where 1% may be",
+                {"corpus": {**READ, "bad_records": 2}},
+            ),
+        ],
+    )
+    def test_what_is_too_different_is_refused_unless_it_is_named(
+        self, session: Session, tmp_path: Path, check: str, reason: str, changes: dict[str, Any]
+    ) -> None:
+        one, two = (
+            catalogue.add_build(session, vary(tmp_path / name, **differences))
+            for name, differences in (("live", {}), ("new", changes))
+        )
+        publish(session, "chat", one.id)
+        others = set(CHECKS) - {check}
+        for force in ((), others):
+            with pytest.raises(
+                RefusedError, match=f"does not go live as chat: {check}: .*--force {check}$"
+            ) as caught:
+                publish(session, "chat", two.id, force=force)
+            assert reason in caught.value.refusals[check]
+            assert (live(session), caught.value.exit_code) == (one.id, 3)
+        assert two.parameters["gates"]["chat"]["refused"] == caught.value.refusals
+        moved = publish(session, "chat", two.id, force=[check])
+        assert moved.verdict.forced == caught.value.refusals
+        assert two.parameters["gates"] == {"chat": {"forced": caught.value.refusals}}
+        assert rollback(session, "chat").build_id == one.id  # whatever the difference
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"counts": {**COUNTS, "tokens": 800}},
+            {"corpus": {**READ, "characters": 3200, "fingerprint": "smaller"}},
+            {"corpus": {**READ, "bad_records": 1}},
+        ],
+    )
+    def test_small_differences_pass(self, session: Session, tmp_path: Path, changes: dict[str, Any]) -> None:
+        moved = self._publish(session, tmp_path, **changes)
+        assert moved.verdict.sentences() == []
+
+    def test_figures_that_an_old_manifest_lacks_are_passed_over_and_said(
+        self, session: Session, tmp_path: Path
+    ) -> None:
+        moved = self._publish(session, tmp_path, corpus={"sources": []})
+        assert moved.verdict.sentences() == [
+            f"corpus not checked: the manifest of build {moved.build_id} does not tell the characters",
+            f"bad-records not checked: the manifest of build {moved.build_id} does not tell the bad records",
+        ]
+
+    def test_the_first_build_of_a_release_is_checked_by_itself(
+        self, session: Session, tmp_path: Path
+    ) -> None:
+        build = catalogue.add_build(session, vary(tmp_path / "s", corpus={**READ, "bad_records": 50}))
+        with pytest.raises(RefusedError, match=r"bad-records: 50 bad records of 151"):
+            publish(session, "chat", build.id)
+        assert live(session) is None
+
+    def test_a_check_that_does_not_exist(self, session: Session, builds: list[Build]) -> None:
+        with pytest.raises(CatalogueError, match="there is no check size: expected tokenizer, "):
+            publish(session, "chat", builds[0].id, force=["size"])
+
+
+def test_the_flows_know_all_checks() -> None:
+    assert set(get_args(Gate)) == set(CHECKS)
 
 
 class TestManyAtOnce:
@@ -212,12 +374,17 @@ class TestManyAtOnce:
         ids = self._add_builds(engine, tmp_path, 6)
         barrier = threading.Barrier(len(ids))
 
-        def publish(build_id: int) -> None:
+        def move(build_id: int) -> None:
             barrier.wait(SECONDS)
-            with Session(engine) as session, session.begin():
-                catalogue.publish(session, "chat", build_id)
+            while True:
+                try:
+                    catalogue.publish(sessionmaker(engine).begin, "chat", build_id)
+                except CatalogueError as error:
+                    assert "has just been moved" in str(error)  # noqa: PT017
+                else:
+                    break
 
-        self._run([partial(publish, build_id) for build_id in ids])
+        self._run([partial(move, build_id) for build_id in ids])
         with Session(engine) as session:
             moves = catalogue.release_history(session, "chat")
             chain = [move.to_build for move in moves]
@@ -229,21 +396,20 @@ class TestManyAtOnce:
         ids = self._add_builds(engine, tmp_path, 3)
         with Session(engine) as session, session.begin():
             for build_id in ids:
-                catalogue.publish(session, "chat", build_id)
+                publish(session, "chat", build_id)
         barrier, errors = threading.Barrier(2), []
 
-        def meet(_: Build) -> list[str]:
+        def meet(_: Candidate) -> list[str]:
             barrier.wait(SECONDS)  # both have decided where to go
             return []
 
-        def rollback() -> None:
+        def back() -> None:
             try:
-                with Session(engine) as session, session.begin():
-                    catalogue.rollback(session, "chat", verify=meet)
+                catalogue.rollback(sessionmaker(engine).begin, "chat", verify=meet)
             except CatalogueError as error:
                 errors.append(str(error))
 
-        self._run([rollback, rollback])
+        self._run([back, back])
         assert ["has just been moved" in error for error in errors] == [True]
         with Session(engine) as session:
             assert live(session) == ids[1]
@@ -252,9 +418,9 @@ class TestManyAtOnce:
         ids = self._add_builds(engine, tmp_path, 1)
         verified, errors = threading.Event(), []
 
-        def publish() -> None:
+        def move() -> None:
             with Session(engine) as session, session.begin():
-                catalogue.publish(session, "chat", ids[0])
+                publish(session, "chat", ids[0])
                 verified.set()
                 with Session(engine) as other, other.begin():
                     assert live(other) is None  # nobody sees it before it is committed
@@ -267,7 +433,7 @@ class TestManyAtOnce:
             except CatalogueError as error:
                 errors.append(str(error))
 
-        self._run([publish, drop])
+        self._run([move, drop])
         assert ["is live" in error for error in errors] == [True]
         with Session(engine) as session:
             assert live(session) == ids[0]
@@ -275,9 +441,9 @@ class TestManyAtOnce:
     def test_what_fails_half_way_leaves_the_release_alone(self, engine: Engine, tmp_path: Path) -> None:
         ids = self._add_builds(engine, tmp_path, 2)
         with Session(engine) as session, session.begin():
-            catalogue.publish(session, "chat", ids[0])
+            publish(session, "chat", ids[0])
         with pytest.raises(RuntimeError), Session(engine) as session, session.begin():  # noqa: PT012
-            catalogue.publish(session, "chat", ids[1])
+            publish(session, "chat", ids[1])
             raise RuntimeError
         with Session(engine) as session:
             assert live(session) == ids[0]

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import create_engine
 
-from draftstore.cli import cli
+from draftstore.cli import cli, main
 from draftstore.errors import DraftstoreError
 from schema.errors import DatabaseAwayError, SchemaError
 from tests.fakes.databases import reader_of, write_store
@@ -196,6 +197,23 @@ class TestBuilds:
         assert "no longer belongs to the build" in run("builds", "drop", "2", "--files").stdout
         assert other.exists()
 
+    def test_pruning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DRAFTSTORE_HOME", str(tmp_path))
+        stores = [write_store(tmp_path / "stores" / "small" / f"rest-{i:016}") for i in range(2)]
+        for store in stores:
+            run("builds", "add", str(store))
+        assert as_json("builds", "prune", "--keep", "1", "--older-than", "2w")["removed"] == []
+        listed = run("builds", "prune", "--keep", "1", "--dry-run")
+        assert listed.stdout == f"store, build 1: {stores[0]}, 3 bytes\n"
+        assert "would be removed: 1 thing, 3 bytes" in listed.stderr
+        removed = [{"what": "store", "build_id": 1, "path": str(stores[0]), "bytes": 3}]
+        assert as_json("builds", "prune", "--keep", "1") == {
+            "removed": removed, "in_use": [], "bytes": 3, "dry_run": False
+        }  # fmt: skip
+        assert [store.exists() for store in stores] == [False, True]
+        asked = CliRunner().invoke(cli, ["builds", "prune", "--keep", "1", "--older-than", "soon"])
+        assert "'soon' is not a length of time" in asked.stderr
+
     def test_what_is_not_there(self, tmp_path: Path) -> None:
         assert "no build 12" in refuse("builds", "show", "12")
         assert "is not a store" in refuse("builds", "add", str(tmp_path))
@@ -229,6 +247,25 @@ class TestReleases:
         ]  # fmt: skip
         assert "rollback" in run("releases", "history", "chat").stdout
         assert "chat" in run("releases", "list").stdout
+
+    def test_what_the_gates_refuse(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run("releases", "publish", "chat", str(write_store(tmp_path / "live")))
+        crest = str(write_store(tmp_path / "new", kind="crest"))
+        monkeypatch.setattr(sys, "argv", ["draftstore", "releases", "publish", "chat", crest])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 3
+        assert "kind: a crest store, and the live build 1 is a rest store" in capsys.readouterr().err
+        assert "kind refused: a crest store" in " ".join(run("builds", "show", crest).stdout.split())
+        assert list(as_json("builds", "show", crest)["gates"]["chat"]["refused"]) == ["kind"]
+        asked = CliRunner().invoke(cli, ["releases", "publish", "chat", crest, "--force", "size"])
+        assert "'size' is not a check: expected tokenizer" in " ".join(asked.stderr.split())
+        forced = run("releases", "publish", "chat", crest, "--force", "kind,tokens")
+        assert forced.stdout == "chat points at build 2 (before: build 1)\n"
+        assert "kind overridden: a crest store" in forced.stderr
+        assert "bad-records not checked: " in forced.stderr
 
     def test_a_damaged_store_is_not_published(self, tmp_path: Path) -> None:
         store = write_store(tmp_path / "s")

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from schema import catalogue, views
 from schema.models import Build
 from schema.partitions import attach_partition, create_partition
-from tests.fakes.databases import write_store
+from tests.fakes.databases import publish, write_store
 
 HEAD = 30
 Ngram = tuple[int, ...]
@@ -259,7 +259,7 @@ def test_live_releases(session: Session, tmp_path: Path) -> None:
     ]
     none = catalogue.add_build(session, write_store(tmp_path / "recycling", kind="recycling", corpus=None))
     for name, build in (("chat", builds[0]), ("chat", builds[1]), ("fast", none)):
-        catalogue.publish(session, name, build.id)
+        publish(session, name, build.id)
     query = "SELECT release, build_id, kind, build, corpus, documents, tokens, bytes, path FROM live_releases"
     assert ask(session, f"{query} ORDER BY release") == [
         ("chat", builds[1].id, "rest", "store 1", "texts.jsonl", 2, 10, 3, builds[1].path),

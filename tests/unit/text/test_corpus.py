@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.errors import CorpusError, MissingExtraError, TokenizerError
+from draftstore.errors import CorpusError, MissingExtraError, TokenizerError, TruncatedCorpusError
 from draftstore.storage import report as report_module
 from draftstore.storage import streams
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
@@ -74,8 +75,8 @@ def test_lines_end_at_line_feeds_alone_and_blank_ones_do_not_count(tmp_path: Pat
 @given(parts=st.lists(st.binary(max_size=12), max_size=6))
 def test_lines_do_not_depend_on_chunks(parts: list[bytes]) -> None:
     whole = b"".join(parts)
-    expected = whole.split(b"\n")
-    assert list(streams.split_lines(parts)) == (expected if expected[-1] else expected[:-1])
+    *ended, rest = whole.split(b"\n")
+    assert list(streams.split_lines(parts)) == [*(line + b"\n" for line in ended), *([rest] if rest else [])]
 
 
 def test_conversations_are_rendered(tmp_path: Path) -> None:
@@ -128,7 +129,9 @@ def test_bad_records_are_counted_with_their_place(tmp_path: Path, line: bytes, r
 def test_json_records_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path = write(tmp_path / "c.jsonl.gz", gzip.compress(lines({"a": 1}) + b"\n" + lines({"b": 2})))
     assert list(read_json_records(path)) == [(f"{path}:line 1", {"a": 1}), (f"{path}:line 3", {"b": 2})]
-    with pytest.raises(CorpusError, match=r"bad\.jsonl:line 2: not JSON"):
+    with pytest.raises(
+        CorpusError, match=r"bad\.jsonl:line 2: the file ends in the middle of a record: not JSON"
+    ):
         list(read_json_records(write(tmp_path / "bad.jsonl", lines({"a": 1}) + b"{")))
     with pytest.raises(CorpusError, match=r"c\.jsonl\.gz:line 1: cannot be read from here on"):
         list(read_json_records(write(path, "plain")))
@@ -165,7 +168,7 @@ def test_the_reasons_why_there_is_no_text(tmp_path: Path) -> None:
     why = "has neither 'text' nor 'messages' (name another key with --column)"
     assert read(path)[1].absence() == f"1 empty document; 2 bad records, the first {path}:line 1: {why}"
     cut = write(tmp_path / "c.jsonl.zst", PACKERS[".zst"](lines({"text": "x" * 500}))[:9])
-    assert read(cut)[1].absence() == (
+    assert read(cut, allow_truncated=True)[1].absence() == (
         f"1 bad record, {cut}:line 1: cannot be read from here on: the zstandard stream is cut short"
     )
 
@@ -190,7 +193,7 @@ def test_empty_documents_are_counted_and_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packed", [".gz", ".zst"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "plain"])
-def test_damaged_packed_files(
+def test_damaged_packed_files_stop_the_reading_unless_that_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str, damage: str
 ) -> None:
     monkeypatch.setattr(report_module, "PROBLEMS_KEPT", 10_000)
@@ -201,8 +204,11 @@ def test_damaged_packed_files(
     path = write(
         tmp_path / f"c.jsonl{packed}", {"cut": data[:-99], "changed": changed, "plain": many}[damage]
     )
-    documents, report = read(path)
+    with pytest.raises(TruncatedCorpusError, match=r"cannot be read from here on: .*pass --allow-truncated"):
+        read(path)
+    documents, report = read(path, allow_truncated=True, strict=damage == "cut")
     assert len(documents) < 5_000
+    assert report.truncated == 1
     assert report.problems[-1].place.startswith(f"{path}:line ")
     assert "cannot be read from here on" in report.problems[-1].reason
     if damage == "cut":
@@ -215,7 +221,42 @@ def test_zstandard_frames_and_windows(tmp_path: Path) -> None:
     wide = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frames = [wide.compress(lines({"text": "a"})) + wide.flush(), PACKERS[".zst"](lines({"text": "b"}))]
     assert texts(write(tmp_path / "c.jsonl.zst", b"".join(frames))) == ["a", "b"]
-    assert texts(write(tmp_path / "empty.jsonl.zst", b"")) == []
+
+
+def cut_files() -> dict[str, tuple[bytes, str]]:
+    """Return by name the content of files that end early, and the place where they do."""
+    two = lines({"text": "one"}, {"text": "two"})
+    return {
+        "c.jsonl": (two[:-5], ":line 2: the file ends in the middle of a record: not JSON"),
+        "d.jsonl": (
+            two[:-3].replace(b"two", "drü".encode())[:-1],
+            ":line 2: the file ends in the middle of a record",
+        ),
+        "c.jsonl.gz": (gzip.compress(two[:-5]), ":line 2: the file ends in the middle of a record"),
+        "header.jsonl.gz": (gzip.compress(two)[:5], ":line 1: cannot be read from here on"),
+        "end.jsonl.gz": (gzip.compress(two)[:-1], ":line 3: cannot be read from here on"),
+        "c.txt.gz": (gzip.compress(two)[:-9], ": cannot be read from here on"),
+        "c.txt.zst": (PACKERS[".zst"](two)[:-9], ": cannot be read from here on"),
+        "empty.jsonl.gz": (b"", ":line 1: cannot be read from here on: the file is empty"),
+        "empty.jsonl.zst": (b"", ":line 1: cannot be read from here on: the file is empty"),
+    }
+
+
+@pytest.mark.parametrize("name", cut_files())
+def test_files_that_end_early_stop_the_reading_unless_that_is_allowed(tmp_path: Path, name: str) -> None:
+    content, place = cut_files()[name]
+    path = write(tmp_path / name, content)
+    with pytest.raises(TruncatedCorpusError, match=re.escape(str(path)) + place):
+        read(path)
+    documents, report = read(path, allow_truncated=True)
+    assert (report.bad_records, report.truncated) == (1, 1)
+    assert [document.text for document in documents] == ["one", "two"][: report.documents]
+
+
+@pytest.mark.parametrize("end", [b'{"text": "whole"}', b"not JSON", b'{"other": 1}', b"  "])
+def test_a_last_line_without_a_line_feed_may_be_whole(tmp_path: Path, end: bytes) -> None:
+    _, report = read(write(tmp_path / "c.jsonl", lines({"text": "one"}) + end))
+    assert report.truncated == 0
 
 
 def test_a_huge_line_is_dropped_without_being_kept_in_memory(
@@ -263,10 +304,12 @@ def test_parquet_without_the_column_names_those_there(tmp_path: Path) -> None:
         read(path)
 
 
-def test_damaged_parquet_is_a_bad_record(tmp_path: Path) -> None:
+def test_cut_parquet_stops_the_reading_unless_that_is_allowed(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "c.parquet", {"text": [f"row {n}" for n in range(600)]})
     path.write_bytes(path.read_bytes()[:-200])
-    documents, report = read(path)
+    with pytest.raises(TruncatedCorpusError, match="row 1: cannot be read from here on"):
+        read(path)
+    documents, report = read(path, allow_truncated=True)
     assert documents == []
     assert report.problems[0].place == f"{path}:row 1"
     assert "cannot be read from here on" in report.problems[0].reason
@@ -325,7 +368,8 @@ def test_data_files_in_folders_are_passed_over_and_counted(tree: Path) -> None:
     )
     assert read(tree, glob="*")[1].passed_over == {".jsonl": 2, ".jsonl.gz": 1, ".parquet": 1}
     assert read(tree, glob="*.py")[1].passed_over == {}  # the user asked for less
-    _, report = read(tree, tree / "a/data.jsonl", tree / "b.jsonl", tree / "a/d.parquet", tree / "e.txt.zst")
+    paths = [tree, tree / "a/data.jsonl", tree / "b.jsonl", tree / "a/d.parquet", tree / "e.txt.zst"]
+    _, report = read(*paths, allow_truncated=True)
     assert report.passed_over == {".jsonl.gz": 1}
     assert passed_over_text(report.passed_over).endswith(": name it, or give --glob '*.jsonl.gz'")
 
@@ -391,10 +435,17 @@ def test_the_fingerprint_tells_changes(tree: Path) -> None:
     assert corpus_fingerprint([tree], column="body") != first
     assert corpus_fingerprint([tree], glob="*.py", column="text") != first
     os.utime(tree / "b.py", ns=(1, 1))
-    touched = corpus_fingerprint([tree], column="text")
-    assert touched != first
+    assert corpus_fingerprint([tree], column="text") == first  # the same content
+    old = (tree / "b.py").read_bytes()
+    write(tree / "b.py", bytes(reversed(old)))
+    os.utime(tree / "b.py", ns=(1, 1))
+    changed = corpus_fingerprint([tree], column="text")
+    assert changed != first  # the same size and time
     write(tree / "new.py")
-    assert corpus_fingerprint([tree], column="text") not in (first, touched)
+    assert corpus_fingerprint([tree], column="text") not in (first, changed)
+    write(tree / "b.py", old)
+    (tree / "new.py").unlink()
+    assert corpus_fingerprint([tree], column="text") == first
 
 
 def test_real_corpus(data: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftstore.errors import BuildError, CorpusError, StoreError
+from draftstore.errors import BuildError, CorpusError, StoreError, TruncatedCorpusError
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.staging import BuildResult
@@ -279,6 +279,25 @@ def test_what_was_not_read_is_remembered(
         assert result.reused is reused
         assert result.report.unread == [str(other)]
         assert result.report.passed_over == {".jsonl": 1, ".parquet": 1}
+
+
+def test_a_truncated_corpus_gives_no_store_unless_that_is_allowed(
+    small_tokenizer: TextTokenizer, corpus: Path, out: Path
+) -> None:
+    whole = build(small_tokenizer, corpus, out.with_name("whole"))
+    corpus.write_bytes(corpus.read_bytes()[:-9])
+    with pytest.raises(TruncatedCorpusError, match="line 30: the file ends in the middle of a record"):
+        build(small_tokenizer, corpus, out)
+    assert not out.exists()
+    made = build(small_tokenizer, corpus, out, allow_truncated=True)
+    assert (made.manifest.counts["documents"], made.manifest.corpus["truncated"]) == (29, 1)
+    assert (whole.manifest.counts["documents"], whole.manifest.corpus["truncated"]) == (30, 0)
+    again = build(small_tokenizer, corpus, out, allow_truncated=True)
+    assert (again.reused, again.report.truncated) == (True, 1)
+    with pytest.raises(
+        BuildError, match="is another build"
+    ):  # the truncated store is not taken for the whole one
+        build(small_tokenizer, corpus, out)
 
 
 def test_bad_records_are_reported_also_by_a_build_that_goes_on(

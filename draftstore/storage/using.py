@@ -1,0 +1,78 @@
+"""Marks of use: a process that has a store open holds a shared lock on its directory.
+
+Who wants to remove a store takes the exclusive lock, which waits for nobody: it fails while the store is open. The lock
+ends with the process, however that happens, and holds across users and containers that share the file system.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from draftstore.errors import StoreError
+
+WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Errors of file systems without locks: stores there open, and nobody sees that they are in use."""
+
+
+class Use:
+    """The mark that this process uses a store, until `close`."""
+
+    def __init__(self, store: Path) -> None:
+        """Mark a store, whether or not it can be opened; a missing one is not marked.
+
+        Raises:
+            StoreError: it is being removed.
+        """
+        self._descriptor: int | None = None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._descriptor = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _lock(self._descriptor, fcntl.LOCK_SH)
+            except BlockingIOError:
+                self.close()
+                raise StoreError(
+                    f"{store} is being removed: publish another build, or build it again"
+                ) from None
+
+    def close(self) -> None:
+        """End the use."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextmanager
+def unused(directory: Path) -> Iterator[bool]:
+    """Tell whether nobody uses a store or works in a directory, and keep it so during the block."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        yield True
+        return
+    try:
+        try:
+            _lock(descriptor, fcntl.LOCK_EX)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    """Lock an open directory, where its file system has locks.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise

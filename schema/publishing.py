@@ -1,0 +1,239 @@
+"""Moving releases: publishing a build, and rolling back to the one before.
+
+    publish(sessionmaker(make_engine()).begin, "chat-vicuna", build_id)
+
+A move has three parts. A short transaction reads both builds, and the gates compare them (`schema.gates`). Then every
+byte of the new store is read, without a transaction: that takes minutes, and an open one would hold back cleaning, and
+be ended by `idle_in_transaction_session_timeout`. A second short transaction checks that nothing moved meanwhile, and
+moves the release. Readers see the old or the new build, and listeners are notified on commit (`schema.notices`).
+"""
+
+import re
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from draftstore.errors import DraftstoreError, StoreError, counted
+from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
+from draftstore.stores.registry import KINDS, kind_of
+from schema.builds import CatalogueError, get_build
+from schema.gates import Candidate, Verdict, judge
+from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
+from schema.notices import announce
+from schema.releases import build_before, get_release
+
+Transaction = Callable[[], AbstractContextManager[Session]]
+"""Begins a transaction, committed at the end of the block: `sessionmaker(engine).begin`."""
+Verify = Callable[[Candidate], list[str]]
+"""Returns the problems of a store, one sentence each."""
+GATES = "gates"
+"""Key of the verdicts by release among the parameters of a build."""
+PASSED = Verdict({}, {}, {})
+
+
+class Moved(NamedTuple):
+    """A release after a move.
+
+    Attributes:
+        name: name of the release.
+        build: the build that it points at.
+        before: id of the build that it pointed at; None: the release is new.
+        moved_at: time of its last move.
+        verdict: what the gates said.
+    """
+
+    name: str
+    build: Candidate
+    before: int | None
+    moved_at: datetime
+    verdict: Verdict
+
+    @property
+    def build_id(self) -> int:
+        """Id of the build that it points at."""
+        return self.build.id
+
+
+def publish(
+    transaction: Transaction,
+    name: str,
+    build_id: int,
+    *,
+    force: Collection[str] = (),
+    verify: Verify | None = None,
+) -> Moved:
+    """Point a release at a build; publishing the live build again changes nothing.
+
+    Args:
+        transaction: begins a transaction in the catalogue.
+        name: name of the release, created if new.
+        build_id: id of a finished build.
+        force: names of checks to override (`schema.gates.CHECKS`).
+        verify: returns the problems of the store; None: `verify_build`.
+
+    Raises:
+        CatalogueError: no such build, it is unfinished, fails verification or cannot draft, the name is invalid, or
+            another process moved the release meanwhile.
+        RefusedError: the build is too different from the live one; the catalogue keeps the reasons, too.
+    """
+    if not re.fullmatch(RELEASE_NAME, name):
+        raise CatalogueError(
+            f"{name!r} cannot be the name of a release: expected letters, digits, '.', '_' and '-', with a letter or "
+            "digit first"
+        )
+    with transaction() as session:
+        new = _candidate(get_build(session, build_id))
+        release = session.scalars(select(Release).filter_by(name=name)).one_or_none()
+        live = Candidate.of(release.build) if release else None
+    if new.kind not in KINDS:
+        raise CatalogueError(
+            f"build {build_id} is of kind {new.kind!r}, which gives no drafts: publish a store instead"
+        )
+    verdict = PASSED if live and live.id == new.id else judge(new, live, force)
+    if verdict.refused:
+        with transaction() as session:
+            _record(get_build(session, build_id, lock=True), name, verdict)
+        verdict.require(name, build_id)
+    _require_whole(new, verify or verify_build)
+    with transaction() as session:
+        return _move(session, name, new, live and live.id, "publish", verdict)
+
+
+def rollback(transaction: Transaction, name: str, *, verify: Verify | None = None) -> Moved:
+    """Point a release at the previous build; repeated calls go back through all published builds.
+
+    A rollback undoes a publishing: after publishing 1, 2 and 3 it goes to 2, then to 1; after publishing 4 from there,
+    back to 1. Builds dropped since are skipped. It takes no longer for a large store: its bytes were verified when it
+    was published.
+
+    Args:
+        transaction: begins a transaction in the catalogue.
+        name: name of the release.
+        verify: returns the problems of the store; None: `verify_present`.
+
+    Raises:
+        CatalogueError: no such release, no previous build, its files are missing or changed in size, or another
+            process moved the release meanwhile.
+    """
+    with transaction() as session:
+        release = get_release(session, name)
+        live, new = release.build_id, _candidate(get_build(session, build_before(session, release)))
+    _require_whole(new, verify or verify_present)
+    with transaction() as session:
+        return _move(session, name, new, live, "rollback", PASSED)
+
+
+def verify_present(build: Candidate) -> list[str]:
+    """Check that a build's store is where it was, with all files in their sizes, in milliseconds.
+
+    Returns:
+        One sentence for each problem; empty if there is none.
+    """
+    path = Path(build.path)
+    try:
+        load_manifest(path, build.kind)
+        found = manifest_digest(path)
+    except (DraftstoreError, OSError) as error:
+        return [str(error)]
+    if found != build.digest:
+        return [f"{path} now holds another store (manifest {found[:12]}, expected {build.digest[:12]})"]
+    return []
+
+
+def verify_build(build: Candidate, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
+    """Read every byte of a build's store, in files and database, and compare it with the recorded hashes.
+
+    Args:
+        build: a finished build.
+        on_bytes: called with the size of each file after it was read, for progress bars.
+
+    Returns:
+        One sentence for each problem; empty if there is none.
+
+    Raises:
+        DatabaseError: entries lie in the database, and it is down.
+    """
+    problems = verify_present(build)
+    if problems:
+        return problems
+    path = Path(build.path)
+    manifest = load_manifest(path, build.kind)
+    return verify_files(path, manifest, on_bytes) or _entry_problems(path, manifest)
+
+
+def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
+    """Return the problems of a store's entries in PostgreSQL."""
+    if not manifest.parameters.get("backends"):
+        return []  # avoids importing the kind's kernels
+    try:
+        return kind_of(manifest.kind).verify_entries(path, manifest)
+    except StoreError as error:
+        return [str(error)]
+
+
+def _candidate(build: Build) -> Candidate:
+    """Copy a build for the checks.
+
+    Raises:
+        CatalogueError: it is not finished.
+    """
+    if build.state != "finished":
+        reason = f": {build.error}" if build.error else ""
+        raise CatalogueError(
+            f"build {build.id} is {build.state}{reason}; only finished builds can be published"
+        )
+    return Candidate.of(build)
+
+
+def _require_whole(build: Candidate, verify: Verify) -> None:
+    problems = verify(build)
+    if problems:
+        more = f" (and {counted(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
+        raise CatalogueError(f"build {build.id} does not verify: {problems[0]}{more}")
+
+
+def _move(
+    session: Session, name: str, new: Candidate, live: int | None, action: str, verdict: Verdict
+) -> Moved:
+    """Point a release at a verified build and record the move, if both are as they were when it was verified.
+
+    Raises:
+        CatalogueError: the build or the release has changed meanwhile.
+    """
+    build = get_build(session, new.id, lock=True)  # cannot be dropped from here on
+    if _candidate(build) != new:
+        raise CatalogueError(f"build {new.id} has just been changed by another process: try again")
+    if live != new.id and action == "publish":
+        _record(build, name, verdict)
+    made = insert(Release).values(name=name, build_id=new.id).on_conflict_do_nothing()
+    is_new = live is None and session.scalars(made.returning(Release.name)).one_or_none() is not None
+    release = get_release(session, name, lock=True)
+    if not is_new:
+        if release.build_id == new.id and action == "publish":
+            return Moved(name, new, release.build_id, release.moved_at, verdict)
+        if release.build_id != live:
+            raise CatalogueError(
+                f"the release {name} has just been moved by another process: see `draftstore releases list`, and try "
+                "again"
+            )
+    session.add(ReleaseMove(release=name, from_build=live, to_build=new.id, action=action))
+    release.build_id, release.moved_at = new.id, func.now()
+    session.flush()
+    session.refresh(release)
+    announce(session, name)
+    return Moved(name, new, live, release.moved_at, verdict)
+
+
+def _record(build: Build, name: str, verdict: Verdict) -> None:
+    """Write down what the gates said about a build, for `draftstore builds show`."""
+    said = {how: reasons for how, reasons in verdict._asdict().items() if reasons}
+    others = {release: old for release, old in (build.parameters.get(GATES) or {}).items() if release != name}
+    gates = others | ({name: said} if said else {})
+    rest = {key: value for key, value in build.parameters.items() if key != GATES}
+    build.parameters = rest | ({GATES: gates} if gates else {})

@@ -1,0 +1,240 @@
+"""Pruning: old builds and leftovers go; what anybody needs stays, and so does all that is not a store of a flow."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from draftstore.errors import StoreError
+from draftstore.storage.files import remove
+from draftstore.storage.using import Use
+from pipelines.places import store_path
+from schema import catalogue, pruning
+from schema.catalogue import Pruning
+from schema.models import Build
+from schema.partitions import attach_partition, create_partition
+from tests.fakes.databases import write_store
+
+
+class Site:
+    """A data folder with builds, as flows make them, and a catalogue of its own."""
+
+    def __init__(self, home: Path, engine: Engine) -> None:
+        self.home, self.transaction = home, sessionmaker(engine).begin
+
+    def path(self, number: int, kind: str = "rest", name: str = "chat") -> Path:
+        return store_path(self.home, kind, name, number=number)
+
+    def build(self, number: int, **changes: Any) -> int:
+        """Make a store and register it."""
+        write_store(self.path(number, **changes), **{"name": "chat", **changes})
+        with self.transaction() as session:
+            return catalogue.add_build(session, self.path(number, **changes)).id
+
+    def fail(self, number: int) -> tuple[int, Path]:
+        """Leave a failed build with its working directory."""
+        path = self.path(number)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.mkdir(parents=True)
+        (partial / "build.json").write_text("{}")
+        with self.transaction() as session:
+            build_id = catalogue.start_build(session, "rest", "chat", path).id
+            catalogue.fail_build(session, build_id, "the disk is full")
+        return build_id, partial
+
+    def prune(self, keep: int = 1, **options: Any) -> Pruning:
+        return catalogue.prune(self.transaction, self.home, keep, **options)
+
+    def builds(self) -> set[int]:
+        with self.transaction() as session:
+            return {build.id for build in catalogue.list_builds(session)}
+
+
+@pytest.fixture
+def site(engine: Engine, tmp_path: Path) -> Site:
+    return Site(tmp_path / "home", engine)
+
+
+def test_the_newest_of_each_kind_and_name_stay(site: Site) -> None:
+    rest = [site.build(number) for number in range(4)]
+    others = [site.build(9, kind="crest"), site.build(8, name="code")]
+    found = site.prune(2)
+    assert [(removal.what, removal.build_id, removal.bytes) for removal in found.removed] == [
+        ("store", rest[0], 3), ("store", rest[1], 3)
+    ]  # fmt: skip
+    assert site.builds() == {*rest[2:], *others}
+    assert [site.path(number).exists() for number in range(4)] == [False, False, True, True]
+    assert site.prune(2) == Pruning([], [])
+
+
+def test_what_a_release_needs_stays(site: Site) -> None:
+    ids = [site.build(number) for number in range(6)]
+    for build_id in ids[:3]:
+        catalogue.publish(site.transaction, "chat", build_id)
+    catalogue.publish(site.transaction, "other", ids[3])
+    site.prune(1)
+    assert site.builds() == {ids[1], ids[2], ids[3], ids[5]}  # one was live long ago, four never
+    assert catalogue.rollback(site.transaction, "chat").build_id == ids[1]
+
+
+def test_what_is_in_use_stays(site: Site) -> None:
+    old = site.build(0)
+    site.build(1)
+    use = Use(site.path(0))
+    assert site.prune() == Pruning([], [str(site.path(0))])
+    assert old in site.builds()
+    use.close()
+    assert len(site.prune().removed) == 1
+
+
+def test_a_store_is_not_opened_while_it_is_removed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.build(0)
+    site.build(1)
+
+    def open_first(path: Path) -> None:
+        if path.exists():
+            with pytest.raises(StoreError, match="is being removed"):
+                Use(path)
+        remove(path)
+
+    monkeypatch.setattr(pruning, "remove", open_first)
+    assert len(site.prune().removed) == 1
+
+
+def test_a_dry_run_changes_nothing(site: Site) -> None:
+    ids = {site.build(number) for number in range(2)}
+    _, partial = site.fail(7)
+    site.build(8)
+    found = site.prune(dry_run=True)
+    assert {removal.what for removal in found.removed} == {"store", "unfinished"}
+    assert ids < site.builds()
+    assert partial.exists()
+    assert found == site.prune()
+    assert not partial.exists()
+
+
+def test_what_is_younger_stays(site: Site) -> None:
+    ids = {site.build(number) for number in range(2)}
+    assert site.prune(older_than=timedelta(hours=1)) == Pruning([], [])
+    assert site.builds() == ids
+
+
+class TestUnfinished:
+    def test_what_may_be_resumed_stays_until_a_newer_build_is_finished(self, site: Site) -> None:
+        failed, partial = site.fail(1)
+        assert site.prune() == Pruning([], [])
+        assert partial.exists()
+        newer = site.build(2)
+        assert {removal.what for removal in site.prune().removed} == {"store", "unfinished"}
+        assert (site.builds(), partial.exists()) == ({newer}, False)
+        assert failed != newer
+
+    def test_those_whose_build_was_dropped_go(self, site: Site) -> None:
+        failed, partial = site.fail(1)
+        with site.transaction() as session:
+            catalogue.drop_build(session, failed)
+        (found,) = site.prune().removed
+        assert (found.what, found.path, found.bytes) == ("unfinished", str(partial), 2)
+        assert not partial.parent.exists()  # nothing else was there
+
+    def test_those_where_somebody_works_stay(self, site: Site) -> None:
+        failed, partial = site.fail(1)
+        with site.transaction() as session:
+            catalogue.drop_build(session, failed)
+        working = Use(partial)  # a lock on the directory, as every build holds
+        assert site.prune() == Pruning([], [])
+        working.close()
+
+    def test_what_an_old_store_left_aside_goes(self, site: Site) -> None:
+        site.build(1)
+        retired = site.path(1).with_name(f".{site.path(1).name}.retired")
+        retired.mkdir()
+        assert [removal.path for removal in site.prune().removed] == [str(retired)]
+
+
+def test_tables_go_with_their_build_and_those_without_one(site: Site, engine: Engine) -> None:
+    old = site.build(0, kind="ngrams")
+    site.build(1, kind="ngrams")
+    with Session(engine) as session, session.begin():
+        for build_id in (old, 777):
+            for statement in (create_partition("ngrams", build_id), *attach_partition("ngrams", build_id)):
+                session.execute(text(statement))
+    assert [(removal.what, removal.build_id) for removal in site.prune().removed] == [
+        ("store", old),
+        ("table", 777),
+    ]
+    with Session(engine) as session:
+        found = session.scalars(
+            text("SELECT tablename FROM pg_tables WHERE tablename LIKE 'ngrams\\_%'")
+        ).all()
+    assert found == []
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "home", "link"])
+def test_nothing_outside_the_stores_of_flows_is_touched(site: Site, tmp_path: Path, place: str) -> None:
+    for number in range(3):
+        shape = site.path(number)
+        path = {
+            "elsewhere": tmp_path / "stores" / "chat" / shape.name,
+            "home": site.home / "stores" / "mine" / f"store-{number}",
+            "link": shape,
+        }[place]
+        write_store(tmp_path / "stores" / "linked" / shape.name if place == "link" else path, name="chat")
+        if place == "link":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(tmp_path / "stores" / "linked" / shape.name)
+        with site.transaction() as session:
+            catalogue.add_build(session, path)
+    (site.home / "stores" / "chat").mkdir(parents=True, exist_ok=True)
+    (site.home / "stores" / "chat" / ".notes.partial").mkdir()
+    assert site.prune() == Pruning([], [])
+    assert len(site.builds()) == 3
+
+
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_a_pruning_that_was_killed_is_continued(
+    site: Site, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    site.build(0)
+    newest = site.build(1)
+
+    def fail(*_: object) -> None:
+        raise OSError
+
+    def remove_half(path: Path) -> None:
+        if path.exists():
+            (path / "manifest.json").unlink()
+            raise OSError
+
+    steps: dict[str, tuple[str, Callable[..., None]]] = {
+        "before": ("retired_name", fail), "half": ("remove", remove_half), "after": ("drop_build", fail)
+    }  # fmt: skip
+    with monkeypatch.context() as patch, pytest.raises(OSError):  # noqa: PT011, PT012
+        patch.setattr(pruning, *steps[when])
+        site.prune()
+    with pytest.raises(catalogue.CatalogueError, match="only finished builds"):
+        catalogue.publish(site.transaction, "chat", min(site.builds()))
+    site.prune()
+    assert site.builds() == {newest}
+    assert list(site.path(0).parent.iterdir()) == [site.path(1)]
+
+
+def test_what_goes_live_meanwhile_stays(site: Site, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = site.build(0)
+    site.build(1)
+    plan = pruning._old_builds
+
+    def publish_then(*arguments: Any) -> Any:
+        found = plan(*arguments)
+        catalogue.publish(site.transaction, "chat", old)
+        return found
+
+    monkeypatch.setattr(pruning, "_old_builds", publish_then)
+    assert site.prune() == Pruning([], [])
+    with Session(engine) as session:
+        assert session.get_one(Build, old).state == "finished"
+    assert site.path(0).exists()

@@ -59,11 +59,12 @@ def decode_request(
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
     """Return the arguments of `generate` for a request: stopping, sampling, cache."""
     model: Any = loaded.model
-    sampling, ends = request.sampling, loaded.ends
+    sampling, ends = request.sampling, request.ends(loaded.ends)
     arguments = {
         "max_new_tokens": request.max_tokens,
         "eos_token_id": ends or None,
         "pad_token_id": ends[0] if ends else None,
+        **({"min_new_tokens": request.min_tokens} if request.min_tokens else {}),
         **_choices(sampling, model.generation_config),
     }
     if sampling.presence or sampling.frequency or sampling.bias:

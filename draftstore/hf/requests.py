@@ -1,7 +1,7 @@
 """Generation requests: a prompt, a limit, and sampling settings. Imports no torch."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,18 @@ class GenerationRequest:
         prompt: int32 [n], at least one id.
         max_tokens: maximum tokens of the answer.
         sampling: sampling settings.
+        min_tokens: number of tokens before which no token may end the answer.
+        ignore_eos: whether the model's own ends do not end the answer.
+        stop_ids: further ids that end the answer.
     """
 
     prompt: NDArray[np.int32]
     max_tokens: int
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_ids: tuple[int, ...] = ()
+
+    def ends(self, own: Iterable[int]) -> list[int]:
+        """Return the ids that end the answer of a model with its `own`."""
+        return [*(() if self.ignore_eos else own), *self.stop_ids]

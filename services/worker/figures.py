@@ -44,7 +44,9 @@ class WorkerMetrics:
             "time_to_first_token_seconds", "From a request to its first token.", FIRST_BUCKETS
         )
         self._token = histogram(
-            "seconds_per_token", "Time of each answer's tokens after the first, mean.", TOKEN_BUCKETS
+            "seconds_per_token",
+            "Time of the tokens after the first, mean, of requests for one answer.",
+            TOKEN_BUCKETS,
         )
         self._request = histogram(
             "request_seconds", "From a request to the end of its answer.", REQUEST_BUCKETS
@@ -108,7 +110,7 @@ class WorkerMetrics:
             self._lengths.observe(usage.accepted_length)
         if first is not None:
             self._first.observe(first)
-            if usage.completion_tokens > 1:
+            if usage.answers == 1 and usage.completion_tokens > 1:  # several wait between them
                 self._token.observe((seconds - first) / (usage.completion_tokens - 1))
 
     def logged(self, outcome: str) -> None:

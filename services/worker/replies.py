@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import draftstore
+from services.worker.jobs import Answered, Delta
 from services.worker.work import Facts
 from services.worker.writing import Reason, Usage
 
@@ -40,22 +41,24 @@ class Completion:
         self.created = int(time.time())
         self._model = model
 
-    def answer(self, text: str, reason: Reason, usage: Usage, drafters: Sequence[str]) -> dict[str, Any]:
-        """Return the whole answer."""
-        head = self._head(self.whole)
-        return head | {"choices": [self._whole(text, reason)], "usage": usage.public(drafters)}
+    def whole_reply(
+        self, answers: Sequence[Answered], usage: Usage, drafters: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return all answers."""
+        choices = [self._choice(self._whole(answer.text), answer.index, answer.reason) for answer in answers]
+        return self._head(self.whole) | {"choices": choices, "usage": usage.public(drafters)}
 
-    def first(self) -> list[dict[str, Any]]:
-        """Return the first chunks of a stream."""
+    def first(self, index: int) -> list[dict[str, Any]]:  # noqa: ARG002 (chats use it)
+        """Return the chunks before the text of an answer."""
         return []
 
-    def delta(self, text: str) -> dict[str, Any]:
-        """Return a chunk of the answer."""
-        return self._head(self.piece) | {"choices": [self._part(text, None)]}
+    def delta(self, piece: Delta) -> dict[str, Any]:
+        """Return a chunk of an answer."""
+        return self._chunk(self._part(piece.text), piece.index, None)
 
-    def last(self, reason: Reason) -> dict[str, Any]:
-        """Return the last chunk of the answer."""
-        return self._head(self.piece) | {"choices": [self._part("", reason)]}
+    def last(self, answer: Answered) -> dict[str, Any]:
+        """Return the last chunk of an answer."""
+        return self._chunk(self._part(""), answer.index, answer.reason)
 
     def figures(self, usage: Usage, drafters: Sequence[str]) -> dict[str, Any]:
         """Return the usage chunk, which follows the last one on request."""
@@ -70,11 +73,17 @@ class Completion:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def _whole(self, text: str, reason: Reason) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, content: dict[str, Any], index: int, reason: Reason | None) -> dict[str, Any]:
+        return self._head(self.piece) | {"choices": [self._choice(content, index, reason)]}
 
-    def _part(self, text: str, reason: Reason | None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    def _choice(self, content: dict[str, Any], index: int, reason: Reason | None) -> dict[str, Any]:
+        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"text": text}
 
 
 class Chat(Completion):
@@ -85,20 +94,15 @@ class Chat(Completion):
     whole = "chat.completion"
     piece = "chat.completion.chunk"
 
-    def first(self) -> list[dict[str, Any]]:
+    def first(self, index: int) -> list[dict[str, Any]]:
         """Return the chunk with the role."""
-        return [self._head(self.piece) | {"choices": [_turn({"role": "assistant", "content": ""}, None)]}]
+        return [self._chunk({"delta": {"role": "assistant", "content": ""}}, index, None)]
 
-    def _whole(self, text: str, reason: Reason) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def _part(self, text: str, reason: Reason | None) -> dict[str, Any]:
-        return _turn({"content": text} if text else {}, reason)
-
-
-def _turn(delta: dict[str, str], reason: Reason | None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
 
 
 def model_entry(facts: Facts, since: int) -> dict[str, Any]:

@@ -21,26 +21,28 @@ class EndedError(Exception):
 
 @dataclasses.dataclass
 class Usage:
-    """Figures of one answer.
+    """Figures of the answers to one request.
 
     Attributes:
-        prompt_tokens: tokens of the prompt.
-        completion_tokens: tokens of the answer, including the one that ended it.
+        prompt_tokens: tokens of the prompts.
+        completion_tokens: tokens of the answers, including those that ended them.
+        answers: answers begun.
         passes: forward passes after the prefill.
         drafted: tokens that were drafted and verified.
-        accepted: drafted tokens that became part of the answer.
+        accepted: drafted tokens that became part of an answer.
     """
 
     prompt_tokens: int
     completion_tokens: int = 0
+    answers: int = 0
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
 
     @property
     def accepted_length(self) -> float:
-        """Mean tokens per forward pass; the first token comes from the prefill and is not counted."""
-        return (self.completion_tokens - 1) / self.passes if self.passes else 0.0
+        """Mean tokens per forward pass; the first tokens come from the prefills and are not counted."""
+        return (self.completion_tokens - self.answers) / self.passes if self.passes else 0.0
 
     def public(self, drafters: Sequence[str]) -> dict[str, Any]:
         """Return OpenAI's `usage` object, with our figures added."""
@@ -66,7 +68,6 @@ class Writing:
     """Turns forward passes into text, and ends decoding where the text ends.
 
     Attributes:
-        usage: figures so far.
         reason: reason why the answer ended; `length` until another is known.
         first_token: time of the first token (monotonic seconds); None before.
         text: answer so far.
@@ -78,6 +79,7 @@ class Writing:
         facts: Facts,
         tokenizer: TextTokenizer,
         show: Callable[[str], None],
+        usage: Usage,
         *,
         stops: Sequence[str] = (),
         lead: str = "",
@@ -89,14 +91,16 @@ class Writing:
             facts: facts about the model.
             tokenizer: tokenizer of the model.
             show: takes new text, never empty.
+            usage: figures of the request, to which those of this answer are added.
             stops: stop strings, which are not part of the answer.
             lead: a character to drop if the answer begins with it.
         """
-        self.usage = Usage(len(request.prompt))
         self.reason: Reason = "length"
         self.first_token: float | None = None
-        self._most = request.max_tokens
-        self._ends = facts.ends
+        self._usage = usage
+        self._room = request.max_tokens
+        self._sure = request.min_tokens  # tokens until the answer may end
+        self._ends = frozenset(request.ends(facts.ends))
         self._pieces = Pieces(tokenizer, request.prompt)
         self._stops = StopStrings(stops)
         self._lead = lead
@@ -117,21 +121,21 @@ class Writing:
         prefill = self.first_token is None
         if prefill:
             self.first_token = monotonic()
-        self.usage.passes += not prefill
-        self.usage.drafted += len(step.tree)
-        room = self._most - self.usage.completion_tokens
-        taken, text = self._read(step.tokens[:room].tolist())
-        self.usage.completion_tokens += taken
-        self.usage.accepted += min(taken, len(step.path))
+            self._usage.answers += 1
+        self._usage.passes += not prefill
+        self._usage.drafted += len(step.tree)
+        taken, text = self._read(step.tokens[: self._room].tolist())
+        self._usage.completion_tokens += taken
+        self._usage.accepted += min(taken, len(step.path))
+        self._room -= taken
         self._hand_out(text)
-        if self.reason == "stop" or taken == room:
+        if self.reason == "stop" or not self._room:
             raise EndedError
 
     def finish(self) -> None:
         """Emit the text held back at the end."""
         if not self._stops.found():
-            rest = self._stops.push(self._without_lead(self._pieces.finish()))
-            self._hand_out(rest + self._stops.finish())
+            self._hand_out(self._read_text(self._pieces.finish()) + self._stops.finish())
             if self._stops.found():
                 self.reason = "stop"
 
@@ -145,17 +149,18 @@ class Writing:
             if token in self._ends:
                 self.reason = "stop"
                 return taken, text
-            text += self._stops.push(self._without_lead(self._pieces.push(token)))
+            self._sure -= 1
+            text += self._read_text(self._pieces.push(token))
             if self._stops.found():
                 self.reason = "stop"
                 return taken, text
         return len(tokens), text
 
-    def _without_lead(self, text: str) -> str:
-        """Return a chunk without the leading character to drop."""
+    def _read_text(self, text: str) -> str:
+        """Return what can be shown of new text, without the lead; among the least tokens nothing stops the answer."""
         if text and self._lead:
             text, self._lead = text.removeprefix(self._lead), ""
-        return text
+        return text if self._sure >= 0 else self._stops.push(text)
 
     def _hand_out(self, text: str) -> None:
         if text:

@@ -62,6 +62,7 @@ def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dic
     sampling, ends = request.sampling, request.ends(loaded.ends)
     arguments = {
         "max_new_tokens": request.max_tokens,
+        "use_cache": True,  # MPT, for one, leaves it off
         "eos_token_id": ends or None,
         "pad_token_id": ends[0] if ends else None,
         **({"min_new_tokens": request.min_tokens} if request.min_tokens else {}),

@@ -51,12 +51,14 @@ class TransformersEngine:
         self._planner = planner
         self._min_prob = min_prob
         self._forward = forward
+        release = drafters.part("lookup")
         self.facts = Facts(
             name=name or loaded.name,
             positions=loaded.positions or UNBOUNDED,
             vocab_size=loaded.vocab_size,
             ends=frozenset(loaded.ends),
             drafters=tuple(_label(part.kind, part.name) for part in drafters.parts),
+            release=release.name if release else "",
             device=str(loaded.model.device),
         )
 

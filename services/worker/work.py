@@ -19,6 +19,7 @@ class Facts:
         vocab_size: size of the vocabulary.
         ends: ids that end an answer.
         drafters: names of its drafters.
+        release: name of the lookup service's release among them; empty without one.
         device: device, for messages.
     """
 
@@ -27,6 +28,7 @@ class Facts:
     vocab_size: int
     ends: frozenset[int]
     drafters: tuple[str, ...] = ()
+    release: str = ""
     device: str = "cpu"
 
     def public(self) -> dict[str, Any]:

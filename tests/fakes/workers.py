@@ -74,7 +74,7 @@ class FakeEngine:
         assert tokenizer.eos_id is not None
         self.tokenizer = tokenizer
         self.facts = Facts(
-            MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",)
+            MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",), "stories"
         )
         self.works: list[GenerationRequest] = []
         self.gate: threading.Semaphore | None = None

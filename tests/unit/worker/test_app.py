@@ -621,6 +621,7 @@ def test_figures(small_tokenizer: TextTokenizer) -> None:
     assert total["draftstore_decoding_passes_total"] == usage["draftstore"]["passes"] + 1
     assert total["draftstore_decoding_time_to_first_token_seconds_count"] == 2
     assert total["draftstore_decoding_seconds_per_token_count"] == 2
+    assert samples["draftstore_decoding_accepted_length_count", (("release", "stories"),)] == 2
     assert total["draftstore_decoding_queue_depth"] == 0
     assert total["draftstore_decoding_ready"] == 1
 

@@ -268,7 +268,7 @@ def _prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str,
     check_request(model, input_ids, config, kwargs, drafting=True)
     outputs = model._prefill(input_ids, config, kwargs, is_first_iteration=True)
     kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
-    cache = kwargs.get("past_key_values")
+    cache: Any = kwargs.get("past_key_values")
     held = 0 if cache is None else int(cache.get_seq_length())
     if held != PROMPT:
         raise _CacheError(

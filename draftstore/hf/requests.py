@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,20 @@ class Sampling:
     seed: int | None = None
 
 
+class Likelihood(NamedTuple):
+    """How likely an emitted token was, after penalties and biases, before temperature and filters.
+
+    Attributes:
+        token: its id.
+        logprob: its natural logarithm of the probability.
+        top: the most likely ids with theirs, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class GenerationRequest:
     """One text to continue.
@@ -51,6 +66,7 @@ class GenerationRequest:
         min_tokens: number of tokens before which no token may end the answer.
         ignore_eos: whether the model's own ends do not end the answer.
         stop_ids: further ids that end the answer.
+        top: number of most likely tokens that are reported with every token; None reports nothing.
     """
 
     prompt: NDArray[np.int32]
@@ -59,6 +75,7 @@ class GenerationRequest:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
+    top: int | None = None
 
     def ends(self, own: Iterable[int]) -> list[int]:
         """Return the ids that end the answer of a model with its `own`."""

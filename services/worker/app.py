@@ -126,7 +126,7 @@ class _Handlers:
         self._site.decoder.require_room()  # before a long prompt is tokenized for nothing
         loop = asyncio.get_running_loop()
         ask, requests = await loop.run_in_executor(self._threads, _read, body, kind, engine, settings)
-        words, events = style(facts.name), Events()
+        words, events = style(facts.name, engine.tokenizer), Events()
         job = DecodingJob(
             id=words.id,
             endpoint=style.endpoint,

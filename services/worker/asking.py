@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,11 @@ def make_requests(
 
 
 def _requests_for(
-    prompt: Content | Prompt, settings: Mapping[str, Any], ask: Ask, engine: Engine, most_tokens: int
+    prompt: Content | Prompt,
+    settings: Mapping[str, Any],
+    ask: CompletionAsk | ChatAsk,
+    engine: Engine,
+    most_tokens: int,
 ) -> Iterator[GenerationRequest]:
     """Yield the requests for the answers to one prompt; with a seed, each answer has its own.
 
@@ -84,6 +88,7 @@ def _requests_for(
         _sampling(ask, facts),
         min_tokens=ask.min_tokens or 0,
         ignore_eos=bool(ask.ignore_eos),
+        top=ask.top,
         stop_ids=_known(ask.stop_token_ids or (), "stop_token_ids", facts.vocab_size),
     )
     if request.min_tokens > request.max_tokens:
@@ -108,8 +113,8 @@ def _prompt_ids(
         TokenizerError: the text is not valid Unicode, or the chat template refuses the conversation.
     """
     if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
-        return np.array(_known(prompt, "prompt", vocab_size), np.int32)
-    return encode_conversation(tokenizer, prompt, settings=settings)
+        return np.array(_known(cast(list[int], prompt), "prompt", vocab_size), np.int32)
+    return encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
 
 
 def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:

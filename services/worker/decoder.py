@@ -7,18 +7,19 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from draftstore.decoding.loop import Step
 from draftstore.errors import ProbabilityError, counted
+from draftstore.hf.requests import Likelihood
 from services.worker.figures import WorkerMetrics
 from services.worker.jobs import Answered, DecodingJob, Delta, Failed, Finished
 from services.worker.problems import ApiError
 from services.worker.work import Engine
-from services.worker.writing import EndedError, Writing
+from services.worker.writing import EndedError, Scored, Writing
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 3
@@ -247,16 +248,16 @@ class Decoder:
         if not number or request.prompt is not job.requests[number - 1].prompt:
             job.usage.prompt_tokens += len(request.prompt)
 
-        def show(text: str) -> None:
-            job.post(Delta(number, text))
+        def show(text: str, scored: Sequence[Scored]) -> None:
+            job.post(Delta(number, text, scored))
 
         writing = Writing(
             request, engine.facts, engine.tokenizer, show, job.usage, stops=job.stops, lead=job.lead
         )
 
-        def on_step(step: Step) -> None:
+        def on_step(step: Step, likelihoods: Sequence[Likelihood]) -> None:
             _check_wanted(job)
-            writing.take(step)
+            writing.take(step, likelihoods)
 
         try:
             _check_wanted(job)  # before the prefill
@@ -277,7 +278,7 @@ class Decoder:
         self._failures = 0
         if writing.reason == "length":
             job.reason = "length"
-        return Answered(number, writing.text, writing.reason)
+        return Answered(number, writing.text, writing.reason, writing.scored)
 
     def _count(self, job: DecodingJob, outcome: str, message: str) -> None:
         """Count and log a request, without its text."""

@@ -7,15 +7,16 @@ from typing import Any, TypeAlias
 
 from draftstore.hf.requests import GenerationRequest
 from services.worker.problems import ApiError
-from services.worker.writing import Reason, Usage
+from services.worker.writing import Reason, Scored, Usage
 
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """A chunk of one answer."""
+    """A chunk of one answer, with the tokens that begin in it if likelihoods are asked for."""
 
     index: int
     text: str
+    scored: Sequence[Scored] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Answered:
     index: int
     text: str
     reason: Reason
+    scored: Sequence[Scored] = ()
 
 
 @dataclasses.dataclass(frozen=True)

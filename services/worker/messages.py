@@ -3,7 +3,16 @@
 import json
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from draftstore.text.chat import Message
 from services.worker.fields import check_fields
@@ -14,6 +23,7 @@ LONGEST_STOP = 128
 """Characters."""
 MOST_MESSAGES = 4096
 MOST_STOP_IDS = 256
+MOST_TOP = 20
 AS_MANY_AS_FIT = -1
 """Tokens of an answer that only the model's positions and the worker limit."""
 ROLES = {"developer": "system"}
@@ -30,6 +40,11 @@ def _as_stops(value: Any) -> Any:
 def _as_whole(value: Any) -> Any:
     """Convert a number like 1.0, which some clients write for 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _off_as_none(value: Any) -> Any:
+    """Convert `false`, which some clients send for no log-probabilities."""
+    return None if value is False else value
 
 
 def _not_zero(value: int) -> int:
@@ -109,6 +124,7 @@ class ChatMessage(_Strict):
 Prompt: TypeAlias = str | list[int]
 Whole = Annotated[int, BeforeValidator(_as_whole)]
 Count = Annotated[Whole, Field(ge=1, le=1 << 31)]
+Top = Annotated[Whole, Field(ge=0, le=MOST_TOP)]
 Limit = Annotated[Whole, Field(ge=AS_MANY_AS_FIT, le=1 << 31), AfterValidator(_not_zero)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -158,6 +174,12 @@ class CompletionAsk(Ask):
     """Texts to go on with."""
 
     prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts)]
+    logprobs: Annotated[Top | None, BeforeValidator(_off_as_none)] = None
+
+    @property
+    def top(self) -> int | None:
+        """Number of most likely tokens that are reported with each token; None: nothing is."""
+        return self.logprobs
 
 
 class ChatAsk(Ask):
@@ -166,6 +188,25 @@ class ChatAsk(Ask):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: Limit | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Number of most likely tokens that are reported with each token; None: nothing is."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Refuse a number of tokens that are not reported.
+
+        Raises:
+            ValueError: `logprobs` is off.
+        """
+        if value and not info.data.get("logprobs"):
+            raise ValueError("expected logprobs: true beside it")
+        return value
 
     @property
     def conversation(self) -> list[Message]:

@@ -1,18 +1,31 @@
 """Conversion of one answer's forward passes to text."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from draftstore.decoding.loop import Step
-from draftstore.hf.requests import GenerationRequest
+from draftstore.hf.requests import GenerationRequest, Likelihood
 from draftstore.text.incremental import Pieces
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.text import StopStrings
 from services.worker.work import Facts
 
 Reason = Literal["stop", "length"]
+
+
+class Scored(NamedTuple):
+    """A token of an answer with its likelihood.
+
+    Attributes:
+        offset: characters of the answer before it.
+        likelihood: its likelihood.
+    """
+
+    offset: int
+    likelihood: Likelihood
 
 
 class EndedError(Exception):
@@ -71,6 +84,7 @@ class Writing:
         reason: reason why the answer ended; `length` until another is known.
         first_token: time of the first token (monotonic seconds); None before.
         text: answer so far.
+        scored: its tokens, if likelihoods are asked for.
     """
 
     def __init__(
@@ -78,7 +92,7 @@ class Writing:
         request: GenerationRequest,
         facts: Facts,
         tokenizer: TextTokenizer,
-        show: Callable[[str], None],
+        show: Callable[[str, Sequence[Scored]], None],
         usage: Usage,
         *,
         stops: Sequence[str] = (),
@@ -90,7 +104,7 @@ class Writing:
             request: generation request.
             facts: facts about the model.
             tokenizer: tokenizer of the model.
-            show: takes new text, never empty.
+            show: takes new text, and the tokens whose text begins in it if likelihoods are asked for; not both empty.
             usage: figures of the request, to which those of this answer are added.
             stops: stop strings, which are not part of the answer.
             lead: a character to drop if the answer begins with it.
@@ -105,6 +119,10 @@ class Writing:
         self._stops = StopStrings(stops)
         self._lead = lead
         self._shown: list[str] = []
+        self._length = 0  # characters read, shown or not
+        self._end = 0  # characters shown
+        self._waiting: deque[Scored] = deque()
+        self.scored: list[Scored] = []
         self._show = show
 
     @property
@@ -112,8 +130,8 @@ class Writing:
         """The answer so far."""
         return "".join(self._shown)
 
-    def take(self, step: Step) -> None:
-        """Process a forward pass.
+    def take(self, step: Step, likelihoods: Sequence[Likelihood] = ()) -> None:
+        """Process a forward pass and the likelihoods of its tokens, if asked for.
 
         Raises:
             EndedError: the answer ends here.
@@ -124,7 +142,7 @@ class Writing:
             self._usage.answers += 1
         self._usage.passes += not prefill
         self._usage.drafted += len(step.tree)
-        taken, text = self._read(step.tokens[: self._room].tolist())
+        taken, text = self._read(step.tokens[: self._room].tolist(), likelihoods)
         self._usage.completion_tokens += taken
         self._usage.accepted += min(taken, len(step.path))
         self._room -= taken
@@ -135,11 +153,12 @@ class Writing:
     def finish(self) -> None:
         """Emit the text held back at the end."""
         if not self._stops.found():
-            self._hand_out(self._read_text(self._pieces.finish()) + self._stops.finish())
+            text = self._read_text(self._pieces.finish()) + self._stops.finish()
+            self._hand_out(text, last=not self._stops.found())
             if self._stops.found():
                 self.reason = "stop"
 
-    def _read(self, tokens: list[int]) -> tuple[int, str]:
+    def _read(self, tokens: list[int], likelihoods: Sequence[Likelihood]) -> tuple[int, str]:
         """Return the number of tokens that belong to the answer, and their text as far as it can be shown.
 
         Tokens are read one by one, so that the end of an answer does not depend on how many came at once.
@@ -150,6 +169,8 @@ class Writing:
                 self.reason = "stop"
                 return taken, text
             self._sure -= 1
+            if likelihoods:
+                self._waiting.append(Scored(self._length, likelihoods[taken - 1]))
             text += self._read_text(self._pieces.push(token))
             if self._stops.found():
                 self.reason = "stop"
@@ -160,9 +181,17 @@ class Writing:
         """Return what can be shown of new text, without the lead; among the least tokens nothing stops the answer."""
         if text and self._lead:
             text, self._lead = text.removeprefix(self._lead), ""
+        self._length += len(text)
         return text if self._sure >= 0 else self._stops.push(text)
 
-    def _hand_out(self, text: str) -> None:
+    def _hand_out(self, text: str, *, last: bool = False) -> None:
+        """Show text with the tokens that begin in it, and in the end those without a text of their own."""
         if text:
             self._shown.append(text)
-            self._show(text)
+            self._end += len(text)
+        scored = []
+        while self._waiting and (last or self._waiting[0].offset < self._end):
+            scored.append(self._waiting.popleft())
+        self.scored += scored
+        if text or scored:
+            self._show(text, scored)

@@ -216,7 +216,13 @@ def test_what_clients_send_beside(worker: Worker) -> None:
 
 
 def test_what_vllm_takes_beside_reaches_the_model(worker: Worker, engine: FakeEngine) -> None:
-    asked = {"min_tokens": 3, "ignore_eos": True, "stop_token_ids": [7, 9], "seed": 4.0, "max_tokens": 5.0}
+    asked: dict[str, Any] = {
+        "min_tokens": 3,
+        "ignore_eos": True,
+        "stop_token_ids": [7, 9],
+        "seed": 4.0,
+        "max_tokens": 5.0,
+    }
     assert worker.ask("completions", prompt="zero", **asked)[0] == 200
     work = engine.works[-1]
     assert (work.min_tokens, work.ignore_eos, work.stop_ids) == (3, True, (7, 9))
@@ -232,7 +238,7 @@ def test_as_many_tokens_as_fit(worker: Worker, engine: FakeEngine) -> None:
 
 
 def test_no_stop_string_ends_an_answer_before_its_least_tokens(worker: Worker, engine: FakeEngine) -> None:
-    asked = {"prompt": "zero", "max_tokens": 200, "stop": [" one", "three"]}
+    asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": [" one", "three"]}
     _, reply = worker.ask("completions", **asked, min_tokens=1)
     assert reply["choices"][0]["text"] == ANSWER[: ANSWER.index(" one")]
     least = len(engine.tokenizer.encode(ANSWER[: ANSWER.index(" two")], bos=False))
@@ -251,12 +257,15 @@ def test_settings_of_the_chat_template(small_tokenizer: TextTokenizer, tmp_path:
             assert worker.ask("chat", messages=CHAT, chat_template_kwargs=given)[0] == 200
             ids = engine.tokenizer.encode(expected, bos=True).tolist()
             assert engine.works[-1].prompt.tolist() == ids, given
-        for given in ({"messages": []}, {"bos_token": "x"}, {"add_generation_prompt": False}):
-            error = refusal(worker.ask("chat", messages=CHAT, chat_template_kwargs=given), 400)
-            assert (error["param"], repr(next(iter(given))) in error["message"]) == (
-                "chat_template_kwargs",
-                True,
-            )
+        refused: list[dict[str, Any]] = [
+            {"messages": []},
+            {"bos_token": "x"},
+            {"add_generation_prompt": False},
+        ]
+        for taken in refused:
+            error = refusal(worker.ask("chat", messages=CHAT, chat_template_kwargs=taken), 400)
+            assert error["param"] == "chat_template_kwargs"
+            assert repr(next(iter(taken))) in error["message"]
         assert refusal(worker.ask("chat", messages=CHAT, chat_template_kwargs=[1]), 400)["param"] == (
             "chat_template_kwargs"
         )
@@ -265,6 +274,49 @@ def test_settings_of_the_chat_template(small_tokenizer: TextTokenizer, tmp_path:
 def test_settings_without_a_template(worker: Worker) -> None:
     error = refusal(worker.ask("chat", messages=CHAT, chat_template_kwargs={"thinking": True}), 400)
     assert "no chat template" in error["message"]
+
+
+# --- how likely tokens are ---
+
+
+@pytest.mark.parametrize("stop", [None, " two"])
+def test_log_probabilities_of_a_completion(worker: Worker, engine: FakeEngine, stop: str | None) -> None:
+    asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "logprobs": 3, "stop": stop}
+    _, reply = worker.ask("completions", **asked)
+    [choice] = reply["choices"]
+    found, text = choice["logprobs"], choice["text"]
+    assert text == (ANSWER if stop is None else ANSWER[: ANSWER.index(stop)])
+    ids = engine.tokenizer.encode(text, bos=False).tolist()
+    assert len(found["tokens"]) == len(ids)
+    for place, (token, offset, id_) in enumerate(
+        zip(found["tokens"], found["text_offset"], ids, strict=True)
+    ):
+        if (exact := engine.tokenizer.exact_text(id_)) is not None:
+            assert token == exact == text[offset : offset + len(exact)]
+        assert found["token_logprobs"][place] == -1.5
+        assert found["top_logprobs"][place][token] == -1.5
+        assert -9999.0 in found["top_logprobs"][place].values()
+    events = worker.stream("completions", **asked)
+    pieces = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
+    assert {key: [each for piece in pieces for each in piece[key]] for key in found} == found
+    assert len(pieces) > 2
+
+
+def test_log_probabilities_of_a_chat(worker: Worker, engine: FakeEngine) -> None:
+    _, reply = worker.ask("chat", messages=CHAT, logprobs=True, top_logprobs=2)
+    content = reply["choices"][0]["logprobs"]["content"]
+    ids = engine.tokenizer.encode(ANSWER, bos=False).tolist()
+    assert len(content) == len(ids)  # without the end, which is no text
+    assert [len(each["top_logprobs"]) for each in content] == [2] * len(ids)
+    whole = [each for each in content if each["bytes"] is not None]
+    assert all(bytes(each["bytes"]).decode() == each["token"] for each in whole)
+    assert len(whole) > 3
+    events = worker.stream("chat", messages=CHAT, logprobs=True)
+    told = [
+        each for event in events if (found := event["choices"][0]["logprobs"]) for each in found["content"]
+    ]
+    assert [each["token"] for each in told] == [each["token"] for each in content]
+    assert told[0]["top_logprobs"] == []
 
 
 # --- several answers -------------------------------------------------------------------------------------------
@@ -443,8 +495,9 @@ def test_one_of_several_answers_that_fails(small_tokenizer: TextTokenizer) -> No
         ({"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
         ({"prompt": "a", "max_token": 5}, "max_token", "unknown parameter 'max_token'"),
         ({"prompt": "a", "messages": CHAT}, "messages", "unknown parameter"),
-        ({"prompt": "a", "logprobs": 0}, "logprobs", "probabilities"),
-        ({"prompt": "a", "logprobs": True}, "logprobs", "probabilities"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "less"),
+        ({"prompt": "a", "logprobs": True}, "logprobs", "integer"),
+        ({"prompt": "a", "top_logprobs": 2}, "top_logprobs", "logprobs is their number"),
         ({"prompt": "a", "echo": True}, "echo", "not repeated"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "at the end"),
         ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "form"),
@@ -491,7 +544,7 @@ def test_chats_that_are_none(worker: Worker, messages: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"tools": [{"type": "function"}]}, {"logprobs": True}, {"top_logprobs": 2}]
+    "asked", [{"tools": [{"type": "function"}]}, {"logprobs": 2}, {"top_logprobs": 2}, {"top_logprobs": 21}]
 )
 def test_chats_that_want_what_is_not_done(worker: Worker, asked: dict[str, Any]) -> None:
     error = refusal(worker.ask("chat", messages=CHAT, **asked), 400)
@@ -762,12 +815,12 @@ def broken(error: BaseException, after: int, engine: FakeEngine) -> Any:
     def generate(work: Any, on_step: Any) -> None:
         steps = 0
 
-        def stepping(step: Any) -> None:
+        def stepping(step: Any, likelihoods: Any) -> None:
             nonlocal steps
             if steps == after:
                 raise error
             steps += 1
-            on_step(step)
+            on_step(step, likelihoods)
 
         original(work, stepping)
 

@@ -68,10 +68,11 @@ def test_openai_completions(client: Any) -> None:
 
 
 def test_openai_is_told_what_is_not_done(client: Any) -> None:
-    for asked in (
+    refused: list[dict[str, Any]] = [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"extra_body": {"guided_json": {}}},
-    ):
+    ]
+    for asked in refused:
         with pytest.raises(openai.BadRequestError) as raised:
             client.chat.completions.create(model=MODEL, messages=CHAT, **asked)
         assert raised.value.param in ("tools", "guided_json")

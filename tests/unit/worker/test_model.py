@@ -108,18 +108,6 @@ def plain(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, **opti
     )
 
 
-class AddBias(transformers.LogitsProcessor):
-    """A bias as transformers alone would add it."""
-
-    def __init__(self, bias: dict[int, float]) -> None:
-        self._bias = bias
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        for token, value in self._bias.items():
-            scores[:, token] += value
-        return scores
-
-
 def test_what_drafts(service: Service) -> None:
     assert service.started["drafters"] == ["request", "rest:tales", "dresd:dense", "recycling"]
 
@@ -192,25 +180,61 @@ def test_repetition_penalty(service: Service, model: Any, tokenizer: TextTokeniz
 
 def test_where_an_answer_may_end(service: Service, model: Any, tokenizer: TextTokenizer) -> None:
     """Least tokens, the model's own ends passed over, further ends: as in plain generate."""
+    from draftstore.hf.penalties import Penalties
+
     prompt, eos = PROMPTS[0], 2
     asked = {"prompt": prompt, "max_tokens": 60, "temperature": 0}
     ids = answer_ids(model, tokenizer, prompt, 60, do_sample=False)
     early = next(token for place, token in enumerate(ids) if place > 20 and token not in ids[:place])
     likely = {"logit_bias": {str(eos): 100}}  # would end at once
-    bias = transformers.LogitsProcessorList([AddBias({eos: 100.0})])
-    for given, options in (
+    bias = transformers.LogitsProcessorList([Penalties(0, bias={eos: 100.0})])
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"stop_token_ids": [early]}, {"eos_token_id": [eos, early]}),
         ({"stop_token_ids": [early], "min_tokens": 40}, {"eos_token_id": [eos, early], "min_new_tokens": 40}),
         ({"stop_token_ids": [early], "ignore_eos": True}, {"eos_token_id": [early]}),
         ({"min_tokens": 30, **likely}, {"min_new_tokens": 30, "logits_processor": bias}),
         ({"ignore_eos": True, **likely}, {"eos_token_id": None, "logits_processor": bias}),
-    ):
+    ]
+    for given, options in cases:
         told = answer_ids(model, tokenizer, prompt, 60, do_sample=False, **options)
         ended = told[-1] in (options.get("eos_token_id", [eos]) or [])
         reply = ask(service, "completions", **asked, **given)
         assert reply["usage"]["completion_tokens"] == len(told), given
         assert reply["choices"][0]["finish_reason"] == ("stop" if ended else "length"), given
         assert reply["choices"][0]["text"] == text_after(tokenizer, prompt, told[:-1] if ended else told)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}])
+def test_log_probabilities_are_those_of_the_model(
+    service: Service, model: Any, tokenizer: TextTokenizer, settings: dict[str, Any]
+) -> None:
+    """For every token those of the text before it, whatever was drafted; penalties count, filters do not."""
+    from draftstore.hf.penalties import Penalties
+
+    asked = {"prompt": PROMPTS[0], "max_tokens": 40, "presence_penalty": 0.5, **settings}
+    plain_reply = ask(service, "completions", **asked)
+    reply = ask(service, "completions", **asked, logprobs=4)
+    assert reply["choices"][0]["text"] == plain_reply["choices"][0]["text"]
+    assert reply["usage"]["draftstore"]["accepted"] > 0
+    found = reply["choices"][0]["logprobs"]
+    prompt = tokenizer.encode(PROMPTS[0], bos=True).tolist()
+    if settings["temperature"]:
+        torch.manual_seed(3)
+    penalties = Penalties(len(prompt), presence=0.5)
+    options: dict[str, Any] = {"logits_processor": transformers.LogitsProcessorList([penalties])}
+    options["do_sample"] = settings["temperature"] > 0
+    if settings["temperature"]:
+        options |= {"top_k": 0, "temperature": 0.8, "top_p": 0.9}
+    told = answer_ids(model, tokenizer, PROMPTS[0], 40, **options)
+    assert len(found["tokens"]) == len(told)
+    for place, token in enumerate(told):
+        before = torch.tensor([[*prompt, *told[:place]]])
+        with torch.no_grad():
+            scores = penalties(before, model(before).logits[:, -1].float())
+        expected = torch.log_softmax(scores, -1)[0]
+        assert found["token_logprobs"][place] == pytest.approx(float(expected[token]), abs=1e-4)
+        values = sorted(found["top_logprobs"][place].values(), reverse=True)[:4]
+        assert values == pytest.approx(expected.topk(4).values.tolist(), abs=1e-4)
 
 
 def test_several_answers_are_those_of_their_seeds(service: Service) -> None:

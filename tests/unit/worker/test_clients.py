@@ -81,14 +81,23 @@ def test_openai_is_told_what_is_not_done(client: Any) -> None:
 
 
 def test_langchain(worker: Worker, engine: FakeEngine) -> None:
-    told = {"model": MODEL, "base_url": base_url(worker), "api_key": "none", "max_retries": 0}
-    chat = langchain_openai.ChatOpenAI(**told, temperature=0, seed=1, stream_usage=True)
-    reply = chat.invoke("Hi")
-    assert (reply.content, reply.response_metadata["finish_reason"]) == (ANSWER[1:], "stop")
-    assert reply.usage_metadata["output_tokens"] > 5
-    assert "".join(chunk.content for chunk in chat.stream("Hi")) == ANSWER[1:]
-    assert [answer.content for answer in chat.batch(["a", "b"])] == [ANSWER[1:]] * 2
-    legacy = langchain_openai.OpenAI(**told, n=2, max_tokens=100)
-    answers = legacy.generate(["a", "b"])
-    assert [[each.text for each in several] for several in answers.generations] == [[ANSWER] * 2] * 2
+    with openai.DefaultHttpxClient() as http:  # LangChain's own is never closed
+        told = {
+            "model": MODEL,
+            "base_url": base_url(worker),
+            "api_key": "none",
+            "max_retries": 0,
+            "http_client": http,
+        }
+        chat = langchain_openai.ChatOpenAI(**told, temperature=0, seed=1, stream_usage=True)
+        reply = chat.invoke("Hi")
+        assert (reply.content, reply.response_metadata["finish_reason"]) == (ANSWER[1:], "stop")
+        assert reply.usage_metadata["output_tokens"] > 5
+        assert "".join(chunk.content for chunk in chat.stream("Hi")) == ANSWER[1:]
+        assert [answer.content for answer in chat.batch(["a", "b"])] == [ANSWER[1:]] * 2
+        scored = chat.bind(logprobs=True, top_logprobs=2).invoke("Hi").response_metadata["logprobs"]
+        assert len(scored["content"][0]["top_logprobs"]) == 2
+        legacy = langchain_openai.OpenAI(**told, n=2, max_tokens=100)
+        answers = legacy.generate(["a", "b"])
+        assert [[each.text for each in several] for several in answers.generations] == [[ANSWER] * 2] * 2
     assert engine.works[-1].max_tokens == 100

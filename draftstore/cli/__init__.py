@@ -15,6 +15,7 @@ import click
 
 import draftstore
 from draftstore.cli.build import build
+from draftstore.cli.check_model import check_model
 from draftstore.cli.crest import count
 from draftstore.cli.dresd import dresd
 from draftstore.cli.generate import generate
@@ -91,7 +92,19 @@ def cli() -> None:
     """
 
 
-for command in (build, count, info, verify, query, replay, quickstart, tune, generate, responses):
+for command in (
+    build,
+    count,
+    info,
+    verify,
+    query,
+    replay,
+    quickstart,
+    tune,
+    check_model,
+    generate,
+    responses,
+):
     cli.add_command(command)
 build.add_command(dresd)
 build.add_command(recycling)

@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList
 from draftstore.decoding.loop import Planner, Step
 from draftstore.drafting.drafter import Drafter
 from draftstore.hf.generation import generate
+from draftstore.hf.likelihoods import Likelihoods
 from draftstore.hf.loading import LoadedModel
 from draftstore.hf.penalties import Penalties
 from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
@@ -25,6 +26,7 @@ def decode_request(
     min_prob: float = 0.0,
     on_step: Callable[[Step], None] | None = None,
     forward: ForwardFactory | None = None,
+    likelihoods: Likelihoods | None = None,
 ) -> None:
     """Decode the answer to one request; its tokens go to `on_step`.
 
@@ -36,6 +38,7 @@ def decode_request(
         min_prob: minimum probability of a drafted node.
         on_step: called after every pass, the prefill first.
         forward: runs the passes.
+        likelihoods: notes how likely the tokens are.
     """
     model: Any = loaded.model
     prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
@@ -43,6 +46,9 @@ def decode_request(
         torch.seed()
     else:
         torch.manual_seed(request.sampling.seed)
+    arguments = generation_arguments(loaded, request)
+    if likelihoods is not None:
+        arguments.setdefault("logits_processor", LogitsProcessorList()).append(likelihoods)
     generate(
         model,
         prompt,
@@ -52,18 +58,20 @@ def decode_request(
         min_prob=min_prob,
         on_step=on_step,
         forward=forward,
-        **generation_arguments(loaded, request),
+        **arguments,
     )
 
 
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
     """Return the arguments of `generate` for a request: stopping, sampling, cache."""
     model: Any = loaded.model
-    sampling, ends = request.sampling, loaded.ends
+    sampling, ends = request.sampling, request.ends(loaded.ends)
     arguments = {
         "max_new_tokens": request.max_tokens,
+        "use_cache": True,  # MPT, for one, leaves it off
         "eos_token_id": ends or None,
         "pad_token_id": ends[0] if ends else None,
+        **({"min_new_tokens": request.min_tokens} if request.min_tokens else {}),
         **_choices(sampling, model.generation_config),
     }
     if sampling.presence or sampling.frequency or sampling.bias:

@@ -84,10 +84,13 @@ def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> 
         DecodingError: there is no suitable cache.
     """
     cache = model_kwargs.get("past_key_values")
-    if not model_kwargs.get("use_cache") or cache is None:
+    if not model_kwargs.get("use_cache"):
         raise DecodingError(
-            f"{name} decodes without a cache, expected use_cache=True and a cache of transformers"
+            f"use_cache is off, as an argument or in the settings of {name}, and drafts need the cache: "
+            "pass use_cache=True"
         )
+    if cache is None:
+        raise DecodingError(f"{name} takes no cache of transformers, which drafts need: {PLAIN}")
     if not isinstance(cache, Cache):
         raise DecodingError(
             f"past_key_values is of {type(cache).__name__}, expected a cache of transformers, like DynamicCache"

@@ -22,6 +22,7 @@ from draftstore.decoding.loop import Fixed, Planner, Step
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import check_request, takes_trees
+from draftstore.hf.exactness import require_exact
 from draftstore.hf.graphs import graph_forward
 from draftstore.hf.masks import masks_by_model
 from draftstore.hf.running import Run
@@ -71,9 +72,12 @@ def speculative_generate(
 
     Raises:
         DecodingError: unsupported generation: several texts, beams, encoder-decoder models, linear attention, no cache
-            or one without rollback, attentions as an output.
+            or one without rollback, attentions as an output; or a model that reads several tokens otherwise than one
+            by one, see `draftstore.hf.exactness`.
     """
     check_request(model, input_ids, generation_config, model_kwargs, drafting=drafter is not None)
+    if drafter is not None:
+        require_exact(model)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
     run = Run(model, input_ids, logits_processor, stopping_criteria, generation_config, token_streamer)

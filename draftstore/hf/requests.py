@@ -1,7 +1,8 @@
 """Generation requests: a prompt, a limit, and sampling settings. Imports no torch."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,20 @@ class Sampling:
     seed: int | None = None
 
 
+class Likelihood(NamedTuple):
+    """How likely an emitted token was, after penalties and biases, before temperature and filters.
+
+    Attributes:
+        token: its id.
+        logprob: its natural logarithm of the probability.
+        top: the most likely ids with theirs, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class GenerationRequest:
     """One text to continue.
@@ -48,8 +63,20 @@ class GenerationRequest:
         prompt: int32 [n], at least one id.
         max_tokens: maximum tokens of the answer.
         sampling: sampling settings.
+        min_tokens: number of tokens before which no token may end the answer.
+        ignore_eos: whether the model's own ends do not end the answer.
+        stop_ids: further ids that end the answer.
+        top: number of most likely tokens that are reported with every token; None reports nothing.
     """
 
     prompt: NDArray[np.int32]
     max_tokens: int
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_ids: tuple[int, ...] = ()
+    top: int | None = None
+
+    def ends(self, own: Iterable[int]) -> list[int]:
+        """Return the ids that end the answer of a model with its `own`."""
+        return [*(() if self.ignore_eos else own), *self.stop_ids]

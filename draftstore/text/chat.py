@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from draftstore.errors import TokenizerError, needs_extra, type_name
 
 # One turn of a conversation: `role` and `content`.
 Message: TypeAlias = Mapping[str, str]
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 def as_messages(value: Sequence[Any], key: str) -> list[Message]:
@@ -52,11 +54,21 @@ def render_template(
     add_generation_prompt: bool,
     named_tokens: Mapping[str, str],
     owner: str,
+    settings: Mapping[str, Any] = NO_SETTINGS,
 ) -> str:
     """Return a conversation as the text that a chat template makes of it.
 
+    Args:
+        template: template in jinja2.
+        messages: turns of the conversation.
+        add_generation_prompt: whether to end where the next answer begins.
+        named_tokens: texts of tokens, like `bos_token`.
+        owner: name of the template's model, for errors.
+        settings: further variables, like `enable_thinking`.
+
     Raises:
-        TokenizerError: the template is broken or refuses these messages (roles out of turn, for one).
+        TokenizerError: the template is broken or refuses these messages (roles out of turn, for one), or a setting has
+            the name of something else.
         MissingExtraError: `jinja2` is not installed.
     """
     with needs_extra("jinja2"):
@@ -71,14 +83,19 @@ def render_template(
         ArithmeticError,
         RecursionError,
     )
-    try:
-        return compile_template(template)(
-            messages=[dict(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **named_tokens,
+    given = {
+        "messages": [dict(message) for message in messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        **named_tokens,
+    }
+    if taken := sorted(given.keys() & settings.keys()):
+        raise TokenizerError(
+            f"chat templates get {taken[0]!r} from elsewhere: leave it out of their settings"
         )
+    try:
+        return compile_template(template)({**settings, **given})
     except errors as error:
         raise TokenizerError(f"the chat template of {owner!r} refuses the conversation: {error}") from None
 

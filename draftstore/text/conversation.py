@@ -1,12 +1,12 @@
 """Encoding of a prompt, alone or with its answer: the only place that turns conversations into token ids."""
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.text.chat import Message
+from draftstore.text.chat import NO_SETTINGS, Message
 from draftstore.text.tokenizer import TextTokenizer
 
 Content: TypeAlias = str | Sequence[Message]
@@ -14,16 +14,29 @@ Content: TypeAlias = str | Sequence[Message]
 
 
 def encode_conversation(
-    tokenizer: TextTokenizer, content: Content, answer: str | None = None
+    tokenizer: TextTokenizer,
+    content: Content,
+    answer: str | None = None,
+    settings: Mapping[str, Any] = NO_SETTINGS,
 ) -> NDArray[np.int32]:
     """Return the ids of a prompt, or of a prompt and its answer encoded together, int32 [n].
 
     They begin with the tokenizer's own BOS exactly once, whether or not the chat template writes it.
 
+    Args:
+        tokenizer: tokenizer of the model.
+        content: prompt.
+        answer: its answer.
+        settings: further variables of the chat template.
+
     Raises:
-        TokenizerError: invalid Unicode, or a conversation that the chat template refuses.
+        TokenizerError: invalid Unicode, or a conversation or settings that the chat template refuses.
     """
-    text = content if isinstance(content, str) else tokenizer.render_chat(content, add_generation_prompt=True)
+    text = (
+        content
+        if isinstance(content, str)
+        else tokenizer.render_chat(content, add_generation_prompt=True, settings=settings)
+    )
     if answer is not None:
         text += answer_lead(tokenizer, content) + answer
     return tokenizer.encode(text, bos=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import TokenizerError, needs_extra, type_name
 from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.text.chat import Message, find_template, plain_chat, render_template
+from draftstore.text.chat import NO_SETTINGS, Message, find_template, plain_chat, render_template
 from draftstore.text.pieces import exact_piece, visible_piece
 
 if TYPE_CHECKING:
@@ -195,16 +195,24 @@ class TextTokenizer:
             return piece
         return exact_piece(piece, self._byte_level)
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        settings: Mapping[str, Any] = NO_SETTINGS,
+    ) -> str:
         """Return a conversation as text, by the model's chat template or the plain role format.
 
         The plain format is `USER: hi ASSISTANT: hello`, joined by single spaces; with a generation prompt it ends in
-        `ASSISTANT:`. A template may use today's date, as in transformers.
+        `ASSISTANT:`. A template may use today's date, as in transformers, and further variables: `settings`.
 
         Raises:
-            TokenizerError: the template is broken or refuses these messages (roles out of turn, for example).
+            TokenizerError: the template is broken or refuses these messages (roles out of turn, for example); or there
+                are settings, but no template.
         """
         if self._template is None:
+            if settings:
+                raise TokenizerError(f"the model {self.name!r} has no chat template: leave its settings out")
             return plain_chat(messages, add_generation_prompt)
         return render_template(
             self._template,
@@ -212,6 +220,7 @@ class TextTokenizer:
             add_generation_prompt=add_generation_prompt,
             named_tokens=self._named_tokens,
             owner=self.name,
+            settings=settings,
         )
 
     def save(self, directory: Path) -> None:

@@ -67,6 +67,13 @@ from services.worker.settings import PORT, WorkerSettings
     help="Maximum number of tokens in an answer.",
 )
 @click.option(
+    "--max-choices",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Maximum number of answers to a request: n times its prompts.",
+)
+@click.option(
     "--tokens",
     "--token-file",
     "tokens",

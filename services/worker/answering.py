@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.worker.decoder import Decoder
-from services.worker.jobs import DecodingJob, Delta, Event, Failed, Finished, Gone
+from services.worker.jobs import Answered, DecodingJob, Delta, Event, Failed, Finished, Gone
 from services.worker.replies import ALIVE, DONE, Completion, dumped, sse
 
 LOG = logging.getLogger(__name__)
@@ -90,16 +90,19 @@ class Exchange:
         return engine.facts.drafters if engine else ()
 
     async def whole(self) -> Response:
-        """Return the whole answer as one response.
+        """Return all answers as one response.
 
         Raises:
             ApiError: decoding failed.
         """
+        answers: list[Answered] = []
         try:
             while True:
                 match await self._events.next():
-                    case Finished(text, reason, usage):
-                        document = self._words.answer(text, reason, usage, self._drafters())
+                    case Answered() as answer:
+                        answers.append(answer)
+                    case Finished(usage):
+                        document = self._words.whole_reply(answers, usage, self._drafters())
                         return Response(dumped(document), headers=_HEADERS, media_type="application/json")
                     case Failed(error):
                         raise error
@@ -126,16 +129,18 @@ class Exchange:
 
     async def _pieces(self, event: Event | None, wants_usage: bool) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of the stream."""
-        for document in self._words.first():
-            yield sse(_with_usage(document, wants_usage))
+        for index in range(len(self._job.requests)):
+            for document in self._words.first(index):
+                yield sse(_with_usage(document, wants_usage))
         while True:
             match event:
                 case None:
                     yield ALIVE
-                case Delta(text):
-                    yield sse(_with_usage(self._words.delta(text), wants_usage))
-                case Finished(_, reason, usage):
-                    yield sse(_with_usage(self._words.last(reason), wants_usage))
+                case Delta() as piece:
+                    yield sse(_with_usage(self._words.delta(piece), wants_usage))
+                case Answered() as answer:
+                    yield sse(_with_usage(self._words.last(answer), wants_usage))
+                case Finished(usage):
                     if wants_usage:
                         yield sse(self._words.figures(usage, self._drafters()))
                     yield DONE

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from draftstore.hf.requests import GenerationRequest
 from services.common.permissions import Permissions
 from services.worker.answering import Events, Exchange
-from services.worker.asking import check_model, lead_of, make_record, make_request
+from services.worker.asking import check_model, lead_of, make_record, make_requests
 from services.worker.decoder import Decoder
 from services.worker.figures import WorkerMetrics
 from services.worker.guards import WorkerGuard, identify, read_body
@@ -125,14 +125,12 @@ class _Handlers:
         body = await read_body(request, settings.body)
         self._site.decoder.require_room()  # before a long prompt is tokenized for nothing
         loop = asyncio.get_running_loop()
-        ask, generation = await loop.run_in_executor(
-            self._threads, _read, body, kind, engine, settings.max_tokens
-        )
-        words, events = style(facts.name), Events()
+        ask, requests = await loop.run_in_executor(self._threads, _read, body, kind, engine, settings)
+        words, events = style(facts.name, engine.tokenizer), Events()
         job = DecodingJob(
             id=words.id,
             endpoint=style.endpoint,
-            request=generation,
+            requests=requests,
             post=events.post,
             stops=ask.stop,
             lead=lead_of(ask, engine.tokenizer),
@@ -191,16 +189,17 @@ class _Handlers:
 
 
 def _read(
-    body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, most_tokens: int
-) -> tuple[CompletionAsk | ChatAsk, GenerationRequest]:
-    """Parse a request; return it and the generation request.
+    body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, settings: WorkerSettings
+) -> tuple[CompletionAsk | ChatAsk, list[GenerationRequest]]:
+    """Parse a request; return it and the generation requests.
 
     Raises:
         ApiError: the request is refused.
     """
     ask = parse(body, kind)
     check_model(ask.model, engine.facts)
-    return ask, make_request(ask, engine, most_tokens)
+    limits = {"most_tokens": settings.max_tokens, "most_choices": settings.max_choices}
+    return ask, make_requests(ask, engine, **limits)
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:

@@ -1,24 +1,26 @@
 """Conversion of API requests for the decoder: token ids, limits, and the record for the response log."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import DraftstoreError, counted
 from draftstore.hf.requests import GenerationRequest, Sampling
-from draftstore.text.conversation import answer_lead, encode_conversation
+from draftstore.text.conversation import Content, answer_lead, encode_conversation
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.messages import Ask, ChatAsk, CompletionAsk
+from services.worker.jobs import Answered
+from services.worker.messages import AS_MANY_AS_FIT, Ask, ChatAsk, CompletionAsk, Prompt
 from services.worker.problems import ApiError
 from services.worker.work import Engine, Facts
 
 USUAL_TOKENS = 16
 """Default maximum tokens of a completion, as in OpenAI's API; a chat has no default."""
 
-Record = Callable[[str], Mapping[str, Any]]
+Record = Callable[[Answered], Mapping[str, Any]]
 
 
 def check_model(name: str | None, facts: Facts) -> None:
@@ -32,53 +34,110 @@ def check_model(name: str | None, facts: Facts) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-def make_request(ask: CompletionAsk | ChatAsk, engine: Engine, most_tokens: int) -> GenerationRequest:
-    """Return the generation request.
+def make_requests(
+    ask: CompletionAsk | ChatAsk, engine: Engine, *, most_tokens: int, most_choices: int
+) -> list[GenerationRequest]:
+    """Return one generation request for each answer: `n` for the first prompt, then for the second.
 
     Args:
         ask: the API request.
         engine: engine with the model's facts and tokenizer.
         most_tokens: maximum tokens of any answer.
+        most_choices: maximum answers.
 
     Raises:
-        ApiError: the prompt is invalid for this model, or too long.
+        ApiError: too many answers, or a prompt or setting is invalid for this model, or too long.
     """
-    facts, is_chat = engine.facts, isinstance(ask, ChatAsk)
-    param, usual = ("messages", most_tokens) if is_chat else ("prompt", USUAL_TOKENS)
+    each = ask.n or 1
+    prompts: Sequence[Content | Prompt] = [ask.conversation] if isinstance(ask, ChatAsk) else ask.prompt
+    if len(prompts) * each > most_choices:
+        raise ApiError(
+            400,
+            f"{counted(len(prompts), 'prompt')} with {counted(each, 'answer')} each, this worker gives at most "
+            f"{most_choices} answers to a request: send several",
+            param="n" if each > 1 else "prompt",
+        )
+    settings = ask.chat_template_kwargs or {} if isinstance(ask, ChatAsk) else {}
+    return [
+        request for prompt in prompts for request in _requests_for(prompt, settings, ask, engine, most_tokens)
+    ]
+
+
+def _requests_for(
+    prompt: Content | Prompt,
+    settings: Mapping[str, Any],
+    ask: CompletionAsk | ChatAsk,
+    engine: Engine,
+    most_tokens: int,
+) -> Iterator[GenerationRequest]:
+    """Yield the requests for the answers to one prompt; with a seed, each answer has its own.
+
+    Raises:
+        ApiError: see `make_requests`.
+    """
+    facts, param = engine.facts, "messages" if isinstance(ask, ChatAsk) else "prompt"
     try:
-        prompt = _prompt_ids(ask, engine.tokenizer, facts.vocab_size)
+        ids = _prompt_ids(prompt, settings, engine.tokenizer, facts.vocab_size)
     except DraftstoreError as error:
-        raise ApiError(400, str(error), param=param) from None
-    if not len(prompt):
+        raise ApiError(400, str(error), param="chat_template_kwargs" if settings else param) from None
+    if not len(ids):
         raise ApiError(400, "the prompt is empty, and this model needs a token to begin with", param=param)
-    room = _room(ask.wanted_tokens, usual, most_tokens, len(prompt), facts, param)
-    return GenerationRequest(prompt, room, _sampling(ask, facts))
+    request = GenerationRequest(
+        ids,
+        _room(ask, most_tokens, len(ids), facts, param),
+        _sampling(ask, facts),
+        min_tokens=ask.min_tokens or 0,
+        ignore_eos=bool(ask.ignore_eos),
+        top=ask.top,
+        stop_ids=_known(ask.stop_token_ids or (), "stop_token_ids", facts.vocab_size),
+    )
+    if request.min_tokens > request.max_tokens:
+        raise ApiError(
+            400,
+            f"min_tokens is {request.min_tokens:,}, and the answer has at most {counted(request.max_tokens, 'token')}: "
+            "ask for fewer, or for more max_tokens",
+            param="min_tokens",
+        )
+    for number in range(ask.n or 1):
+        seed = None if ask.seed is None else ask.seed + number
+        yield dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=seed))
 
 
-def _prompt_ids(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, vocab_size: int) -> NDArray[np.int32]:
+def _prompt_ids(
+    prompt: Content | Prompt, settings: Mapping[str, Any], tokenizer: TextTokenizer, vocab_size: int
+) -> NDArray[np.int32]:
     """Return a prompt as ids; ids in the request are used as they are.
 
     Raises:
         ApiError: an id is outside the model's vocabulary.
         TokenizerError: the text is not valid Unicode, or the chat template refuses the conversation.
     """
-    if isinstance(ask, ChatAsk):
-        return encode_conversation(tokenizer, ask.conversation)
-    if isinstance(ask.prompt, str):
-        return encode_conversation(tokenizer, ask.prompt)
-    wrong = next((token for token in ask.prompt if not 0 <= token < vocab_size), None)
+    if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
+        return np.array(_known(cast(list[int], prompt), "prompt", vocab_size), np.int32)
+    return encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
+
+
+def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids of a parameter.
+
+    Raises:
+        ApiError: one is outside the model's vocabulary.
+    """
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         message = f"the token id {str(wrong)[:30]} is outside this model's vocabulary of {vocab_size:,} ids"
-        raise ApiError(400, message, param="prompt")
-    return np.array(ask.prompt, np.int32)
+        raise ApiError(400, message, param=param)
+    return tuple(ids)
 
 
-def _room(wanted: int | None, usual: int, most: int, prompt: int, facts: Facts, param: str) -> int:
+def _room(ask: Ask, most: int, prompt: int, facts: Facts, param: str) -> int:
     """Return the maximum number of tokens of an answer.
 
     Raises:
         ApiError: the requested number does not fit.
     """
+    wanted = None if ask.wanted_tokens == AS_MANY_AS_FIT else ask.wanted_tokens
+    usual = most if isinstance(ask, ChatAsk) or ask.wanted_tokens else USUAL_TOKENS
     rest = facts.positions - prompt
     if rest < 1 or (wanted or 1) > rest:
         asked = f", and {wanted:,} more are wanted for the answer" if wanted else ""
@@ -133,16 +192,22 @@ def lead_of(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer) -> str:
 
 def make_record(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer, name: str, id_: str) -> Record:
     """Return a function from an answer to its record in the response log."""
-    head = {
-        "id": id_,
-        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "model": name,
-    }
-    if isinstance(ask, ChatAsk):
-        messages = ask.conversation
-        return lambda text: head | {"messages": [*messages, {"role": "assistant", "content": text}]}
-    prompt = ask.prompt if isinstance(ask.prompt, str) else _without_bos(ask.prompt, tokenizer)
-    return lambda text: head | {"text": prompt + text}
+    created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    each, several = (
+        ask.n or 1,
+        ask.n not in (None, 1) or (isinstance(ask, CompletionAsk) and len(ask.prompt) > 1),
+    )
+
+    def record(answer: Answered) -> Mapping[str, Any]:
+        id_of = f"{id_}-{answer.index}" if several else id_
+        head = {"id": id_of, "created": created, "model": name}
+        if isinstance(ask, ChatAsk):
+            return head | {"messages": [*ask.conversation, {"role": "assistant", "content": answer.text}]}
+        prompt = ask.prompt[answer.index // each]
+        prompt = prompt if isinstance(prompt, str) else _without_bos(prompt, tokenizer)
+        return head | {"text": prompt + answer.text}
+
+    return record
 
 
 def _without_bos(prompt: list[int], tokenizer: TextTokenizer) -> str:

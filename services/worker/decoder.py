@@ -7,18 +7,19 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from draftstore.decoding.loop import Step
 from draftstore.errors import ProbabilityError, counted
+from draftstore.hf.requests import Likelihood
 from services.worker.figures import WorkerMetrics
-from services.worker.jobs import DecodingJob, Delta, Event, Failed, Finished
+from services.worker.jobs import Answered, DecodingJob, Delta, Failed, Finished
 from services.worker.problems import ApiError
 from services.worker.work import Engine
-from services.worker.writing import EndedError, Usage, Writing
+from services.worker.writing import EndedError, Scored, Writing
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 3
@@ -41,7 +42,9 @@ class UnwantedError(Exception):
 
 
 class Decoder:
-    """A model that answers one request at a time, and a queue of waiting requests.
+    """A model that decodes one answer at a time, and a queue of waiting requests.
+
+    A request for several answers goes to the end of the queue after each of them: it takes turns with the others.
 
     Attributes:
         state: state of the decoder.
@@ -146,27 +149,26 @@ class Decoder:
             if job not in self._waiting:
                 return
             self._waiting.remove(job)
-        self._figures.ended(job.endpoint, "cancelled", *_lapse(job), None, Usage(0))
-        LOG.info("request cancelled while it waited", extra={"id": job.id, "bearer": job.bearer})
+        self._count(job, "cancelled", "request cancelled while it waited")
 
     def drain(self) -> None:
-        """Accept no more requests, refuse those that wait, and end after the one being decoded."""
+        """Accept no more requests, refuse those that wait, and end after those that have begun."""
         with self._wakeup:
             if self.state is DecoderState.ENDED:
                 return
             self.state = DecoderState.DRAINING
-            waiting = list(self._waiting)
-            self._waiting.clear()
+            waiting = [job for job in self._waiting if not job.done]
+            self._waiting = deque(job for job in self._waiting if job.done)
             self._wakeup.notify()
         for job in waiting:
             self._figures.refused(job.endpoint)
             job.post(Failed(self.unavailable()))
 
     def hurry(self) -> None:
-        """Abort the request being decoded; its client gets an error."""
+        """Abort the requests that have begun; their clients get an error."""
         with self._wakeup:
-            if self._running is not None:
-                self._running.cancelled = True
+            for job in (*self._waiting, *filter(None, [self._running])):
+                job.cancelled = True
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the thread; return whether it ended."""
@@ -215,59 +217,85 @@ class Decoder:
             return self._running
 
     def _answer(self, engine: Engine, job: DecodingJob) -> None:
-        """Answer one request; it is counted before its last event is posted, so that clients see it in the metrics."""
-        waited = monotonic() - job.created
-        writing = Writing(
-            job.request,
-            engine.facts,
-            engine.tokenizer,
-            lambda text: job.post(Delta(text)),
-            stops=job.stops,
-            lead=job.lead,
-        )
-        outcome, last = self._decode(engine, job, writing)
+        """Decode the next answer to a request.
+
+        The request is counted before its last event is posted, so that clients see it in the metrics.
+        """
+        begin = monotonic()
+        if job.waited is None:
+            job.waited = begin - job.created
+        event = self._decode(engine, job)
+        self._mean_seconds += (monotonic() - begin - self._mean_seconds) / 8
+        job.done += 1
         with self._wakeup:
             self._running = None
-        self._count(job, outcome, waited, writing)
-        job.post(last)
-        if self._keep and job.record and isinstance(last, Finished) and last.text:
-            self._keep(job.record(last.text))
+            if isinstance(event, Answered) and not job.over:
+                self._waiting.append(job)
+        if isinstance(event, Failed):
+            self._count(job, "cancelled" if job.cancelled else "failed", "request decoded")
+        elif job.over:
+            self._count(job, job.reason, "request decoded")
+        job.post(event)
+        if isinstance(event, Answered):
+            if job.over:
+                job.post(Finished(job.usage))
+            if self._keep and job.record and event.text:
+                self._keep(job.record(event))
 
-    def _decode(self, engine: Engine, job: DecodingJob, writing: Writing) -> tuple[str, Event]:
-        """Decode one request; return its outcome and last event."""
+    def _decode(self, engine: Engine, job: DecodingJob) -> Answered | Failed:
+        """Decode one answer; return its last event."""
+        number, request = job.done, job.requests[job.done]
+        if not number or request.prompt is not job.requests[number - 1].prompt:
+            job.usage.prompt_tokens += len(request.prompt)
 
-        def on_step(step: Step) -> None:
+        def show(text: str, scored: Sequence[Scored]) -> None:
+            job.post(Delta(number, text, scored))
+
+        writing = Writing(
+            request, engine.facts, engine.tokenizer, show, job.usage, stops=job.stops, lead=job.lead
+        )
+
+        def on_step(step: Step, likelihoods: Sequence[Likelihood]) -> None:
             _check_wanted(job)
-            writing.take(step)
+            writing.take(step, likelihoods)
 
         try:
             _check_wanted(job)  # before the prefill
             with suppress(EndedError):
-                engine.generate(job.request, on_step)
+                engine.generate(request, on_step)
             writing.finish()
         except UnwantedError:
-            return "cancelled", Failed(self.unavailable())
+            return Failed(self.unavailable())
         except ProbabilityError as error:
-            return "failed", Failed(ApiError(400, str(error)))
+            return Failed(ApiError(400, str(error)))
         except Exception as error:
             self._failures += 1
             LOG.exception("decoding failed", extra={"id": job.id})
-            return "failed", Failed(_explain(error))
+            return Failed(_explain(error))
+        finally:
+            if job.first is None and writing.first_token is not None:
+                job.first = writing.first_token - job.created
         self._failures = 0
-        return writing.reason, Finished(writing.text, writing.reason, writing.usage)
+        if writing.reason == "length":
+            job.reason = "length"
+        return Answered(number, writing.text, writing.reason, writing.scored)
 
-    def _count(self, job: DecodingJob, outcome: str, waited: float, writing: Writing) -> None:
-        """Count and log a decoded request, without its text."""
-        seconds, usage = monotonic() - job.created, writing.usage
-        first = None if writing.first_token is None else writing.first_token - job.created
-        self._mean_seconds += (seconds - waited - self._mean_seconds) / 8
-        self._figures.ended(job.endpoint, outcome, waited, seconds, first, usage)
+    def _count(self, job: DecodingJob, outcome: str, message: str) -> None:
+        """Count and log a request, without its text."""
+        seconds, usage = monotonic() - job.created, job.usage
+        waited = seconds if job.waited is None else job.waited
+        self._figures.ended(job.endpoint, outcome, waited, seconds, job.first, usage)
         figures = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-        figures |= {"passes": usage.passes, "drafted": usage.drafted, "accepted": usage.accepted}
-        times = {"waited": round(waited, 4), "first": first and round(first, 4), "seconds": round(seconds, 4)}
+        figures |= {"answers": usage.answers, "passes": usage.passes}
+        figures |= {"drafted": usage.drafted, "accepted": usage.accepted}
+        times = {
+            "waited": round(waited, 4),
+            "first": job.first and round(job.first, 4),
+            "seconds": round(seconds, 4),
+        }
         who = {"bearer": job.bearer} if job.bearer else {}
         LOG.info(
-            "request decoded",
+            message,
             extra={"id": job.id, "endpoint": job.endpoint, "outcome": outcome, **figures, **times, **who},
         )
 
@@ -280,11 +308,6 @@ def _check_wanted(job: DecodingJob) -> None:
     """
     if job.cancelled:
         raise UnwantedError
-
-
-def _lapse(job: DecodingJob) -> tuple[float, float]:
-    seconds = monotonic() - job.created
-    return seconds, seconds
 
 
 def _explain(error: Exception) -> ApiError:

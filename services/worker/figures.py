@@ -30,8 +30,8 @@ class WorkerMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"{PREFIX}_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"{PREFIX}_{name}", text, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"{PREFIX}_{name}", text, labels, buckets=buckets, registry=registry)
 
         self._requests = counter("requests", "Requests, by what became of them.", "endpoint", "outcome")
         self._prompt = counter("prompt_tokens", "Tokens of prompts that were decoded.")
@@ -44,7 +44,9 @@ class WorkerMetrics:
             "time_to_first_token_seconds", "From a request to its first token.", FIRST_BUCKETS
         )
         self._token = histogram(
-            "seconds_per_token", "Time of each answer's tokens after the first, mean.", TOKEN_BUCKETS
+            "seconds_per_token",
+            "Time of the tokens after the first, mean, of requests for one answer.",
+            TOKEN_BUCKETS,
         )
         self._request = histogram(
             "request_seconds", "From a request to the end of its answer.", REQUEST_BUCKETS
@@ -53,8 +55,12 @@ class WorkerMetrics:
             "queue_seconds", "From a request to the start of its decoding.", FIRST_BUCKETS
         )
         self._lengths = histogram(
-            "accepted_length", "Tokens that each pass of an answer yielded, mean.", PASS_BUCKETS
+            "accepted_length",
+            "Tokens that each pass yielded, mean of a request; by the release that drafts were asked of.",
+            PASS_BUCKETS,
+            "release",
         )
+        self._release = ""
         self._depth = Gauge(f"{PREFIX}_queue_depth", "Requests that wait for their turn.", registry=registry)
         self._running = Gauge(f"{PREFIX}_running", "1 while a request is being decoded.", registry=registry)
         self._ready = Gauge(f"{PREFIX}_ready", "1 where requests are taken.", registry=registry)
@@ -70,6 +76,7 @@ class WorkerMetrics:
         """Set the model's labels, once they are known."""
         words = {"version": draftstore.__version__}
         if facts:
+            self._release = facts.release
             words |= {"model": facts.name, "device": facts.device, "drafters": ",".join(facts.drafters)}
         self._info.info(words)
 
@@ -105,10 +112,10 @@ class WorkerMetrics:
         self._drafted.inc(usage.drafted)
         self._accepted.inc(usage.accepted)
         if usage.passes:
-            self._lengths.observe(usage.accepted_length)
+            self._lengths.labels(self._release).observe(usage.accepted_length)
         if first is not None:
             self._first.observe(first)
-            if usage.completion_tokens > 1:
+            if usage.answers == 1 and usage.completion_tokens > 1:  # several wait between them
                 self._token.observe((seconds - first) / (usage.completion_tokens - 1))
 
     def logged(self, outcome: str) -> None:

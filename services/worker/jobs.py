@@ -7,22 +7,32 @@ from typing import Any, TypeAlias
 
 from draftstore.hf.requests import GenerationRequest
 from services.worker.problems import ApiError
-from services.worker.writing import Reason, Usage
+from services.worker.writing import Reason, Scored, Usage
 
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """A chunk of the answer."""
+    """A chunk of one answer, with the tokens that begin in it if likelihoods are asked for."""
 
+    index: int
     text: str
+    scored: Sequence[Scored] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """One answer is complete."""
+
+    index: int
+    text: str
+    reason: Reason
+    scored: Sequence[Scored] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """The answer is complete."""
+    """All answers are complete."""
 
-    text: str
-    reason: Reason
     usage: Usage
 
 
@@ -38,33 +48,48 @@ class Gone:
     """The client has disconnected."""
 
 
-Event: TypeAlias = Delta | Finished | Failed | Gone
+Event: TypeAlias = Delta | Answered | Finished | Failed | Gone
 
 
 @dataclasses.dataclass(eq=False)
 class DecodingJob:
-    """One decoding job.
+    """One decoding job: all answers that a client asks for at once.
 
     Attributes:
         id: id in the answer and the log.
         endpoint: `chat` or `completions`.
-        request: generation request.
+        requests: one for each answer; those to one prompt share its array.
         post: takes events; called from any thread.
         stops: stop strings.
         lead: see `Writing`.
         bearer: name of the client's token.
-        record: turns the answer into a record of the response log.
+        record: turns an answer into a record of the response log.
         created: time of arrival in monotonic seconds.
         cancelled: whether the client has gone.
+        done: answers decoded so far.
+        reason: `length` if one of them ended at its limit.
+        waited: seconds until decoding began; None before.
+        first: seconds until the first token; None before.
+        usage: figures so far.
     """
 
     id: str
     endpoint: str
-    request: GenerationRequest
+    requests: Sequence[GenerationRequest]
     post: Callable[[Event], None]
     stops: Sequence[str] = ()
     lead: str = ""
     bearer: str = ""
-    record: Callable[[str], Mapping[str, Any]] | None = None
+    record: Callable[[Answered], Mapping[str, Any]] | None = None
     created: float = dataclasses.field(default_factory=monotonic)
     cancelled: bool = False
+    done: int = 0
+    reason: Reason = "stop"
+    waited: float | None = None
+    first: float | None = None
+    usage: Usage = dataclasses.field(default_factory=lambda: Usage(0))
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers were decoded."""
+        return self.done == len(self.requests)

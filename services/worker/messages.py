@@ -1,62 +1,77 @@
-"""The subset of OpenAI's API requests that this worker supports.
-
-Unknown parameters are ignored, since OpenAI's clients send more every year. Known parameters that would change an
-answer in an unsupported way are refused: see `UNSUPPORTED`.
-"""
+"""The fields of OpenAI's API, and some of vLLM's, that this worker uses; `services.worker.fields` has the others."""
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from draftstore.text.chat import Message
+from services.worker.fields import check_fields
 from services.worker.problems import ApiError
 
 MOST_STOPS = 16
 LONGEST_STOP = 128
 """Characters."""
 MOST_MESSAGES = 4096
+MOST_STOP_IDS = 256
+MOST_TOP = 20
+AS_MANY_AS_FIT = -1
+"""Tokens of an answer that only the model's positions and the worker limit."""
 ROLES = {"developer": "system"}
 """Roles that have another name in templates."""
 
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((None, 1), "a request gets one answer: send it several times for more"),
-    "best_of": ((None, 1), "a request gets one answer: send it several times for more"),
-    "logprobs": ((None, False), "the probabilities of tokens are not returned"),
-    "top_logprobs": ((None, 0), "the probabilities of tokens are not returned"),
-    "echo": ((None, False), "the prompt is not repeated"),
-    "suffix": ((None, ""), "text is only added at the end"),
-    "tools": ((None, []), "tools are not called"),
-    "tool_choice": ((None, "none", "auto"), "tools are not called"),
-    "functions": ((None, []), "functions are not called"),
-    "function_call": ((None, "none", "auto"), "functions are not called"),
-    "response_format": ((None, {"type": "text"}), "the format of the text is not enforced"),
-    "modalities": ((None, ["text"]), "the model writes only text"),
-    "audio": ((None,), "the model writes only text"),
-}
-"""By parameter: values without effect, and why others are refused."""
-
 
 def _as_stops(value: Any) -> Any:
-    """Convert a single stop string to a list of one."""
-    return [] if value is None else [value] if isinstance(value, str) else value
+    """Convert a single stop string to a list of one, and an empty one to none."""
+    if value is None or value == "":
+        return []
+    return [value] if isinstance(value, str) else value
 
 
-def _as_prompt(value: Any) -> Any:
-    """Return the prompt: a text, or a list of ids.
+def _as_whole(value: Any) -> Any:
+    """Convert a number like 1.0, which some clients write for 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _off_as_none(value: Any) -> Any:
+    """Convert `false`, which some clients send for no log-probabilities."""
+    return None if value is False else value
+
+
+def _not_zero(value: int) -> int:
+    """Refuse answers without tokens.
 
     Raises:
-        ValueError: there are several prompts, or none.
+        ValueError: there is none.
     """
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise ValueError(f"expected one prompt in a request, found {len(value)}: send several requests")
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(item) is int for item in value):
-        return value
-    raise ValueError("expected a text, or a list of token ids")
+    if not value:
+        raise ValueError(f"expected a number greater than 0, or {AS_MANY_AS_FIT} for as many as fit")
+    return value
+
+
+def _as_prompts(value: Any) -> Any:
+    """Return prompts, each a text or a list of ids.
+
+    Raises:
+        ValueError: something else, or none.
+    """
+    several = isinstance(value, list) and value and isinstance(value[0], str | list)
+    prompts = value if several else [value]
+    for prompt in prompts:
+        if not isinstance(prompt, str) and not (
+            isinstance(prompt, list) and all(type(item) is int for item in prompt)
+        ):
+            raise ValueError("expected a text, a list of token ids, or a list of such prompts")
+    return prompts
 
 
 def _as_text(value: Any) -> Any:
@@ -106,25 +121,36 @@ class ChatMessage(_Strict):
     function_call: Annotated[None, BeforeValidator(_no_calls)] = None
 
 
-Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Prompt: TypeAlias = str | list[int]
+Whole = Annotated[int, BeforeValidator(_as_whole)]
+Count = Annotated[Whole, Field(ge=1, le=1 << 31)]
+Top = Annotated[Whole, Field(ge=0, le=MOST_TOP)]
+Limit = Annotated[Whole, Field(ge=AS_MANY_AS_FIT, le=1 << 31), AfterValidator(_not_zero)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 
 class Ask(_Strict):
-    """What every request may say. `top_k`, `min_p` and `repetition_penalty` are not OpenAI's, but common."""
+    """What every request may say.
+
+    `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos` and `stop_token_ids` are vLLM's.
+    """
 
     model: str | None = None
-    max_tokens: Count | None = None
+    n: Count | None = None
+    max_tokens: Limit | None = None
+    min_tokens: Annotated[Whole, Field(ge=0, le=1 << 31)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[Whole, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Annotated[Whole, Field(ge=0)]] | None = Field(None, max_length=MOST_STOP_IDS)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
         BeforeValidator(_as_stops),
@@ -134,27 +160,53 @@ class Ask(_Strict):
     stream_options: StreamOptions | None = None
 
     @property
+    def wanted_tokens(self) -> int | None:
+        """Maximum tokens of an answer; None if the request leaves it open."""
+        return self.max_tokens
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with usage figures."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
 class CompletionAsk(Ask):
-    """A text to go on with."""
+    """Texts to go on with."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_as_prompt)]
+    prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts)]
+    logprobs: Annotated[Top | None, BeforeValidator(_off_as_none)] = None
 
     @property
-    def wanted_tokens(self) -> int | None:
-        """Maximum tokens of the answer."""
-        return self.max_tokens
+    def top(self) -> int | None:
+        """Number of most likely tokens that are reported with each token; None: nothing is."""
+        return self.logprobs
 
 
 class ChatAsk(Ask):
     """A conversation to answer."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Number of most likely tokens that are reported with each token; None: nothing is."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Refuse a number of tokens that are not reported.
+
+        Raises:
+            ValueError: `logprobs` is off.
+        """
+        if value and not info.data.get("logprobs"):
+            raise ValueError("expected logprobs: true beside it")
+        return value
 
     @property
     def conversation(self) -> list[Message]:
@@ -163,7 +215,7 @@ class ChatAsk(Ask):
 
     @property
     def wanted_tokens(self) -> int | None:
-        """Maximum tokens of the answer."""
+        """Maximum tokens of an answer."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -182,23 +234,11 @@ def parse(body: bytes, kind: type[Parsed]) -> Parsed:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ApiError(400, "expected a JSON object")
-    _check_supported(document)
+    check_fields(document, kind.model_fields)
     try:
         return kind.model_validate(document)
     except ValidationError as error:
         raise _problem(error) from None
-
-
-def _check_supported(document: dict[str, Any]) -> None:
-    """Refuse known but unsupported parameters.
-
-    Raises:
-        ApiError: there is such a parameter.
-    """
-    for name, (harmless, reason) in UNSUPPORTED.items():
-        value = document.get(name)
-        if not any(type(value) is type(other) and value == other for other in harmless):
-            raise ApiError(400, f"{name} is not supported with this value: {reason}", param=name)
 
 
 def _problem(error: ValidationError) -> ApiError:

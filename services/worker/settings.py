@@ -18,6 +18,7 @@ class WorkerSettings:
         endpoint: HTTP address.
         queue: maximum waiting requests beside the one being decoded.
         max_tokens: maximum tokens of an answer.
+        max_choices: maximum answers to one request: `n` times its prompts.
         body: maximum bytes of a request.
         tokens: token file.
         anonymous: whether clients, also on other machines, need no token.
@@ -32,6 +33,7 @@ class WorkerSettings:
     endpoint: ListenAddress
     queue: int = 16
     max_tokens: int = 2048
+    max_choices: int = 32
     body: int = BODY
     tokens: Path | None = None
     anonymous: bool = False

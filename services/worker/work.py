@@ -1,12 +1,15 @@
 """The worker's interface to a model; `services.worker.engine` implements it with transformers."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from draftstore.decoding.loop import Step
-from draftstore.hf.requests import GenerationRequest
+from draftstore.hf.requests import GenerationRequest, Likelihood
 from draftstore.text.tokenizer import TextTokenizer
+
+OnStep = Callable[[Step, Sequence[Likelihood]], None]
+"""Gets a forward pass, and the likelihoods of its tokens if the request asks for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Facts:
         vocab_size: size of the vocabulary.
         ends: ids that end an answer.
         drafters: names of its drafters.
+        release: name of the lookup service's release among them; empty without one.
         device: device, for messages.
     """
 
@@ -27,6 +31,7 @@ class Facts:
     vocab_size: int
     ends: frozenset[int]
     drafters: tuple[str, ...] = ()
+    release: str = ""
     device: str = "cpu"
 
     def public(self) -> dict[str, Any]:
@@ -49,7 +54,7 @@ class Engine(Protocol):
     def tokenizer(self) -> TextTokenizer:
         """Tokenizer of the model; thread-safe."""
 
-    def generate(self, request: GenerationRequest, on_step: Callable[[Step], None]) -> None:
+    def generate(self, request: GenerationRequest, on_step: OnStep) -> None:
         """Decode.
 
         Args:

@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from draftstore.cli.common import print_json
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
-from draftstore.hf.requests import GenerationRequest
+from draftstore.hf.requests import GenerationRequest, Likelihood
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
 from services.cli.options import access_options
@@ -38,7 +38,7 @@ from services.worker.decoder import Decoder
 from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
-from services.worker.work import Facts
+from services.worker.work import Facts, OnStep
 from tests import ROOT
 from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Samples, Service, read_samples, started
@@ -53,6 +53,11 @@ def chain(tokens: Sequence[int]) -> DraftTree:
     return DraftTree(
         np.array(tokens, np.int32), np.arange(-1, size - 1, dtype=np.int16), np.zeros(size, np.uint8)
     )
+
+
+def likelihood(token: int, top: int) -> Likelihood:
+    """Return how likely a fake token is: less than the one behind it."""
+    return Likelihood(token, -1.5, ((token + 1, -0.5), (token, -1.5), (0, float("-inf")))[:top])
 
 
 class FakeEngine:
@@ -74,7 +79,7 @@ class FakeEngine:
         assert tokenizer.eos_id is not None
         self.tokenizer = tokenizer
         self.facts = Facts(
-            MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",)
+            MODEL, positions, tokenizer.vocab_size, frozenset([tokenizer.eos_id]), ("request",), "stories"
         )
         self.works: list[GenerationRequest] = []
         self.gate: threading.Semaphore | None = None
@@ -91,7 +96,7 @@ class FakeEngine:
             tokens = [*ids, *self.facts.ends]
         return tokens[: work.max_tokens]
 
-    def generate(self, work: GenerationRequest, on_step: Callable[[Step], None]) -> None:
+    def generate(self, work: GenerationRequest, on_step: OnStep) -> None:
         self.works.append(work)
         tokens = self.tokens_of(work)
         for start in [0, *range(1, len(tokens), self._chunk)]:
@@ -99,7 +104,8 @@ class FakeEngine:
                 assert self.gate.acquire(timeout=SECONDS)
             come = tokens[start : start + self._chunk] if start else tokens[:1]
             tree = chain(come[:-1])
-            on_step(Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1))
+            step = Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1)
+            on_step(step, [] if work.top is None else [likelihood(token, work.top) for token in come])
 
     def close(self) -> None:
         self.closed = True
@@ -299,9 +305,9 @@ class SlowEngine(FakeEngine):
         super().__init__(tokenizer, answer, positions=2000)
         self._seconds = pass_seconds
 
-    def generate(self, work: GenerationRequest, on_step: Callable[[Step], None]) -> None:
-        def slow(step: Step) -> None:
-            on_step(step)
+    def generate(self, work: GenerationRequest, on_step: OnStep) -> None:
+        def slow(step: Step, likelihoods: Sequence[Likelihood]) -> None:
+            on_step(step, likelihoods)
             time.sleep(self._seconds)
 
         super().generate(work, slow)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from draftstore.cli.answering import (
 from draftstore.cli.generate import _content
 from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError
-from draftstore.hf import load_model
+from draftstore.hf import exactness, load_model
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.conversation import encode_conversation
 from draftstore.text.incremental import Pieces
@@ -257,3 +258,25 @@ def test_where_answers_part() -> None:
     assert first_difference([1, 2, 3], [1, 5, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
     assert first_difference([], [1]) == 0
+
+
+# --- check-model ---
+
+
+def test_a_model_that_takes_drafts(run: Runner, model_folder: Path) -> None:
+    ran = run("check-model", model_folder)
+    assert (ran.status, ran.out.split()[0]) == (0, "exact")
+    assert "takes drafts, as trees" in ran.out
+    found = run("check-model", model_folder, "--json").json()
+    assert (found["exact"], found["drafts"], found["fault"]) == (True, "trees", None)
+    assert found["deviation"] < found["tolerance"]
+
+
+def test_a_model_that_is_refused(run: Runner, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactness, "_by_design", lambda _config: "reads backwards")
+    ran = run("check-model", model_folder)
+    assert (ran.status, ran.out.split()[0]) == (1, "refused")
+    assert "reads backwards" in ran.out
+    ran = run("check-model", model_folder, "--json")
+    assert (ran.status, json.loads(ran.out)["fault"]) == (1, "reads backwards")
+    assert "no model at" in run("check-model", model_folder / "absent").error()

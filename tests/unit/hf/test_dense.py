@@ -162,6 +162,18 @@ def test_threads_are_told_the_states_of_their_own_texts() -> None:
             checked.result()
 
 
+def test_threads_with_models_and_drafters_of_their_own_do_not_mix_them_up() -> None:
+    """Two models with hidden states of other sizes at once, each with drafters that want them projected or whole."""
+    models = [tiny(vocab_size=VOCAB), tiny("qwen3", vocab_size=VOCAB, hidden_size=24)]
+    prompts = [torch.tensor([[start, start + 2, start + 5]]) for start in range(3)]
+    cases = [
+        (model, projected, prompt) for prompt in prompts for model in models for projected in (True, False)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        for checked in [pool.submit(check_states, *case) for case in cases]:
+            checked.result()
+
+
 def check_states(model: Any, projected: bool, prompt: torch.Tensor = PROMPT, **options: Any) -> None:
     """Decode, and compare the states that were told with those of the whole text."""
     projection = make_projection(hidden_size=states_of(model, [1, 2]).shape[1]) if projected else None

@@ -327,7 +327,7 @@ def test_a_rotation_that_changes_on_the_way() -> None:
             "ask for contrastive_search, expected greedy search or sampling",
         ),
         ({"prompt_lookup_num_tokens": 3}, "ask for assisted_generation"),
-        ({"use_cache": False}, "decodes without a cache, expected use_cache=True"),
+        ({"use_cache": False}, "use_cache is off, as an argument .* pass use_cache=True"),
         ({"output_attentions": True}, "output_attentions is set"),
         ({"assistant_model": tiny}, "assistant_model is set, expected none"),
     ],

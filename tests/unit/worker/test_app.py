@@ -204,13 +204,243 @@ def test_parameters_reach_the_model(worker: Worker, engine: FakeEngine) -> None:
 
 
 def test_what_clients_send_beside(worker: Worker) -> None:
-    """Parameters that change nothing here, and those that nobody knows, are passed over."""
+    """Parameters that change no answer here are passed over, and what is left open is null."""
     status, _ = worker.ask(
         "chat", messages=[{"role": "user", "content": "Hi", "name": "x"}], n=1, logprobs=False, tools=[],
         tool_choice="auto", response_format={"type": "text"}, user="u", store=False, metadata={"a": "b"},
-        reasoning_effort="low", never_heard_of=[1], stop=None, stream=None, stream_options=None, seed=None,
+        service_tier="auto", reasoning_effort=None, guided_json=None, length_penalty=1.0, skip_special_tokens=True,
+        never_heard_of=None, stop="", stream=None, stream_options=None, seed=None, best_of=1, stop_token_ids=None,
+        ignore_eos=False, min_tokens=0,
     )  # fmt: skip
     assert status == 200
+
+
+def test_what_vllm_takes_beside_reaches_the_model(worker: Worker, engine: FakeEngine) -> None:
+    asked: dict[str, Any] = {
+        "min_tokens": 3,
+        "ignore_eos": True,
+        "stop_token_ids": [7, 9],
+        "seed": 4.0,
+        "max_tokens": 5.0,
+    }
+    assert worker.ask("completions", prompt="zero", **asked)[0] == 200
+    work = engine.works[-1]
+    assert (work.min_tokens, work.ignore_eos, work.stop_ids) == (3, True, (7, 9))
+    assert (work.max_tokens, work.sampling.seed) == (5, 4)
+    assert work.ends([1, 2]) == [7, 9]
+
+
+def test_as_many_tokens_as_fit(worker: Worker, engine: FakeEngine) -> None:
+    for what, asked in (("completions", {"prompt": [5] * 300}), ("chat", {"messages": CHAT})):
+        assert worker.ask(what, **asked, max_tokens=-1)[0] == 200
+        rest = engine.facts.positions - len(engine.works[-1].prompt)
+        assert engine.works[-1].max_tokens == min(rest, 256), what
+
+
+def test_no_stop_string_ends_an_answer_before_its_least_tokens(worker: Worker, engine: FakeEngine) -> None:
+    asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "stop": [" one", "three"]}
+    _, reply = worker.ask("completions", **asked, min_tokens=1)
+    assert reply["choices"][0]["text"] == ANSWER[: ANSWER.index(" one")]
+    least = len(engine.tokenizer.encode(ANSWER[: ANSWER.index(" two")], bos=False))
+    _, reply = worker.ask("completions", **asked, min_tokens=least)
+    assert reply["choices"][0]["text"] == ANSWER[: ANSWER.index("three")]
+    assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+def test_settings_of_the_chat_template(small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    small_tokenizer.save(tmp_path)
+    template = "{{ messages[0].content }}{% if not thinking %} no{% endif %}>"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    engine = FakeEngine(load_tokenizer(tmp_path))
+    with running_worker(engine) as worker:
+        for given, expected in (({"thinking": True}, "Hi>"), ({"thinking": False}, "Hi no>"), ({}, "Hi no>")):
+            assert worker.ask("chat", messages=CHAT, chat_template_kwargs=given)[0] == 200
+            ids = engine.tokenizer.encode(expected, bos=True).tolist()
+            assert engine.works[-1].prompt.tolist() == ids, given
+        refused: list[dict[str, Any]] = [
+            {"messages": []},
+            {"bos_token": "x"},
+            {"add_generation_prompt": False},
+        ]
+        for taken in refused:
+            error = refusal(worker.ask("chat", messages=CHAT, chat_template_kwargs=taken), 400)
+            assert error["param"] == "chat_template_kwargs"
+            assert repr(next(iter(taken))) in error["message"]
+        assert refusal(worker.ask("chat", messages=CHAT, chat_template_kwargs=[1]), 400)["param"] == (
+            "chat_template_kwargs"
+        )
+
+
+def test_settings_without_a_template(worker: Worker) -> None:
+    error = refusal(worker.ask("chat", messages=CHAT, chat_template_kwargs={"thinking": True}), 400)
+    assert "no chat template" in error["message"]
+
+
+# --- how likely tokens are ---
+
+
+@pytest.mark.parametrize("stop", [None, " two"])
+def test_log_probabilities_of_a_completion(worker: Worker, engine: FakeEngine, stop: str | None) -> None:
+    asked: dict[str, Any] = {"prompt": "zero", "max_tokens": 200, "logprobs": 3, "stop": stop}
+    _, reply = worker.ask("completions", **asked)
+    [choice] = reply["choices"]
+    found, text = choice["logprobs"], choice["text"]
+    assert text == (ANSWER if stop is None else ANSWER[: ANSWER.index(stop)])
+    ids = engine.tokenizer.encode(text, bos=False).tolist()
+    assert len(found["tokens"]) == len(ids)
+    for place, (token, offset, id_) in enumerate(
+        zip(found["tokens"], found["text_offset"], ids, strict=True)
+    ):
+        if (exact := engine.tokenizer.exact_text(id_)) is not None:
+            assert token == exact == text[offset : offset + len(exact)]
+        assert found["token_logprobs"][place] == -1.5
+        assert found["top_logprobs"][place][token] == -1.5
+        assert -9999.0 in found["top_logprobs"][place].values()
+    events = worker.stream("completions", **asked)
+    pieces = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
+    assert {key: [each for piece in pieces for each in piece[key]] for key in found} == found
+    assert len(pieces) > 2
+
+
+def test_log_probabilities_of_a_chat(worker: Worker, engine: FakeEngine) -> None:
+    _, reply = worker.ask("chat", messages=CHAT, logprobs=True, top_logprobs=2)
+    content = reply["choices"][0]["logprobs"]["content"]
+    ids = engine.tokenizer.encode(ANSWER, bos=False).tolist()
+    assert len(content) == len(ids)  # without the end, which is no text
+    assert [len(each["top_logprobs"]) for each in content] == [2] * len(ids)
+    whole = [each for each in content if each["bytes"] is not None]
+    assert all(bytes(each["bytes"]).decode() == each["token"] for each in whole)
+    assert len(whole) > 3
+    events = worker.stream("chat", messages=CHAT, logprobs=True)
+    told = [
+        each for event in events if (found := event["choices"][0]["logprobs"]) for each in found["content"]
+    ]
+    assert [each["token"] for each in told] == [each["token"] for each in content]
+    assert told[0]["top_logprobs"] == []
+
+
+# --- several answers -------------------------------------------------------------------------------------------
+
+
+def by_index(events: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the texts of a stream with several answers."""
+    choices = [choice for event in events for choice in event["choices"]]
+    return {
+        index: text_of([{"choices": [choice for choice in choices if choice["index"] == index]}])
+        for index in sorted({choice["index"] for choice in choices})
+    }
+
+
+def counting(engine: FakeEngine) -> Any:
+    """Return an answer that tells its prompt and seed."""
+    return lambda work: [*work.prompt[:1], 5 + (work.sampling.seed or 0), *engine.facts.ends]
+
+
+@pytest.mark.parametrize("what", ["completions", "chat"])
+def test_several_answers(small_tokenizer: TextTokenizer, what: str) -> None:
+    engine = FakeEngine(small_tokenizer)
+    engine._answer = counting(engine)
+    asked: dict[str, Any] = {"messages": CHAT} if what == "chat" else {"prompt": [[50, 51], [60], [70]]}
+    prompts = 1 if what == "chat" else 3
+    with running_worker(engine) as worker:
+        status, reply = worker.ask(what, **asked, n=2, seed=40)
+        assert status == 200, reply
+        choices = reply["choices"]
+        assert [choice["index"] for choice in choices] == list(range(2 * prompts))
+        assert [work.sampling.seed for work in engine.works] == [40, 41] * prompts
+        tokens = [[work.prompt[0], 45 + place % 2] for place, work in enumerate(engine.works)]
+        texts = [small_tokenizer.decode(ids).removeprefix(" " * (what == "chat")) for ids in tokens]
+        found = [choice["message"]["content"] if what == "chat" else choice["text"] for choice in choices]
+        if what == "completions":
+            assert found == texts
+        assert [choice["finish_reason"] for choice in choices] == ["stop"] * 2 * prompts
+        usage = reply["usage"]
+        assert usage["prompt_tokens"] == sum(len(work.prompt) for work in engine.works[::2])
+        assert usage["completion_tokens"] == 3 * 2 * prompts
+        assert usage["draftstore"]["accepted_length"] == 1.0
+        events = worker.stream(what, **asked, n=2, seed=40, stream_options={"include_usage": True})
+        assert list(by_index(events).values()) == found
+        assert events[-1]["usage"] == usage
+        reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
+        assert reasons.count("stop") == 2 * prompts
+        assert worker.metric("requests_total", endpoint=what, outcome="stop") == 2
+
+
+def test_too_many_answers(small_tokenizer: TextTokenizer) -> None:
+    with running_worker(FakeEngine(small_tokenizer), max_choices=6) as worker:
+        for asked, param in (
+            ({"prompt": ["a", "b"], "n": 4}, "n"),
+            ({"prompt": "a", "n": 7}, "n"),
+            ({"prompt": ["a"] * 7}, "prompt"),
+        ):
+            error = refusal(worker.ask("completions", **asked), 400)
+            assert (error["param"], "at most 6 answers" in error["message"]) == (param, True)
+        assert refusal(worker.ask("chat", messages=CHAT, n=7), 400)["param"] == "n"
+        assert worker.ask("completions", prompt=["a", "b"], n=3)[0] == 200
+
+
+def test_several_answers_take_turns_with_other_requests(gated: tuple[Worker, FakeEngine]) -> None:
+    worker, engine = gated
+    many = worker.begin(prompt="a", n=3, max_tokens=2)
+    until(lambda: engine.works)
+    other = worker.begin(prompt="b c d", max_tokens=2)
+    until(lambda: worker.metric("queue_depth") == 1)
+    release(engine)
+    for connection in (many, other):
+        assert connection.getresponse().status == 200
+        connection.close()
+    sizes = [len(work.prompt) for work in engine.works]
+    assert sizes[0] == sizes[2] == sizes[3] < sizes[1]
+
+
+def test_several_answers_are_given_up_with_their_client(gated: tuple[Worker, FakeEngine]) -> None:
+    worker, engine = gated
+    many = worker.begin(prompt="a", n=3, max_tokens=2)
+    until(lambda: engine.works)
+    release(engine, 2)  # the first answer, whole
+    until(lambda: len(engine.works) == 2)
+    many.close()
+    until(lambda: worker.decoder._running is None or worker.decoder._running.cancelled)
+    release(engine, 1)
+    until(lambda: worker.decoder.idle)
+    assert worker.metric("requests_total", endpoint="completions", outcome="cancelled") == 1
+    assert len(engine.works) == 2
+
+
+def test_several_answers_are_finished_when_the_worker_stops(gated: tuple[Worker, FakeEngine]) -> None:
+    worker, engine = gated
+    many = worker.begin(prompt="a", n=3, max_tokens=2)
+    until(lambda: engine.works)
+    other = worker.begin(prompt="b", max_tokens=2)
+    until(lambda: worker.metric("queue_depth") == 1)
+    release(engine, 2)
+    until(lambda: len(engine.works) == 2)  # the other's turn: what has begun waits
+    worker.decoder.drain()
+    release(engine)
+    answers = [connection.getresponse() for connection in (many, other)]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert len(json.loads(answers[0].read())["choices"]) == 3
+    until(lambda: engine.closed)
+    many.close()
+    other.close()
+
+
+def test_one_of_several_answers_that_fails(small_tokenizer: TextTokenizer) -> None:
+    engine = FakeEngine(small_tokenizer)
+    with running_worker(engine) as worker:
+        said = 0
+
+        def failing(work: Any) -> list[int]:
+            nonlocal said
+            said += 1
+            if said == 2:
+                raise RuntimeError("secret detail")
+            return [7]
+
+        engine._answer = failing
+        refusal(worker.ask("completions", prompt="a", n=3), 500)
+        assert worker.metric("requests_total", endpoint="completions", outcome="failed") == 1
+        assert said == 2
 
 
 # --- requests that are refused ---------------------------------------------------------------------------------
@@ -225,8 +455,9 @@ def test_what_clients_send_beside(worker: Worker) -> None:
         ({"prompt": {}}, "prompt", "expected a text"),
         ({"prompt": "a", "repetition_penalty": 1e-40}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"prompt": [True]}, "prompt", "expected a text"),
-        ({"prompt": ["a", "b"]}, "prompt", "found 2"),
-        ({"prompt": [[1], [2]]}, "prompt", "found 2"),
+        ({"prompt": ["a", 5]}, "prompt", "expected a text"),
+        ({"prompt": [[1], []]}, "prompt", "empty"),
+        ({"prompt": [["a"]]}, "prompt", "expected a text"),
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": [-1]}, "prompt", "-1"),
         ({"prompt": [384]}, "prompt", "384"),
@@ -242,11 +473,31 @@ def test_what_clients_send_beside(worker: Worker) -> None:
         ({"prompt": "a", "temperature": 2.1}, "temperature", "less"),
         ({"prompt": "a", "temperature": 1e999}, "temperature", "not JSON"),
         ({"prompt": "a", "top_p": 1.1}, "top_p", "less"),
-        ({"prompt": "a", "n": 2}, "n", "one answer"),
-        ({"prompt": "a", "n": True}, "n", "one answer"),
-        ({"prompt": "a", "best_of": 3}, "best_of", "one answer"),
-        ({"prompt": "a", "logprobs": 0}, "logprobs", "probabilities"),
-        ({"prompt": "a", "logprobs": True}, "logprobs", "probabilities"),
+        ({"prompt": "a", "max_tokens": -2}, "max_tokens", "greater"),
+        ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at most 16 tokens"),
+        ({"prompt": "a", "min_tokens": -1}, "min_tokens", "greater"),
+        ({"prompt": "a", "ignore_eos": 1}, "ignore_eos", "boolean"),
+        ({"prompt": "a", "stop_token_ids": [384]}, "stop_token_ids", "384"),
+        ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids", "greater"),
+        ({"prompt": "a", "stop_token_ids": [3] * 257}, "stop_token_ids", "at most 256"),
+        ({"prompt": "a", "seed": 1.5}, "seed", "integer"),
+        ({"prompt": "a", "n": 0}, "n", "greater"),
+        ({"prompt": "a", "n": True}, "n", "integer"),
+        ({"prompt": "a", "best_of": 3}, "best_of", "make it n"),
+        ({"prompt": "a", "guided_json": {}}, "guided_json", "not enforced"),
+        ({"prompt": "a", "guided_regex": "a*"}, "guided_regex", "not enforced"),
+        ({"prompt": "a", "structured_outputs": {"choice": ["a"]}}, "structured_outputs", "not enforced"),
+        ({"prompt": "a", "allowed_token_ids": [3]}, "allowed_token_ids", "logit_bias"),
+        ({"prompt": "a", "bad_words": ["x"]}, "bad_words", "logit_bias"),
+        ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "beam"),
+        ({"prompt": "a", "skip_special_tokens": False}, "skip_special_tokens", "special tokens"),
+        ({"prompt": "a", "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "only chats"),
+        ({"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
+        ({"prompt": "a", "max_token": 5}, "max_token", "unknown parameter 'max_token'"),
+        ({"prompt": "a", "messages": CHAT}, "messages", "unknown parameter"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "less"),
+        ({"prompt": "a", "logprobs": True}, "logprobs", "integer"),
+        ({"prompt": "a", "top_logprobs": 2}, "top_logprobs", "logprobs is their number"),
         ({"prompt": "a", "echo": True}, "echo", "not repeated"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "at the end"),
         ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "form"),
@@ -293,7 +544,7 @@ def test_chats_that_are_none(worker: Worker, messages: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"tools": [{"type": "function"}]}, {"logprobs": True}, {"top_logprobs": 2}]
+    "asked", [{"tools": [{"type": "function"}]}, {"logprobs": 2}, {"top_logprobs": 2}, {"top_logprobs": 21}]
 )
 def test_chats_that_want_what_is_not_done(worker: Worker, asked: dict[str, Any]) -> None:
     error = refusal(worker.ask("chat", messages=CHAT, **asked), 400)
@@ -363,6 +614,7 @@ JSON = st.recursive(
 FIELDS = [
     "prompt", "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n",
     "stop", "stream", "stream_options", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs",
+    "min_tokens", "ignore_eos", "stop_token_ids", "chat_template_kwargs", "best_of", "user", "tools",
 ]  # fmt: skip
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]) | JSON, "content": JSON})
 
@@ -377,7 +629,8 @@ MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]
 def test_whatever_is_asked_is_answered_or_refused(
     worker: Worker, what: str, asked: dict[str, Any], prompt: Any, messages: Any
 ) -> None:
-    body = json.dumps({"prompt": prompt, "messages": messages, **asked}).encode()
+    needed = {"messages": messages} if what == "chat" else {"prompt": prompt}
+    body = json.dumps({**needed, **asked}).encode()
     path = "/v1/chat/completions" if what == "chat" else "/v1/completions"
     status, headers, found = worker.request("POST", path, body)
     assert status in (200, 400, 404)
@@ -404,7 +657,7 @@ def test_figures(small_tokenizer: TextTokenizer) -> None:
     with running_worker(FakeEngine(small_tokenizer, chunk=2)) as worker:
         usage = worker.ask("completions", prompt="a", max_tokens=50)[1]["usage"]
         worker.ask("chat", messages=CHAT, max_tokens=2)
-        worker.ask("chat", messages=CHAT, max_tokens=-1)
+        worker.ask("chat", messages=CHAT, max_tokens=-2)
         samples = worker.samples()
     count = {
         (dict(labels)["endpoint"], dict(labels)["outcome"]): value
@@ -421,6 +674,7 @@ def test_figures(small_tokenizer: TextTokenizer) -> None:
     assert total["draftstore_decoding_passes_total"] == usage["draftstore"]["passes"] + 1
     assert total["draftstore_decoding_time_to_first_token_seconds_count"] == 2
     assert total["draftstore_decoding_seconds_per_token_count"] == 2
+    assert samples["draftstore_decoding_accepted_length_count", (("release", "stories"),)] == 2
     assert total["draftstore_decoding_queue_depth"] == 0
     assert total["draftstore_decoding_ready"] == 1
 
@@ -561,12 +815,12 @@ def broken(error: BaseException, after: int, engine: FakeEngine) -> Any:
     def generate(work: Any, on_step: Any) -> None:
         steps = 0
 
-        def stepping(step: Any) -> None:
+        def stepping(step: Any, likelihoods: Any) -> None:
             nonlocal steps
             if steps == after:
                 raise error
             steps += 1
-            on_step(step)
+            on_step(step, likelihoods)
 
         original(work, stepping)
 

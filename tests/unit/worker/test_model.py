@@ -84,17 +84,28 @@ def stream(service: Service, path: str, **asked: Any) -> str:
         connection.close()
 
 
-def plain(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, **options: Any) -> str:
+def answer_ids(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, **options: Any) -> list[int]:
     """Return what the model says without drafts, by transformers alone."""
     ids = torch.from_numpy(tokenizer.encode(prompt, bos=True)).to(torch.int64)[None]
-    output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **{"do_sample": False, **options}
-    )
-    texts = [
-        tokenizer.decode([t for t in row if t not in tokenizer.special_ids])
-        for row in (ids[0].tolist(), output[0].tolist())
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **options)
+    told: list[int] = output[0, ids.shape[1] :].tolist()
+    return told
+
+
+def text_after(tokenizer: TextTokenizer, prompt: str, told: list[int]) -> str:
+    """Return the text that tokens add to a prompt."""
+    ids = [
+        token for token in tokenizer.encode(prompt, bos=True).tolist() if token not in tokenizer.special_ids
     ]
-    return texts[1][len(texts[0]) :].rstrip("\ufffd")
+    whole = tokenizer.decode([*ids, *(token for token in told if token not in tokenizer.special_ids)])
+    return whole[len(tokenizer.decode(ids)) :].rstrip("\ufffd")
+
+
+def plain(model: Any, tokenizer: TextTokenizer, prompt: str, tokens: int, **options: Any) -> str:
+    """Return the text of that."""
+    return text_after(
+        tokenizer, prompt, answer_ids(model, tokenizer, prompt, tokens, **{"do_sample": False, **options})
+    )
 
 
 def test_what_drafts(service: Service) -> None:
@@ -165,6 +176,77 @@ def test_repetition_penalty(service: Service, model: Any, tokenizer: TextTokeniz
         service, "completions", prompt=PROMPTS[0], max_tokens=60, temperature=0, repetition_penalty=1.3
     )
     assert reply["choices"][0]["text"] == plain(model, tokenizer, PROMPTS[0], 60, repetition_penalty=1.3)
+
+
+def test_where_an_answer_may_end(service: Service, model: Any, tokenizer: TextTokenizer) -> None:
+    """Least tokens, the model's own ends passed over, further ends: as in plain generate."""
+    from draftstore.hf.penalties import Penalties
+
+    prompt, eos = PROMPTS[0], 2
+    asked = {"prompt": prompt, "max_tokens": 60, "temperature": 0}
+    ids = answer_ids(model, tokenizer, prompt, 60, do_sample=False)
+    early = next(token for place, token in enumerate(ids) if place > 20 and token not in ids[:place])
+    likely = {"logit_bias": {str(eos): 100}}  # would end at once
+    bias = transformers.LogitsProcessorList([Penalties(0, bias={eos: 100.0})])
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"stop_token_ids": [early]}, {"eos_token_id": [eos, early]}),
+        ({"stop_token_ids": [early], "min_tokens": 40}, {"eos_token_id": [eos, early], "min_new_tokens": 40}),
+        ({"stop_token_ids": [early], "ignore_eos": True}, {"eos_token_id": [early]}),
+        ({"min_tokens": 30, **likely}, {"min_new_tokens": 30, "logits_processor": bias}),
+        ({"ignore_eos": True, **likely}, {"eos_token_id": None, "logits_processor": bias}),
+    ]
+    for given, options in cases:
+        told = answer_ids(model, tokenizer, prompt, 60, do_sample=False, **options)
+        ended = told[-1] in (options.get("eos_token_id", [eos]) or [])
+        reply = ask(service, "completions", **asked, **given)
+        assert reply["usage"]["completion_tokens"] == len(told), given
+        assert reply["choices"][0]["finish_reason"] == ("stop" if ended else "length"), given
+        assert reply["choices"][0]["text"] == text_after(tokenizer, prompt, told[:-1] if ended else told)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}])
+def test_log_probabilities_are_those_of_the_model(
+    service: Service, model: Any, tokenizer: TextTokenizer, settings: dict[str, Any]
+) -> None:
+    """For every token those of the text before it, whatever was drafted; penalties count, filters do not."""
+    from draftstore.hf.penalties import Penalties
+
+    asked = {"prompt": PROMPTS[0], "max_tokens": 40, "presence_penalty": 0.5, **settings}
+    plain_reply = ask(service, "completions", **asked)
+    reply = ask(service, "completions", **asked, logprobs=4)
+    assert reply["choices"][0]["text"] == plain_reply["choices"][0]["text"]
+    assert reply["usage"]["draftstore"]["accepted"] > 0
+    found = reply["choices"][0]["logprobs"]
+    prompt = tokenizer.encode(PROMPTS[0], bos=True).tolist()
+    if settings["temperature"]:
+        torch.manual_seed(3)
+    penalties = Penalties(len(prompt), presence=0.5)
+    options: dict[str, Any] = {"logits_processor": transformers.LogitsProcessorList([penalties])}
+    options["do_sample"] = settings["temperature"] > 0
+    if settings["temperature"]:
+        options |= {"top_k": 0, "temperature": 0.8, "top_p": 0.9}
+    told = answer_ids(model, tokenizer, PROMPTS[0], 40, **options)
+    assert len(found["tokens"]) == len(told)
+    for place, token in enumerate(told):
+        before = torch.tensor([[*prompt, *told[:place]]])
+        with torch.no_grad():
+            scores = penalties(before, model(before).logits[:, -1].float())
+        expected = torch.log_softmax(scores, -1)[0]
+        assert found["token_logprobs"][place] == pytest.approx(float(expected[token]), abs=1e-4)
+        values = sorted(found["top_logprobs"][place].values(), reverse=True)[:4]
+        assert values == pytest.approx(expected.topk(4).values.tolist(), abs=1e-4)
+
+
+def test_several_answers_are_those_of_their_seeds(service: Service) -> None:
+    prompts, asked = PROMPTS[:2], {"max_tokens": 30, "temperature": 1.0}
+    reply = ask(service, "completions", prompt=prompts, n=2, seed=5, **asked)
+    alone = [
+        ask(service, "completions", prompt=prompt, seed=seed, **asked)["choices"][0]["text"]
+        for prompt in prompts
+        for seed in (5, 6)
+    ]
+    assert [choice["text"] for choice in reply["choices"]] == alone
+    assert len(set(alone)) == 4
 
 
 def test_an_answer_to_the_end_of_the_positions(service: Service) -> None:

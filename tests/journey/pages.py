@@ -15,6 +15,7 @@ PAGES = (
     "docs/python.md",
     "docs/results.md",
     "docs/operations.md",
+    "docs/security.md",
     "docs/glossary.md",
     "docs/findings.md",
     "docs/frames.md",

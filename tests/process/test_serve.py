@@ -30,7 +30,7 @@ from services.common.addresses import ListenAddress
 from services.common.sockets import open_tcp, port_of
 from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
-from tests.fakes.databases import publish
+from tests.fakes.databases import publish, rollback
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
@@ -554,8 +554,8 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
 
             asking = [threads.submit(ask) for _ in range(4)]
             for move, build in (
-                (partial(catalogue.publish, build_id=ids[1]), crest),
-                (catalogue.rollback, rest),
+                (partial(publish, build_id=ids[1], force=["kind"]), crest),
+                (rollback, rest),
             ):
                 with Session(engine) as session, session.begin():
                     move(session, "small")

@@ -73,4 +73,4 @@ def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> Non
     for path in found.in_use:
         click.echo(f"in use, stays: {printable(path)}", err=True)
     would = "would be removed" if dry_run else "removed"
-    click.echo(f"{would}: {counted(len(found.removed), 'thing')}, {total:,} bytes", err=True)
+    click.echo(f"{would}: {counted(len(found.removed), 'thing')}, {total:,} bytes")

@@ -33,10 +33,16 @@ from pipelines.supervision import (
     keep_running,
     prefect_command,
 )
+from schema.home import data_home
 
 POOL = "draftstore"
 POOL_TEMPLATE = "pipelines/pool.json"
 """The base job template of the work pool: runs can set none of its variables, such as the command of their process."""
+PREFECT_FILE = next(
+    path for path in (CHECKOUT / "prefect.yaml", Path(__file__).with_name("prefect.yaml")) if path.exists()
+)
+"""The deployments: in a checkout, or as the wheel has them."""
+STATE = (CHECKOUT / "data" if PREFECT_FILE.parent == CHECKOUT else data_home()) / "prefect"
 START_SECONDS = 90.0
 POLL_SECONDS = 0.2
 WORKER = ("worker", "start", "--pool", POOL, "--type", "process")
@@ -91,9 +97,10 @@ def main() -> None:
 )
 @click.option(
     "--state",
-    default=CHECKOUT / "data" / "prefect",
+    default=STATE,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of Prefect's own database and logs. [default: data/prefect in the checkout]",
+    help="Folder of Prefect's own database and logs. [default: data/prefect in a checkout, else prefect in "
+    "DRAFTSTORE_HOME]",
 )
 def up(host: str, port: int, state: Path) -> None:
     """Start everything and keep it running until Ctrl-C.
@@ -174,7 +181,7 @@ def deploy(environment: dict[str, str], *upkeep: str) -> None:
     """
     pool = ("work-pool", "create", POOL, "--type", "process", "--base-job-template", POOL_TEMPLATE)
     _run(environment, *prefect_command("--no-prompt", *pool, "--overwrite"))
-    _run(environment, *prefect_command("--no-prompt", "deploy", "--all", "--prefect-file", "prefect.yaml"))
+    _run(environment, *prefect_command("--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_FILE)))
     click.echo(_run(environment, sys.executable, "-m", "pipelines.upkeep", *upkeep), nl=False)
 
 

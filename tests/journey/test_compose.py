@@ -294,7 +294,7 @@ class Machine:
             process = self._running.get(name)
             assert process is None or process.poll() is None, self.log(name)
             assert time.monotonic() < end, f"{name} is not healthy: {ran.stderr.decode()} {self.log(name)}"
-            time.sleep(0.2)
+            time.sleep(1.0)
 
     def log(self, name: str) -> str:
         path = self._folder / f"{name}.log"

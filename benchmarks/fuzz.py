@@ -139,7 +139,8 @@ def run(args: argparse.Namespace, workspace: Workspace, stack: ExitStack) -> dic
     service = stack.enter_context(running(stores, workers=2, log=workspace.work / "fuzz-service.log"))
     url = f"http://127.0.0.1:{port}"
     worker.wait_for(lambda: is_ready(url))
-    senders = make_senders(args, service.address, service.port, port)
+    examples: list[str] = []
+    senders = make_senders(args, service.address, service.port, port, examples)
     reader = Reader(url, 0.2)
     processes = dict(service.processes()) | {worker.process.pid: "decoding worker"}
     load = RunningLoad(Load(service.address, str(plan), LONGEST, 8, args.rate, trace=str(trace)))
@@ -162,7 +163,7 @@ def run(args: argparse.Namespace, workspace: Workspace, stack: ExitStack) -> dic
     return {
         "requests": args.requests, "pace": args.pace, "rate": args.rate, "phase_seconds": args.phase,
         "seconds": round(phases[-1].end - phases[0].begin, 1),
-        "fuzz": {sender.name: summary(sender) for sender in senders},
+        "fuzz": {sender.name: summary(sender) for sender in senders}, "without_answer": examples,
         "crashes": {"ended": [processes[pid] for pid in processes if pid not in alive],
                     "restarts_metric": restarts(service.port)},
         "memory": [
@@ -176,7 +177,9 @@ def run(args: argparse.Namespace, workspace: Workspace, stack: ExitStack) -> dic
     }  # fmt: skip
 
 
-def make_senders(args: argparse.Namespace, address: str, http: int, worker: int) -> list[Sender]:
+def make_senders(
+    args: argparse.Namespace, address: str, http: int, worker: int, examples: list[str]
+) -> list[Sender]:
     """Return what sends strange requests, in parts as `SHARES` says."""
     at_service = HttpFuzzer(
         2, [("/v1/draft", DRAFT), ("/v1/draft", TEXT), ("/v1/releases", None), ("/metrics", None)]
@@ -186,8 +189,8 @@ def make_senders(args: argparse.Namespace, address: str, http: int, worker: int)
     )
     sends: Sequence[Callable[[bool], list[str]]] = (
         send_frames(address, FrameFuzzer(1, NAMES)),
-        send_http(("127.0.0.1", http), at_service),
-        send_http(("127.0.0.1", worker), at_worker),
+        send_http(("127.0.0.1", http), at_service, examples),
+        send_http(("127.0.0.1", worker), at_worker, examples),
     )
     return [
         Sender(name, round(args.requests * share), args.pace * share, send)

@@ -20,7 +20,8 @@ PATIENCE_SECONDS = 60.0
 """Time limit of an answer."""
 BRIEF_SECONDS = 0.02
 """Time that a server has to say something to what is no request."""
-UNANSWERED = "unanswered"
+UNANSWERED, CUT_OFF = "unanswered", "closed without an answer"
+EXAMPLES = 10
 TICK = 0.05
 
 
@@ -30,7 +31,8 @@ class Sender(threading.Thread):
     Attributes:
         mode: what is sent at present.
         sent: requests by mode.
-        ends: how strange requests ended: by status, `UNANSWERED`, or `closed` for what needs no answer.
+        ends: how strange requests ended: by status, `UNANSWERED`, `CUT_OFF`, `reset`; `closed` stands for what is no
+            request.
     """
 
     def __init__(self, name: str, count: int, rate: float, send: Callable[[bool], list[str]]) -> None:
@@ -112,28 +114,42 @@ def _status(number: int) -> str:
         return f"status {number}"
 
 
-def send_http(address: tuple[str, int], fuzzer: HttpFuzzer) -> Callable[[bool], list[str]]:
-    """Return what sends an HTTP request on a connection of its own, which is reset behind it."""
+def send_http(
+    address: tuple[str, int], fuzzer: HttpFuzzer, examples: list[str]
+) -> Callable[[bool], list[str]]:
+    """Return what sends an HTTP request on a connection of its own, which is reset behind it.
+
+    Args:
+        address: of the server.
+        fuzzer: makes the requests.
+        examples: gets some requests that got no answer.
+    """
 
     def send(strange: bool) -> list[str]:
         data = fuzzer() if strange else fuzzer.unchanged()
         whole = expects_answer(data)
-        status = ""
+        status, silence = "", CUT_OFF
         with socket.create_connection(address, timeout=PATIENCE_SECONDS) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             with suppress(OSError):  # a server may refuse before it has read all
                 sock.sendall(data)
             sock.settimeout(PATIENCE_SECONDS if whole else BRIEF_SECONDS)
-            with suppress(OSError):
+            try:
                 status = sock.recv(64, socket.MSG_WAITALL if whole else 0)[9:12].decode("ascii", "replace")
-        return [status or (UNANSWERED if whole else "closed")]
+            except TimeoutError:
+                silence = UNANSWERED
+            except OSError:  # reset by a server that had said no before it had read all: what it said is lost
+                silence = "reset"
+        if whole and not status and len(examples) < EXAMPLES:
+            examples.append(f"{silence}: {data[:300]!r}")
+        return [status or (silence if whole else "closed")]
 
     return send
 
 
 def faults(ends: Counter[str]) -> dict[str, int]:
     """Return those ends that a service must not have: its own errors, and silence."""
-    return {end: count for end, count in ends.items() if end in ("INTERNAL", "500", UNANSWERED)}
+    return {end: count for end, count in ends.items() if end in ("INTERNAL", "500", UNANSWERED, CUT_OFF)}
 
 
 def summary(sender: Sender) -> dict[str, Any]:

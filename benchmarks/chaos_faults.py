@@ -28,7 +28,7 @@ KINDS = (
 """Roles of processes that are killed."""
 DATABASE, DISK = "database away", "disk full"
 WAYS = ("stop", "kill", "hang")
-"""How the database goes away: by `draftstore db stop`, by signal 9, or by not answering."""
+"""How the database goes away: by `draftstore db stop`, by signal 9 with its supervisor, or by not answering."""
 BALLAST = "ballast"
 LOCK_SECONDS = 30.0
 EDGE = 0.04
@@ -153,7 +153,7 @@ class Faults:
         if way == "hang":
             event.said += f", {_hang(server_state(base), self._window)} processes"
         else:
-            with _kept_down(base, way) as down:
+            with kept_down(base, way) as down:
                 event.said += "" if down else ", it came back at once"
                 time.sleep(self._window)
         event.end = time.monotonic()
@@ -195,20 +195,14 @@ def _hang(state: ServerState, seconds: float) -> int:
 
 
 @contextmanager
-def _kept_down(base: Path, way: str) -> Iterator[bool]:
+def kept_down(base: Path, way: str) -> Iterator[bool]:
     """Stop or kill the server, and hold the lock that every server of this place needs; yield whether it was had.
 
     The embedded server is started again by whoever needs it, within a fraction of a second: an outage needs more than
     its end. Supervisors wait for the lock for half a minute, as for a server that takes long to end, and then give up.
     """
-    if way == "stop":
-        command = [sys.executable, "-m", "draftstore", "db", "stop"]
-        with Path(os.devnull).open("w") as nowhere:
-            subprocess.Popen(command, cwd=CHECKOUT, stdout=nowhere, stderr=nowhere)
-    elif pid := server_state(base).server:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    lock, end, had = os.open(base / SERVER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), 0.0, False
+    lock, had = os.open(base / SERVER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), False
+    ending = _end_server(base, way)
     try:
         end = time.monotonic() + LOCK_SECONDS
         while not had and time.monotonic() < end:
@@ -217,6 +211,17 @@ def _kept_down(base: Path, way: str) -> Iterator[bool]:
                 had = True
             except BlockingIOError:
                 time.sleep(0.001)
+        ending.kill()
+        ending.wait()
         yield had
     finally:
         os.close(lock)
+
+
+def _end_server(base: Path, way: str) -> "subprocess.Popen[bytes]":
+    """Start to end the server; return a process that is of no use once it has ended."""
+    state = server_state(base)
+    # Its supervisor is killed first: it has the lock, and would start the server again at once.
+    pids = [str(pid) for pid in (state.supervisor, state.server) if pid]
+    command = [sys.executable, "-m", "draftstore", "db", "stop"] if way == "stop" else ["kill", "-9", *pids]
+    return subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -52,6 +52,8 @@ CHAT = {
 }
 DRAFT = {"release": "crest", "contexts": [[450, 4996, 17354], []], "budget": 16, "min_prob": 0.0}
 TEXT = {"release": "rest", "text": "What is the", "budget": 8, "strategy": "longest"}
+SHORT = ("--max-tokens", "8", "--max-choices", "1")
+"""The worker decodes one request at a time: a strange one that asks for much would rightly keep others waiting."""
 RESTARTS = "draftstore_worker_restarts_total"
 
 
@@ -133,9 +135,8 @@ def run(args: argparse.Namespace, workspace: Workspace, stack: ExitStack) -> dic
     progress("service and worker")
     port = free_port()
     model = workspace.data / "models" / "stories260K"
-    worker = stack.enter_context(
-        decoding_worker(model, port, workspace.work / "fuzz-worker.log", "--fixed-budget")
-    )
+    log = workspace.work / "fuzz-worker.log"
+    worker = stack.enter_context(decoding_worker(model, port, log, "--fixed-budget", *SHORT))
     service = stack.enter_context(running(stores, workers=2, log=workspace.work / "fuzz-service.log"))
     url = f"http://127.0.0.1:{port}"
     worker.wait_for(lambda: is_ready(url))

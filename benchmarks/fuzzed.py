@@ -261,12 +261,13 @@ def request(path: str, body: bytes, header: str = "Accept: */*") -> bytes:
 
 def expects_answer(data: bytes) -> bool:
     """Tell whether this is a whole request as HTTP wants it, to which a server has to say something."""
-    head, _, body = data.partition(b"\r\n\r\n")
+    head, end, body = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     words = lines[0].split(b" ")
     lengths = [line[16:] for line in lines if line.startswith(b"Content-Length: ")]
     return (
-        len(words) == 3
+        bool(end)
+        and len(words) == 3
         and words[0] in (b"GET", b"POST")
         and words[1][:1] == b"/"
         and words[2] == b"HTTP/1.1"

@@ -152,8 +152,9 @@ def run(args: argparse.Namespace, workspace: Workspace, stack: ExitStack) -> dic
     warm = run_phases(senders, itertools.islice(itertools.cycle(MODES), len(MODES)), args.phase)
     before = {pid: anonymous_bytes(pid) for pid in processes}
     phases = [*warm, *run_phases(senders, itertools.cycle(MODES), args.phase)]
-    for each in (*senders, reader):
-        each.stop()
+    for sender in senders:
+        sender.stop()
+    reader.stop()
     load.stop()
     after = {pid: anonymous_bytes(pid) for pid in processes}
     alive = set(service.processes()) | {member.pid for member in worker.family()}

@@ -109,7 +109,7 @@ def test_what_is_left_over_is_found(database: str, tmp_path: Path) -> None:
 def test_it_runs(data: Path) -> None:
     with reachable_folder() as work:
         command = [sys.executable, "-m", "benchmarks.chaos", "--quick", "--seconds", "10", "--disk-mb", "0"]
-        told = ["--data", data, "--work", work, "--out", work]
+        told = ["--data", str(data), "--work", str(work), "--out", str(work)]
         ran = subprocess.run([*command, *told], cwd=ROOT, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         assert (work / "chaos_memory.png").exists()

@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("psutil")
 pytest.importorskip("matplotlib")
 
-from benchmarks.fuzz import FUZZ, QUIET, VALID, Phase, by_mode, ratios
+from benchmarks.fuzz import Phase, by_mode, ratios
 from benchmarks.fuzzed import FrameFuzzer, HttpFuzzer, expects_answer, is_frame
-from benchmarks.fuzzing import CUT_OFF, Sender, faults, send_http
+from benchmarks.fuzzing import CUT_OFF, FUZZ, QUIET, VALID, Sender, faults, send_http
 from tests import ROOT
 
 ASKED = [("/v1/draft", {"release": "x", "budget": 3}), ("/metrics", None)]
@@ -114,7 +114,7 @@ def test_latencies_belong_to_the_phase_in_which_requests_fell_due() -> None:
 @pytest.mark.slow
 def test_it_runs(data: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.fuzz", "--quick", "--requests", "200", "--phase", "1"]
-    told = ["--data", data, "--work", tmp_path, "--out", tmp_path]
+    told = ["--data", str(data), "--work", str(tmp_path), "--out", str(tmp_path)]
     ran = subprocess.run([*command, *told], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])

@@ -14,12 +14,12 @@ from benchmarks.report import show_table
 from benchmarks.soak import growth
 
 FRAMES = "drafts in frames"
-TAKES_DOWN = {
-    FRAMES: ("lookup supervisor",),
-    "drafts in JSON": ("lookup supervisor", "lookup web", "lookup worker"),
-    "completions": ("decoding worker",),
+TAKES_DOWN: dict[str, dict[str, float]] = {
+    FRAMES: {"lookup supervisor": 60.0},
+    "drafts in JSON": {"lookup supervisor": 60.0, "lookup web": 30.0, "lookup worker": 3.0},
+    "completions": {"decoding worker": 180.0},
 }
-"""Kills after which a client may get no answer for a while."""
+"""Kills after which a client may get no answer, and for how many seconds: the time of a start on a busy machine."""
 IN_FLIGHT = ("lookup worker", "lookup supervisor")
 """Kills that lose the frames that were under way."""
 BEFORE_SECONDS = 3.0
@@ -102,18 +102,15 @@ def gaps(arrivals: NDArray[np.float64]) -> list[Away]:
 
 
 def cause(begin: float, end: float, whats: Iterable[str], events: Iterable[Event]) -> str:
-    """Return what was done shortly before or meanwhile that may have brought it about; empty if nothing was."""
-    chosen = set(whats)
-    return next(
-        (event.what for event in events
-         if event.what in chosen and event.begin <= end and event.end >= begin - BEFORE_SECONDS),
-        "",
-    )  # fmt: skip
+    """Return the first that was done shortly before or meanwhile and may have brought it about; empty if none was."""
+    done = {event.what for event in events if event.begin <= end and event.end >= begin - BEFORE_SECONDS}
+    return next((what for what in whats if what in done), "")
 
 
 def cause_of(name: str, away: Away, events: Iterable[Event]) -> str:
     """Return the kill that kept a client from its answers."""
-    return cause(away.begin, away.end, TAKES_DOWN[name], events)
+    whats = [what for what, most in TAKES_DOWN[name].items() if away.end - away.begin <= most]
+    return cause(away.begin, away.end, whats, events)
 
 
 def _away(aways: Sequence[Away], name: str, events: Sequence[Event]) -> dict[str, Any]:

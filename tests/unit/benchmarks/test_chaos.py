@@ -89,6 +89,12 @@ def test_gaps_are_put_down_to_the_kills_that_can_bring_them_about() -> None:
     assert cause_of("drafts in frames", found[0], [worker]) == ""
     assert cause_of("drafts in frames", found[0], [worker, supervisor]) == "lookup supervisor"
     assert cause_of("completions", Away(9.0, 10.0, "500"), [Event("decoding worker", 1.0, 1.0)]) == ""
+    both = [worker, Event("lookup web", 0.2, 0.2)]
+    assert cause_of("drafts in JSON", Away(0.2, 1.0, "503"), both[:1]) == "lookup worker"
+    assert (
+        cause_of("drafts in JSON", Away(0.2, 9.0, "503"), both[:1]) == ""
+    )  # the other one should have answered
+    assert cause_of("drafts in JSON", Away(0.2, 9.0, "503"), both) == "lookup web"
     assert cause(5.0, 6.0, [DATABASE], [Event(DATABASE, 1.0, 5.5)]) == DATABASE
     assert set(TAKES_DOWN) == {"drafts in frames", "drafts in JSON", "completions"}
 

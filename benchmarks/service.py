@@ -28,11 +28,13 @@ class Service:
     Attributes:
         address: of the Unix socket.
         process: the supervisor.
+        port: of HTTP on 127.0.0.1.
     """
 
-    def __init__(self, address: str, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, address: str, process: "subprocess.Popen[bytes]", port: int) -> None:
         self.address = address
         self.process = process
+        self.port = port
 
     def processes(self) -> dict[int, str]:
         """Return supervisor, workers and the others by process id; a worker is one that has stores mapped."""
@@ -87,17 +89,17 @@ def running(
     served = [f"--store={name}={path}" for name, path in (stores or {}).items()]
     served += [f"--release={name}" for name in releases]
     with tempfile.TemporaryDirectory(prefix="draftstore-serve-") as folder:
-        address = f"{folder}/lookup.sock"
+        address, port = f"{folder}/lookup.sock", free_port()
         command = [
             sys.executable, "-m", "draftstore", "serve", *served, "--socket", address,
-            "--http", f"127.0.0.1:{free_port()}", "--workers", str(workers), *options,
+            "--http", f"127.0.0.1:{port}", "--workers", str(workers), *options,
         ]  # fmt: skip
         with (log or Path(os.devnull)).open("ab") as file:
             output = file if log else sys.stderr
             process = subprocess.Popen(
                 command, cwd=Path(__file__).parent.parent, stdout=output, stderr=output
             )
-        service = Service(address, process)
+        service = Service(address, process, port)
         try:
             service.wait_for([*(stores or {}), *releases])
             yield service

@@ -1,0 +1,276 @@
+"""Bytes that no service should mind: frames and HTTP requests that are mutated, cut, extreme, or noise.
+
+The tests of the lookup service use the frames, too.
+"""
+
+import json
+import random
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftstore.drafting.projection import Projection
+from draftstore.remote import wire
+from draftstore.remote.queries import Queries
+from draftstore.remote.wire import HEADER
+from services.lookup.limits import Limits
+
+BYTES = (0, 1, 0x7F, 0x80, 0xFF)
+EXTREMES: tuple[Any, ...] = (
+    None, True, -1, 0, 1e-40, 1e308, -(2**63), 2**64, 10**40, "", "\0", "\ud800", "x" * 5000, [], [[]], {}, [None],
+    [-1], [2**31], [[1] * 5000],
+)  # fmt: skip
+
+
+class FrameFuzzer:
+    """Makes frames of every kind; the same ones for one seed."""
+
+    def __init__(
+        self, seed: int, names: Sequence[str], dense: str = "", projections: Sequence[Projection] = ()
+    ) -> None:
+        """Prepare valid frames.
+
+        Args:
+            seed: of all that is drawn.
+            names: stores that are served.
+            dense: a dense one of them.
+            projections: its own, and others.
+        """
+        self.names = [*(name.encode() for name in (*names, dense)), b"\xff\xfe", b"../../x", b""]
+        self.random = random.Random(seed)
+        contexts = np.random.default_rng(seed).integers(-2, 500, (8, 16)).astype(np.int32)
+        sections = {1: bytes(64), 2: bytes(8), 77: b"abc"}
+        self.valid = [
+            wire.encode_request(1, name, contexts[:batch], budget, 0.0, strategy, tagged)
+            for name in (*names, "nothing", "")
+            for batch, budget in ((0, 4), (1, 64), (8, 300))
+            for strategy, tagged in (("", None), ("longest", sections))
+        ]
+        self.valid += [
+            wire.frame(1, 2),
+            wire.frame(1, 2, b"token"),
+            wire.frame(3, 4),
+            wire.frame(0x82, 5, bytes(40)),
+            *(wire.frame(4, 6, name) for name in (*self.names, b"nothing", bytes(300), b"\xff")),
+        ]
+        for batch, projection in zip((1, 8, 3), projections, strict=False):
+            queries = np.random.default_rng(seed).standard_normal((batch, projection.dims)).astype(np.float32)
+            queries[2:3, 3] = np.nan
+            tagged = Queries(queries, projection).sections()
+            for each in (
+                tagged,
+                {1: tagged[1]},
+                {3: tagged[3]},
+                {**tagged, 1: bytes(20)},
+                {**tagged, 3: bytes(3)},
+            ):
+                self.valid.append(wire.encode_request(1, dense, contexts[:batch], 64, sections=each))
+        self.kinds: list[Callable[[], bytes]] = [
+            self.mutated, self.mutated, self.mutated_payload, self.mutated_payload, self.cut, self.wrong_length,
+            self.wrong_fields, self.wrong_fields, self.noise, self.noisy_payload, self.unchanged,
+        ]  # fmt: skip
+
+    def __call__(self) -> bytes:
+        """Return anything of all that is below."""
+        return self.random.choice(self.kinds)()
+
+    def unchanged(self) -> bytes:
+        """Return what is well-formed."""
+        return self.random.choice(self.valid)
+
+    def noise(self) -> bytes:
+        """Return anything."""
+        return self.random.randbytes(self.random.randrange(1, 300))
+
+    def noisy_payload(self) -> bytes:
+        """Return anything in a frame."""
+        return wire.frame(self.random.randrange(6), self.number(), self.noise())
+
+    def mutated(self) -> bytes:
+        """Return a frame with some bytes changed, the header too."""
+        return self._change(self.unchanged(), 0)
+
+    def mutated_payload(self) -> bytes:
+        """Return a frame with some bytes of the payload changed."""
+        return self._change(self.unchanged(), HEADER.size)
+
+    def _change(self, frame: bytes, start: int) -> bytes:
+        data = bytearray(frame)
+        for _ in range(self.random.randrange(1, 5)):
+            if len(data) > start:
+                place = self.random.randrange(start, len(data))
+                data[place] = self.random.choice((*BYTES, self.random.randrange(256)))
+        return bytes(data)
+
+    def cut(self) -> bytes:
+        """Return the beginning of a frame, or a frame whose payload was cut and whose header fits that."""
+        frame = self.unchanged()
+        part = frame[: self.random.randrange(1, len(frame))]
+        if len(part) >= HEADER.size and self.random.random() < 0.8:
+            return struct.pack("<I", len(part) - HEADER.size) + part[4:]
+        return part
+
+    def wrong_length(self) -> bytes:
+        """Return a frame that says it is shorter or longer than it is."""
+        frame = self.unchanged()
+        most = Limits().payload
+        lengths = (0, 1, 15, 16, len(frame), max(len(frame) - 17, 0), most, most + 1, 1 << 24, 2**32 - 1)
+        return struct.pack("<I", self.random.choice(lengths)) + frame[4:]
+
+    def wrong_fields(self) -> bytes:
+        """Return a draft request with extreme numbers, in a payload of the right length or nearly so."""
+        small = self.random.choice((0, 1, 2, 3, 16))
+        batch = self.random.choice((0, 1, 2, 255, 512, 513, 65_535))
+        width = self.random.choice((0, 1, 16, 17, 300, 4096, 4097, 65_535))
+        if batch * width > 10_000:
+            batch = 1 if self.random.random() < 0.5 else batch
+        budget = self.random.choice((0, 1, 64, 4096, 4097, 65_535))
+        min_prob = self.random.choice((0.0, 1.0, 0.5, -1.0, 2.0, float("nan"), float("inf"), 1e-40))
+        name = self.random.choice(self.names)
+        strategy = self.random.choice((b"", b"longest", b"backoff", b"\0" * 9))
+        head = struct.pack("<HHfBBHI", batch, budget, min_prob, len(name), len(strategy), width, small)
+        rows = self.random.randbytes(4) * min(batch * width, 10_000)
+        payload = head + rows + bytes(small) + name + strategy
+        return wire.frame(2, self.number(), payload[: len(payload) - self.random.choice((0, 0, 0, 1))])
+
+    def number(self) -> int:
+        """Return the number of a request."""
+        return self.random.choice((0, 1, 2**63, 2**64 - 1))
+
+
+def is_frame(data: bytes) -> bool:
+    """Tell whether a stream can go on behind this input."""
+    if len(data) < HEADER.size:
+        return False
+    length, version, *_ = HEADER.unpack_from(data)
+    return bool(version == 1 and length == len(data) - HEADER.size <= Limits().payload)
+
+
+class HttpFuzzer:
+    """Makes HTTP requests of every kind; the same ones for one seed. Each connection carries one."""
+
+    def __init__(self, seed: int, valid: Sequence[tuple[str, Mapping[str, Any] | None]]) -> None:
+        """Prepare.
+
+        Args:
+            seed: of all that is drawn.
+            valid: path and JSON body of requests that are answered; None stands for a GET.
+        """
+        self.random = random.Random(seed)
+        self.valid = list(valid)
+        self.kinds: list[Callable[[], bytes]] = [
+            self.mutated, self.mutated_body, self.mutated_body, self.wrong_fields, self.wrong_fields,
+            self.wrong_fields, self.cut, self.wrong_length, self.strange_headers, self.nested, self.noise,
+            self.unchanged,
+        ]  # fmt: skip
+
+    def __call__(self) -> bytes:
+        """Return anything of all that is below."""
+        return self.random.choice(self.kinds)()
+
+    def unchanged(self) -> bytes:
+        """Return what is well-formed."""
+        path, body = self.random.choice(self.valid)
+        return request(path, b"" if body is None else json.dumps(body).encode())
+
+    def noise(self) -> bytes:
+        """Return anything."""
+        return self.random.randbytes(self.random.randrange(1, 300))
+
+    def mutated(self) -> bytes:
+        """Return a request with some bytes changed, the head too."""
+        return self._change(self.unchanged())
+
+    def mutated_body(self) -> bytes:
+        """Return a request whose body has some bytes changed."""
+        path, body = self._posted()
+        return request(path, self._change(json.dumps(body).encode()))
+
+    def wrong_fields(self) -> bytes:
+        """Return a request with extreme values, and with a key too many or too few."""
+        path, body = self._posted()
+        for key in self.random.choices(list(body), k=self.random.randint(1, 2)):
+            body[key] = self.random.choice(EXTREMES)
+        if self.random.random() < 0.2:
+            del body[self.random.choice(list(body))]
+            body[self.random.choice(("n", "x" * 300, "\0", "__proto__"))] = self.random.choice(EXTREMES)
+        return request(path, json.dumps(body).encode())
+
+    def nested(self) -> bytes:
+        """Return a request whose body is deep, long, or of another kind."""
+        path, _ = self._posted()
+        depth = self.random.choice((3, 900, 20_000))
+        bodies = (
+            b"[" * depth + b"]" * depth,
+            b'{"a":' * depth,
+            b"1" * depth,
+            b'"\xff\xfe"',
+            b"NaN",
+            b"{}",
+            b"[]",
+        )
+        return request(path, self.random.choice(bodies))
+
+    def cut(self) -> bytes:
+        """Return the beginning of a request, whose sender goes away."""
+        whole = self.unchanged()
+        return whole[: self.random.randrange(1, len(whole))]
+
+    def wrong_length(self) -> bytes:
+        """Return a request that lies about the length of its body."""
+        path, body = self._posted()
+        length = self.random.choice(("-1", "0", "5", "1e3", "99999999999999999999", "", "5, 6", "0x10"))
+        return request(path, json.dumps(body).encode(), f"Content-Length: {length}")
+
+    def strange_headers(self) -> bytes:
+        """Return a request with headers that no client sends."""
+        path, body = self._posted()
+        long = self.random.choice((100, 9_000, 70_000))
+        headers = (
+            "Transfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 3", f"X-Long: {'x' * long}",
+            "\r\n".join(f"X-{i}: {i}" for i in range(long // 100)), "Expect: 100-continue", "Upgrade: websocket",
+            "Authorization: Bearer \xff\xfe", "Host: evil.example", "Connection: upgrade\r\nUpgrade: h2c", "No-Colon",
+            "Content-Type: text/plain; charset=utf-16", "Content-Encoding: gzip",
+        )  # fmt: skip
+        path = self.random.choice(
+            (path, path + "/../..", "/%00", "/static/../../etc/passwd", "*", "x" * long)
+        )
+        return request(path, json.dumps(body).encode(), self.random.choice(headers))
+
+    def _posted(self) -> tuple[str, dict[str, Any]]:
+        path, body = self.random.choice([(path, body) for path, body in self.valid if body])
+        return path, dict(body)
+
+    def _change(self, data: bytes) -> bytes:
+        changed = bytearray(data)
+        for _ in range(self.random.randrange(1, 5)):
+            changed[self.random.randrange(len(changed))] = self.random.choice(
+                (*BYTES, self.random.randrange(256))
+            )
+        return bytes(changed)
+
+
+def request(path: str, body: bytes, header: str = "Accept: */*") -> bytes:
+    """Return a request, a GET if the body is empty; the header stands before ours, which it may contradict."""
+    own = "" if "ength:" in header or "chunked" in header else f"Content-Length: {len(body)}\r\n"
+    head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\n{header}\r\nHost: localhost\r\n{own}Connection: close\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode("latin-1", "replace") + body
+
+
+def expects_answer(data: bytes) -> bool:
+    """Tell whether this is a whole request as HTTP wants it, to which a server has to say something."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    words = lines[0].split(b" ")
+    lengths = [line[16:] for line in lines if line.startswith(b"Content-Length: ")]
+    return (
+        bool(end)
+        and len(words) == 3
+        and words[0] in (b"GET", b"POST")
+        and words[1][:1] == b"/"
+        and words[2] == b"HTTP/1.1"
+        and all(b": " in line and line.isascii() and line.decode().isprintable() for line in lines[1:])
+        and lengths == [b"%d" % len(body)]
+    )

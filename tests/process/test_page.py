@@ -277,7 +277,7 @@ def test_figures_are_live(browser: Chrome, service: tuple[Running, str]) -> None
     def rows() -> dict[str, str]:
         """Return the queries since the start by name of the release; at once, for the page renews the table."""
         lines = "return [...document.querySelectorAll('#by-release tbody tr')].map((row) => row.innerText.split('\\t'))"
-        return {cells[0].strip(): cells[8].strip() for cells in browser.execute_script(lines)}  # type: ignore[no-untyped-call]
+        return {cells[0].strip(): cells[8].strip() for cells in browser.execute_script(lines)}
 
     before = wait_for(browser, lambda: rows().get("chat"))
     draft(browser, "chat", "The quick brown")

@@ -13,6 +13,7 @@ from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.metrics import metrics_text
 from services.lookup.figures.totals import Labels
 from services.worker.figures import WorkerMetrics
+from services.worker.writing import Usage
 from tests import ROOT
 
 FOLDER = ROOT / "services" / "monitoring"
@@ -39,7 +40,11 @@ def emitted() -> dict[str, set[str]]:
     slot.announce([("chat", Labels("rest", "b", "t"))])
     slot.follow(1.0, away=False)
     found: dict[str, set[str]] = {}
-    for text in (metrics_text(figures), WorkerMetrics().text()):
+    worker = WorkerMetrics()
+    worker.ended(
+        "completions", "stop", 0.0, 1.0, 0.5, Usage(prompt_tokens=1, passes=1)
+    )  # a histogram with labels begins with a value
+    for text in (metrics_text(figures), worker.text()):
         for family in text_string_to_metric_families(text.decode()):
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels)

@@ -22,6 +22,8 @@ class BackupError(DatabaseError):
 def back_up(target: Path) -> None:
     """Write a backup, as of one moment; other programs may go on. A killed backup leaves `target` as it was.
 
+    Only this user may read it: its statistics quote the corpora.
+
     Raises:
         BackupError: pg_dump fails.
         DatabaseError: the server is down, or the tables have another revision.
@@ -30,6 +32,8 @@ def back_up(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     try:
+        partial.unlink(missing_ok=True)
+        partial.touch(mode=0o600, exist_ok=False)
         _run("pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}")
         files.fsync_path(partial)
         partial.replace(target)

@@ -59,6 +59,7 @@ def test_a_backup_brings_everything_back(
     file = tmp_path / "new" / "catalogue.backup"
     assert command("backup", str(file)) == {"file": str(file), "bytes": file.stat().st_size}
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name]
+    assert file.stat().st_mode & 0o777 == 0o600
     shutil.rmtree(tmp_path / "one")
     monkeypatch.setenv(URL_VARIABLE, empty_database)
     migrate()

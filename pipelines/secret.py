@@ -30,16 +30,16 @@ def auth_string(state: Path) -> str:
         state: existing folder of the server's own files.
 
     Raises:
-        SecretError: others than the owner can read the file, or it is empty.
+        SecretError: others can read the file or have written it, or it is empty.
         OSError: it cannot be read or written.
     """
     path = state / AUTH_FILE
     if not path.exists():
         _make(path)
-    with path.open(encoding="utf-8") as file:
-        mode, text = os.fstat(file.fileno()).st_mode, file.read().strip()
-    if stat.S_IMODE(mode) & 0o077:
-        raise SecretError(f"others can read the password in {path}: remove the file, and a new one is made")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), encoding="utf-8") as file:
+        found, text = os.fstat(file.fileno()), file.read().strip()
+    if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
+        raise SecretError(f"others know the password in {path}: remove the file, and a new one is made")
     if not text:
         raise SecretError(f"{path} is empty: remove it, and a new one is made")
     return text

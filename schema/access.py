@@ -1,7 +1,7 @@
 """The reader: a role of PostgreSQL that may read our tables and do nothing else.
 
-`draftstore sql` and the lookup service connect as the reader. A read-only transaction alone is no guard: a query can
-end it, and from inside it a superuser can read and write files and run programs.
+`draftstore sql` and the lookup service connect as the reader. A read-only transaction alone is no guard: from inside it
+a superuser can read and write files and run programs. So the reader is a member of no role, and has no other right.
 """
 
 from contextlib import suppress
@@ -15,28 +15,26 @@ from schema.errors import ReaderError
 from schema.postgres.plan import READER
 
 LOCK_KEY = 0x726561646572  # "reader": whoever holds this advisory lock makes it
-STRONG = [
-    "pg_write_all_data",
-    "pg_execute_server_program",
-    "pg_write_server_files",
-    "pg_read_server_files",
-    "pg_signal_backend",
-    "pg_maintain",
-    "pg_create_subscription",
-]
-"""PostgreSQL's own roles whose members may do more than read tables."""
-
 MAY_CHANGE = """
-SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication
-    OR has_schema_privilege(reader.oid, current_schema()::regnamespace, 'CREATE')
-    OR EXISTS (SELECT FROM pg_roles AS strong
-               WHERE strong.rolname = ANY(%(strong)s) AND pg_has_role(reader.oid, strong.oid, 'MEMBER'))
-    OR EXISTS (SELECT FROM pg_class AS ours
-               WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
-               AND (has_table_privilege(reader.oid, ours.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
-                    OR pg_has_role(reader.oid, relowner, 'MEMBER')))
-FROM pg_roles AS reader WHERE rolname = %(name)s
+SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls
+    OR EXISTS (SELECT FROM pg_auth_members WHERE member = reader.oid)
+    OR has_database_privilege(reader.oid, current_database(), 'CREATE')
+    OR EXISTS (SELECT FROM pg_namespace WHERE has_schema_privilege(reader.oid, pg_namespace.oid, 'CREATE')
+               AND nspname !~ '^pg_(toast_)?temp_')
+    OR EXISTS (SELECT FROM pg_class AS ours WHERE relnamespace = tables.relnamespace AND CASE
+               WHEN relowner = reader.oid THEN true
+               WHEN relkind = 'S' THEN has_sequence_privilege(reader.oid, ours.oid, 'UPDATE, USAGE')
+               WHEN relkind IN ('r', 'p', 'v', 'm', 'f') THEN
+                   has_table_privilege(reader.oid, ours.oid, 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+                   OR has_any_column_privilege(reader.oid, ours.oid, 'INSERT, UPDATE, REFERENCES')
+               ELSE false END)
+    OR EXISTS (SELECT FROM pg_proc WHERE has_function_privilege(reader.oid, pg_proc.oid, 'EXECUTE')
+               AND ((prosecdef AND pronamespace = tables.relnamespace) OR proname = ANY(%(files)s)))
+FROM pg_roles AS reader, pg_class AS tables
+WHERE rolname = %(name)s AND tables.oid = to_regclass('builds')
 """
+FILES = ["pg_read_file", "pg_read_binary_file", "pg_stat_file", "pg_ls_dir", "lo_import", "lo_export"]
+"""Functions on files of the server, which only a superuser may call unless they were granted."""
 CREATE = "CREATE ROLE {reader} LOGIN PASSWORD {password}"
 GRANTS = (
     "GRANT USAGE ON SCHEMA {schema} TO {reader}",
@@ -78,6 +76,8 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
                     errors.InsufficientPrivilege
                 ):  # an administrator made the role and its password
                     _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
+            with suppress(errors.InsufficientPrivilege):
+                _run(connection, "ALTER ROLE {reader} RESET ALL", name)  # its settings are its own to change
             for statement in GRANTS:
                 _run(connection, statement, name)
     except errors.InsufficientPrivilege as error:
@@ -99,7 +99,7 @@ def require_reader(connection: psycopg.Connection[Any]) -> None:
 
 def may_change(connection: psycopg.Connection[Any], name: str) -> bool | None:
     """Tell whether a role may do more than read our tables; None if there is no such role."""
-    row = connection.execute(MAY_CHANGE, {"name": name, "strong": STRONG}).fetchone()
+    row = connection.execute(MAY_CHANGE, {"name": name, "files": FILES}).fetchone()
     return None if row is None else bool(row[0])
 
 

@@ -4,6 +4,7 @@ Stores are folders that never change, so any program that copies files backs the
 it is restored into a server of the same or a newer major version.
 """
 
+import secrets
 import subprocess
 from pathlib import Path
 
@@ -30,9 +31,8 @@ def back_up(target: Path) -> None:
     """
     require_schema()
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        partial.unlink(missing_ok=True)
         partial.touch(mode=0o600, exist_ok=False)
         _run("pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}")
         files.fsync_path(partial)
@@ -43,6 +43,8 @@ def back_up(target: Path) -> None:
 
 def restore(source: Path) -> None:
     """Fill the database from a backup, in one transaction, and migrate its tables to this version's revision.
+
+    What the file says is run as the owner of the database: it must be trusted.
 
     Raises:
         BackupError: the file is no backup, or the catalogue has builds.

@@ -210,6 +210,8 @@ def backup(target: Path, force: bool, as_json: bool) -> None:
 def restore_backup(source: Path, as_json: bool) -> None:
     """Fill an empty database from a file of `draftstore db backup`, and migrate its tables.
 
+    Restore only files that you trust: what they say is run as the owner of the database.
+
     It may come from an older PostgreSQL or an older draftstore, which is the way to a new major version.
 
     \b

@@ -92,14 +92,14 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
             require_reader(connection)
         connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",))
         if not write:
-            # The reader's rights are the guard. A read-only transaction, never committed, adds a clear message, and
-            # refuses the little that any role may make: large objects and temporary tables.
+            # The reader's rights guard the tables; a read-only transaction, which a single statement cannot leave and
+            # which is never committed, what any role may change: its own settings and password, large objects.
             connection.execute("SET default_transaction_read_only = on")
             connection.execute("BEGIN")
             connection.execute("SELECT 1")
             connection.execute("SAVEPOINT question")
         try:
-            for result in _answers(connection, text):
+            for result in _answers(connection, text, several=write):
                 _print_answer(result, as_json, as_csv, rows)
         except psycopg.Error as error:
             raise _explained(error, text, timeout) or error from None
@@ -123,14 +123,24 @@ def _read(query: str) -> str:
         raise QueryError(f"{query} is not UTF-8 text: {error}") from None
 
 
-def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[StatementResult]:
+def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:
     """Run SQL and yield the result of each statement.
 
+    Args:
+        connection: connection to ask.
+        text: one statement, or several.
+        several: whether there may be several; the second could leave the transaction that the first is in.
+
     Raises:
+        QueryError: there are several, and there may not.
         psycopg.Error: PostgreSQL rejects it or goes away.
     """
     with connection.cursor() as cursor:
         names = _column_names(connection, text)
+        if names is None and not several:
+            raise QueryError(
+                "these are several statements: ask one at a time; --write takes several, as the owner"
+            )
         if names:  # stream row by row: a large result need not fit into memory
             yield StatementResult(names, cursor.stream(text), "")
             return
@@ -140,8 +150,8 @@ def _answers(connection: psycopg.Connection[Row], text: str) -> Iterator[Stateme
             yield StatementResult(found, iter(result) if found else (), result.statusmessage or "")
 
 
-def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
-    """Return the column names of a single statement; empty for a command or several statements.
+def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str] | None:
+    """Return the column names of a single statement, empty for a command; None for several statements.
 
     Raises:
         psycopg.Error: invalid SQL, or unknown tables or columns.
@@ -156,7 +166,7 @@ def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str]:
             if SEVERAL in str(error):
                 if connection.info.transaction_status == TransactionStatus.INERROR:
                     connection.execute("ROLLBACK TO SAVEPOINT question")
-                return []
+                return None
             raise error
     return [(result.fname(column) or b"").decode(encoding) for column in range(result.nfields)]
 

@@ -30,7 +30,9 @@ from services.worker.work import Engine
 
 NO_STORE = {"Cache-Control": "no-store"}
 THREADS = 2
-"""Number of threads for parsing and tokenizing requests, so that a long one does not delay others."""
+"""Number of threads for parsing and tokenizing requests."""
+LONG = 1 << 16
+"""Bytes of a body above which a request is read by a thread of its own kind, so that it delays no short one."""
 
 
 class WorkerSite:
@@ -85,12 +87,14 @@ class _Handlers:
         self._site = site
         self._since = int(time.time())
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="long-tokenizer")
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Shut the threads down with the application."""
         yield
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -123,9 +127,10 @@ class _Handlers:
         facts, settings = engine.facts, self._site.settings
         grant = identify(request, self._site.permissions, facts.name)
         body = await read_body(request, settings.body)
-        self._site.decoder.require_room()  # before a long prompt is tokenized for nothing
         loop = asyncio.get_running_loop()
-        ask, requests = await loop.run_in_executor(self._threads, _read, body, kind, engine, settings)
+        threads = self._threads if len(body) <= LONG else self._long  # short ones do not wait for long ones
+        with self._site.decoder.room():  # before a long prompt is tokenized for nothing
+            ask, requests = await loop.run_in_executor(threads, _read, body, kind, engine, settings)
         words, events = style(facts.name, engine.tokenizer), Events()
         job = DecodingJob(
             id=words.id,

@@ -7,8 +7,8 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -77,6 +77,7 @@ class Decoder:
         self._changed = changed
         self._keep = keep
         self._waiting: deque[DecodingJob] = deque()
+        self._reading = 0  # requests that are being read
         self._running: DecodingJob | None = None
         self._wakeup = threading.Condition()
         self._failures = 0
@@ -113,19 +114,35 @@ class Decoder:
             ApiError: the queue is full, or no requests are accepted now.
         """
         with self._wakeup:
-            self.require_room()
+            self._require_room()
             self._waiting.append(job)
             self._wakeup.notify()
 
-    def require_room(self) -> None:
-        """Refuse a request that could not be queued now.
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Count a request that is being read as one that waits.
+
+        Raises:
+            ApiError: it could not be queued, or no requests are accepted now.
+        """
+        with self._wakeup:
+            self._require_room(self._reading)
+            self._reading += 1
+        try:
+            yield
+        finally:
+            with self._wakeup:
+                self._reading -= 1
+
+    def _require_room(self, others: int = 0) -> None:
+        """Refuse a request that could not be queued now, or after `others`, the first of which may be decoded.
 
         Raises:
             ApiError: the queue is full, or no requests are accepted now.
         """
         if not self.ready:
             raise self.unavailable()
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._most or len(self._waiting) + others > self._most:
             ahead = self._mean_seconds  # mean time until a waiting request gets its turn
             raise ApiError(
                 429,

@@ -264,7 +264,8 @@ class Machine:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment of a service: the image's, then its own."""
-        own = {key: str(value) for key, value in self._services[name].get("environment", {}).items()}
+        given = self._services[name].get("environment", {})
+        own = {key: "" if value is None else str(value) for key, value in given.items()}
         base = {"PATH": os.pathsep.join([*self._programs, os.defpath]), "HOME": str(self._folder)}
         merged = {**self._image, **own}
         here = base | dict(zip(merged, self._here(list(merged.values())), strict=True))

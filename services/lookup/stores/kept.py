@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,12 +18,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from draftstore.errors import DraftstoreError
 from draftstore.storage.files import json_text
-from schema.database import URL_VARIABLE
+from schema.database import naming_variable
 from schema.home import data_home
 from schema.notices import LiveRelease
 
 LOG = logging.getLogger(__name__)
-_PLACE = ("host", "hostaddr", "port", "dbname")
+_PLACE = ("host", "hostaddr", "port", "dbname", "options")
+_TYPES = (str, int, str, str, str, list)
+"""Types of the fields of a release."""
 
 
 class Kept(NamedTuple):
@@ -74,7 +77,7 @@ class KeptReleases:
             return self._load()
         except FileNotFoundError:
             return None
-        except (DraftstoreError, OSError, ValueError, TypeError, KeyError) as error:
+        except (DraftstoreError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             LOG.warning("the releases kept in %s cannot be used: %s", self._path, error)
             return None
 
@@ -83,26 +86,34 @@ class KeptReleases:
 
         Raises:
             OSError: it cannot be read, or others may have written it.
-            ValueError, TypeError, KeyError: it holds something else.
+            ValueError, TypeError, KeyError, RecursionError: it holds something else.
         """
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Not to wait for the other end of a pipe.
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
-            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                raise PermissionError("it belongs to another user, or others may write to it")
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise PermissionError("it is no file, it belongs to another user, or others may write to it")
             document: dict[str, Any] = json.loads(file.read())
         if document["database"] != _database():
             return None
-        return Kept([LiveRelease(**entry) for entry in document["releases"]], found.st_mtime)
+        releases = [LiveRelease(**entry) for entry in document["releases"]]
+        if any(
+            not isinstance(value, kind)
+            for entry in releases
+            for value, kind in zip(entry, _TYPES, strict=True)
+        ):
+            raise TypeError("a release has a field of another type")
+        return Kept(releases, found.st_mtime)
 
 
 def _database() -> dict[str, str]:
     """Return which database the releases come from, without a password."""
-    url = os.environ.get(URL_VARIABLE)
-    if not url:
+    variable = naming_variable(reading=True)
+    if variable is None:
         return {"home": str(data_home())}
     try:
-        parts = conninfo_to_dict(f"postgresql://{url.partition('://')[2]}")
+        parts = conninfo_to_dict(f"postgresql://{os.environ[variable].partition('://')[2]}")
     except psycopg.Error:
         return {}
     return {key: str(parts[key]) for key in _PLACE if parts.get(key) is not None}

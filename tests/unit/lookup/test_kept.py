@@ -170,3 +170,26 @@ def test_a_folder_that_cannot_be_written_is_told_of_once(
     for _ in range(3):
         kept.keep([release_of(small_store)])
     assert caplog.text.count("cannot be kept") == 1
+
+
+def test_another_database_of_the_reader_is_another_database(
+    kept: KeptReleases, small_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    monkeypatch.setenv("DRAFTSTORE_READER_URL", "postgresql://reader@one/d")
+    kept.keep([release_of(small_store)])
+    assert kept.load() is not None
+    monkeypatch.setenv("DRAFTSTORE_READER_URL", "postgresql://reader@two/d")
+    assert kept.load() is None
+
+
+def test_a_pipe_in_its_place_keeps_nobody_waiting(kept: KeptReleases, file: Path) -> None:
+    os.mkfifo(file, 0o600)
+    assert kept.load() is None
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"database": {}, "releases": [{"name": 1}]}'])
+def test_what_is_no_list_of_releases_is_not_used(kept: KeptReleases, file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(0o600)
+    assert kept.load() is None

@@ -17,6 +17,11 @@ from schema.notices import Notices
 from tests.fakes.servers import PostgresServer, postgres_server
 
 WRITABLE = "COMMIT; BEGIN READ WRITE;"
+STATE = """
+SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_largeobject_metadata),
+    (SELECT to_jsonb(pg_authid) FROM pg_authid WHERE rolname = 'draftstore_reader'),
+    (SELECT array_agg(setconfig) FROM pg_db_role_setting)
+"""
 
 
 def ask(query: str, *options: str) -> str:
@@ -47,24 +52,28 @@ def ask(query: str, *options: str) -> str:
         f"{WRITABLE} ALTER ROLE draftstore_reader SUPERUSER",
         f"{WRITABLE} CREATE EXTENSION plpgsql_check",
         "ALTER SYSTEM SET archive_command = 'x'",
+        f"{WRITABLE} ALTER ROLE draftstore_reader SET search_path = pg_catalog; COMMIT",
+        f"{WRITABLE} ALTER ROLE draftstore_reader PASSWORD 'mine'; COMMIT",
+        f"{WRITABLE} SELECT lo_from_bytea(4242, 'x'); COMMIT",
+        "ALTER ROLE draftstore_reader SET statement_timeout = 1",
+        "SELECT lo_create(4242)",
+        "DO $$ BEGIN COMMIT; SET TRANSACTION READ WRITE; PERFORM lo_create(4242); END $$",
+        "SELECT set_config('transaction_read_only', 'off', false)",
     ],
 )
 def test_no_query_gets_beyond_reading(database: str, reader: str, query: str, tmp_path: Path) -> None:
     file = tmp_path / "pwned"
     with psycopg.connect(database, autocommit=True) as owner:
-        before = owner.execute("SELECT count(*) FROM pg_class").fetchone()
+        before = owner.execute(STATE).fetchone()
         with pytest.raises(DraftstoreError):
             ask(query.replace("{file}", str(file)).replace("{owner}", str(owner.info.backend_pid)))
-        assert owner.execute("SELECT count(*) FROM pg_class").fetchone() == before
-        assert owner.execute(
-            "SELECT rolsuper FROM pg_roles WHERE rolname = 'draftstore_reader'"
-        ).fetchone() == (False,)
+        assert owner.execute(STATE).fetchone() == before
     assert not file.exists()
 
 
 def test_a_refused_query_says_how_to_write(database: str, reader: str) -> None:
-    with pytest.raises(DraftstoreError, match=r"permission denied for table builds: --write allows changes"):
-        ask(f"{WRITABLE} DELETE FROM builds")
+    with pytest.raises(DraftstoreError, match="permission denied for function pg_read_file: --write allows"):
+        ask("SELECT pg_read_file('/etc/passwd')")
     assert ask("SELECT count(*) FROM live_releases JOIN builds ON builds.id = build_id") == "count\n0\n"
 
 
@@ -150,6 +159,20 @@ def test_a_strong_role_is_no_reader(
             ("GRANT pg_execute_server_program TO bob", "REVOKE pg_execute_server_program FROM bob"),
             ("GRANT CREATE ON SCHEMA public TO bob", "REVOKE CREATE ON SCHEMA public FROM bob"),
             ("GRANT DELETE ON builds TO bob", "REVOKE DELETE ON builds FROM bob"),
+            ("GRANT UPDATE (build_id) ON releases TO bob", "REVOKE UPDATE (build_id) ON releases FROM bob"),
+            ("GRANT UPDATE ON builds_id_seq TO bob", "REVOKE UPDATE ON builds_id_seq FROM bob"),
+            ("GRANT INSERT ON live_releases TO bob", "REVOKE INSERT ON live_releases FROM bob"),
+            ("GRANT TRIGGER ON builds TO bob", "REVOKE TRIGGER ON builds FROM bob"),
+            ("GRANT CREATE ON DATABASE hers TO bob", "REVOKE CREATE ON DATABASE hers FROM bob"),
+            ("GRANT pg_read_all_data TO bob", "REVOKE pg_read_all_data FROM bob"),
+            (
+                "GRANT EXECUTE ON FUNCTION pg_read_file(text) TO bob",
+                "REVOKE EXECUTE ON FUNCTION pg_read_file(text) FROM bob",
+            ),
+            (
+                "CREATE FUNCTION trap() RETURNS int LANGUAGE sql SECURITY DEFINER RETURN 1",
+                "DROP FUNCTION trap()",
+            ),
             ("ALTER ROLE bob CREATEDB", "ALTER ROLE bob NOCREATEDB"),
         ):
             admin.execute(give.encode())

@@ -92,7 +92,8 @@ class TestSql:
     def test_a_file_and_standard_input(self, tmp_path: Path) -> None:
         file = tmp_path / "my question.sql"
         file.write_text("-- one\nSELECT 1 AS a;\n-- two\nSELECT 'ü%s' AS b;\n", encoding="utf-8")
-        found = [json.loads(line) for line in run("sql", str(file), "--json").stdout.splitlines()]
+        assert "several statements" in refuse("sql", str(file))
+        found = [json.loads(line) for line in run("sql", str(file), "--json", "--write").stdout.splitlines()]
         assert found == [[{"a": 1}], [{"b": "ü%s"}]]
         assert json.loads(run("sql", "-", "--json", stdin="SELECT 3 AS c").stdout) == [{"c": 3}]
         assert "does not exist" in refuse("sql", str(tmp_path / "none.sql"))
@@ -100,12 +101,9 @@ class TestSql:
 
     @pytest.mark.usefixtures("database", "reader")
     def test_nothing_is_changed_unless_allowed(self) -> None:
-        for query in (
-            "DELETE FROM corpora",
-            "SELECT 1; CREATE TABLE x (a int)",
-            "COMMIT; DROP TABLE replays",
-        ):
-            assert "--write allows changes" in refuse("sql", query)
+        assert "--write allows changes" in refuse("sql", "DELETE FROM corpora")
+        for query in ("SELECT 1; CREATE TABLE x (a int)", "COMMIT; DROP TABLE replays"):
+            assert "--write takes several" in refuse("sql", query)
         insert = "INSERT INTO builds (kind, name, path) VALUES ('rest', 'x', '/x')"
         assert run("sql", "--write", insert).stdout == "INSERT 0 1\n"
         assert "violates check constraint" in refuse(
@@ -121,7 +119,7 @@ class TestSql:
         assert refuse("sql", "SELEC 1").startswith(
             'syntax error at or near "SELEC" (line 1, column 1)\n  SELEC 1\n  ^'
         )
-        assert "(line 2, column 8)" in refuse("sql", "SELECT 1;\nSELECT x")
+        assert "(line 2, column 8)" in refuse("sql", "SELECT 1;\nSELECT x", "--write")
         assert refuse("sql", "SELECT 1 / 0") == "division by zero"
 
     def test_no_answer_in_time(self) -> None:

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -751,6 +752,16 @@ def test_a_full_queue(gated: tuple[Worker, FakeEngine], monkeypatch: pytest.Monk
         connection.close()
     assert len(engine.works) == 3  # in the order in which they came
     assert [len(work.prompt) for work in engine.works[:2]] == [2, 2]
+
+
+def test_requests_that_are_being_read_count_as_waiting(gated: tuple[Worker, FakeEngine]) -> None:
+    worker, _ = gated
+    with ExitStack() as read:
+        for _ in range(3):  # one to decode, two to wait
+            read.enter_context(worker.decoder.room())
+        refusal(worker.ask("completions", prompt="a"), 429)
+    with worker.decoder.room():
+        pass
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -90,8 +90,7 @@ def build_rest(
     """
     with Ledger(get_run_logger()) as ledger:
         builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
-        said = _publish(ledger, release, builds[-1], force)
-        said += [] if keep is None else tasks.prune(ledger, keep)
+        said = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, said)
 
 
@@ -177,8 +176,7 @@ def build_crest(
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head))
         builds.append(tasks.make_crest(ledger, options, source, workers))
-        said = _publish(ledger, release, builds[-1], force)
-        said += [] if keep is None else tasks.prune(ledger, keep)
+        said = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, said)
 
 
@@ -265,8 +263,7 @@ def build_dresd(
             corpus = corpus.model_copy(update={"paths": [*corpus.paths, *(made.path for made in answers)]})
         tokens = tasks.make_tokens(ledger, name, corpus, model)
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
-        said = _publish(ledger, release, builds[-1], force)
-        said += [] if keep is None else tasks.prune(ledger, keep)
+        said = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, said)
 
 
@@ -298,9 +295,12 @@ def _build_rest(
     return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers)]
 
 
-def _publish(ledger: Ledger, release: str | None, built: Built, force: Sequence[str]) -> list[str]:
-    """Move the release, if one is named; return what is to be said about it."""
-    return [] if release is None else tasks.publish(ledger, release, built, force)
+def _go_live(
+    ledger: Ledger, release: str | None, built: Built, force: Sequence[str], keep: int | None
+) -> list[str]:
+    """Move the release, if one is named, and remove old builds, if so told; return what is to be said about it."""
+    said = [] if release is None else tasks.publish(ledger, release, built, force)
+    return said + ([] if keep is None else tasks.prune(ledger, keep))
 
 
 def _finish(

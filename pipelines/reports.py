@@ -83,10 +83,7 @@ def markdown(name: str, builds: Sequence[Built], release: str | None, said: Sequ
     ]
     left_out = [
         counted(corpus[key], noun)
-        for key, noun in (
-            ("bad_records", "bad record"),
-            ("empty_documents", "empty document"),
-        )
+        for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document"))
         if corpus.get(key)
     ]
     if left_out:

@@ -303,8 +303,11 @@ def prune(ledger: Ledger, keep: int) -> list[str]:
         ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
     for path in found.in_use:
         ledger.logger.info("in use, stays: %s", path)
-    total = sum(removal.bytes for removal in found.removed)
-    return [f"Removed {counted(len(found.removed), 'old thing')}, {total:,} bytes"] if found.removed else []
+    return (
+        [f"Removed {counted(len(found.removed), 'old thing')}, {found.bytes:,} bytes"]
+        if found.removed
+        else []
+    )
 
 
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> list[str]:

@@ -63,18 +63,16 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK_KEY])
             if may_change(connection, name) is None:
-                with suppress(
-                    errors.DuplicateObject, errors.UniqueViolation
-                ):  # by a process in another database
+                # A process in another database may just have created it.
+                with suppress(errors.DuplicateObject, errors.UniqueViolation):
                     _run(connection, CREATE, name)
             if may_change(connection, name):
                 raise ReaderError(f"the role {name!r} may do more than read: {_advice(connection, READER)}")
             if password:
                 # As a verifier, so that neither the server nor its log sees the password itself.
                 secret = connection.pgconn.encrypt_password(password.encode(), name.encode()).decode()
-                with suppress(
-                    errors.InsufficientPrivilege
-                ):  # an administrator made the role and its password
+                # It is no failure where an administrator made the role and its password.
+                with suppress(errors.InsufficientPrivilege):
                     _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
             with suppress(errors.InsufficientPrivilege):
                 _run(connection, "ALTER ROLE {reader} RESET ALL", name)  # its settings are its own to change

@@ -81,7 +81,7 @@ def is_embedded(*, reading: bool = False) -> bool:
     Args:
         reading: for the reader, whom another variable may name.
     """
-    return naming_variable(reading=reading) is None
+    return _variable(reading) is None
 
 
 def database_url(*, reading: bool = False) -> str:
@@ -96,7 +96,7 @@ def database_url(*, reading: bool = False) -> str:
         DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
         EmbeddedServerError: the embedded server cannot be started.
     """
-    if variable := naming_variable(reading=reading):
+    if variable := _variable(reading):
         return _checked_url(variable)
     home = data_home()
     with _guard:
@@ -109,7 +109,7 @@ def database_url(*, reading: bool = False) -> str:
     return url.replace(f"//{NAME}@", f"//{READER}@", 1) if reading else url
 
 
-def naming_variable(*, reading: bool = False) -> str | None:
+def _variable(reading: bool) -> str | None:
     """Return the environment variable that names the server; None if none does."""
     variables = (READER_VARIABLE, URL_VARIABLE) if reading else (URL_VARIABLE,)
     return next((variable for variable in variables if os.environ.get(variable)), None)

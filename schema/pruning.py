@@ -62,6 +62,11 @@ class Pruning(NamedTuple):
     removed: list[Removal]
     in_use: list[str]
 
+    @property
+    def bytes(self) -> int:
+        """Size of everything that was removed."""
+        return sum(removal.bytes for removal in self.removed)
+
 
 class _Old(NamedTuple):
     """A build to remove: its id, path, digest, state and size."""

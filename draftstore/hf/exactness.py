@@ -182,54 +182,39 @@ def _logits(model: Any, tokens: NDArray[np.int64], *, together: bool) -> tuple[t
         cache_implementation="dynamic",
         pad_token_id=0,
     )  # type: ignore[no-untyped-call]
+
+    def decode(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,  # noqa: ARG001 (given by `generate`, as the next one)
+        stopping_criteria: Any,  # noqa: ARG001
+        generation_config: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        prefilled = _prefill(model, input_ids, generation_config, kwargs)
+        found.append((_read_together if together else _read_one_by_one)(prefilled, tokens))
+        return input_ids
+
     model.generate(
-        prompt,
-        generation_config=settings,
-        attention_mask=torch.ones_like(prompt),
-        custom_generate=_read_together if together else _read_one_by_one,
-        tokens=tokens,
-        found=found,
+        prompt, generation_config=settings, attention_mask=torch.ones_like(prompt), custom_generate=decode
     )
     return found[0]
 
 
-def _read_one_by_one(
-    model: Any,
-    input_ids: torch.Tensor,
-    logits_processor: Any,  # noqa: ARG001 (given by `generate`, as the next two)
-    stopping_criteria: Any,  # noqa: ARG001
-    generation_config: Any,
-    *,
-    tokens: NDArray[np.int64],
-    found: list[tuple[torch.Tensor, bool]],
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Read token by token as plain generate does; called by `generate`."""
-    prefilled = _prefill(model, input_ids, generation_config, kwargs)
+def _read_one_by_one(prefilled: Prefilled, tokens: NDArray[np.int64]) -> tuple[torch.Tensor, bool]:
+    """Read the text behind the prompt token by token, as plain generate does."""
     forward = ChainForward(prefilled)
     rows = []
     for token in tokens[PROMPT:]:
         prefilled.text.extend([int(token)])
         rows.append(_run(forward, [int(token)], DraftTree.empty()))
         forward.keep([0])
-    found.append((torch.cat(rows), False))
-    return input_ids
+    return torch.cat(rows), False
 
 
-def _read_together(
-    model: Any,
-    input_ids: torch.Tensor,
-    logits_processor: Any,  # noqa: ARG001 (given by `generate`, as the next two)
-    stopping_criteria: Any,  # noqa: ARG001
-    generation_config: Any,
-    *,
-    tokens: NDArray[np.int64],
-    found: list[tuple[torch.Tensor, bool]],
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Read all but the last token as an accepted draft with rejected nodes, then the last; called by `generate`."""
-    prefilled = _prefill(model, input_ids, generation_config, kwargs)
-    trees = takes_trees(model, prefilled.memory, prefilled.model_kwargs)
+def _read_together(prefilled: Prefilled, tokens: NDArray[np.int64]) -> tuple[torch.Tensor, bool]:
+    """Read all but the last token of the text as an accepted draft with rejected nodes, then the last."""
+    trees = takes_trees(prefilled.model, prefilled.memory, prefilled.model_kwargs)
     forward = TreeForward(prefilled) if trees else ChainForward(prefilled)
     first, *path, last = tokens[PROMPT:].tolist()
     wrong = int(tokens[0])
@@ -252,10 +237,10 @@ def _read_together(
     logits = _run(forward, [first, *drafted], tree)[rows]
     forward.keep(rows)
     prefilled.text.extend([*path, last])
-    found.append((torch.cat([logits, _run(forward, [last], DraftTree.empty())]), trees))
+    logits = torch.cat([logits, _run(forward, [last], DraftTree.empty())])
     forward.keep([0])
     forward.close()
-    return input_ids
+    return logits, trees
 
 
 def _prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> Prefilled:

@@ -10,7 +10,6 @@ interleaved, so that a slowdown of the machine affects all of them; the median c
 import hashlib
 import json
 import logging
-import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from draftstore.hf.graphs import GraphForward
 from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Forward, Prefilled
+from draftstore.storage.cache import cache_folder
 from draftstore.trees.tree import DraftTree
 
 ROWS = BUCKETS
@@ -39,7 +39,7 @@ CACHES = ("dynamic", "static")
 CONTEXT = 512
 REPEATS = 9
 WARM_UPS = 2
-FOLDER = "draftstore/curves"
+FOLDER = "curves"
 SEED = 0
 
 LOG = logging.getLogger(__name__)
@@ -85,13 +85,12 @@ def _device_name(device: torch.device) -> str:
 
 
 def curve_path(conditions: Conditions) -> Path:
-    """Return the path of a model's stored curve: under `XDG_CACHE_HOME`, by default ~/.cache."""
+    """Return the path of a model's stored curve."""
     parts = [
         getattr(conditions, name) for name in ("shape", "device", "dtype", "attention", "cache", "threads")
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / FOLDER / f"{digest}.json"
+    return cache_folder(FOLDER) / f"{digest}.json"
 
 
 def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:

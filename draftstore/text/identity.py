@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from draftstore.storage.cache import cache_folder
 from draftstore.storage.files import hash_file, write_json
 
 SMALL_BYTES = 1 << 20
@@ -29,10 +30,10 @@ def file_identity(path: Path, *, rehash: bool = False) -> str:
     """
     stat = path.stat()
     state = [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-    kept = _kept_hash(path)
     try:
         if stat.st_size <= SMALL_BYTES:
             return hash_file(path)
+        kept = _kept_hash(path)
         if not rehash and (found := _read(kept)) is not None and found.get("state") == state:
             return str(found["sha256"])
         digest = hash_file(path)
@@ -46,10 +47,8 @@ def file_identity(path: Path, *, rehash: bool = False) -> str:
 
 
 def _kept_hash(path: Path) -> Path:
-    """Return where the hash of a file is kept: under `XDG_CACHE_HOME`, by default ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
-    return Path(base).expanduser() / "draftstore" / "hashes" / f"{name}.json"
+    """Return where the hash of a file is kept."""
+    return cache_folder("hashes") / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
 
 
 def _read(kept: Path) -> dict[str, object] | None:

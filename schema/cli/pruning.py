@@ -62,10 +62,9 @@ def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> Non
       draftstore builds prune --keep 3 --older-than 7d
     """
     found = catalogue.prune(catalogue_session, data_home(), keep, older_than=older_than, dry_run=dry_run)
-    total = sum(removal.bytes for removal in found.removed)
     if as_json:
         removed = [removal._asdict() for removal in found.removed]
-        print_json({"removed": removed, "in_use": found.in_use, "bytes": total, "dry_run": dry_run})
+        print_json({"removed": removed, "in_use": found.in_use, "bytes": found.bytes, "dry_run": dry_run})
         return
     for removal in found.removed:
         build = f", build {removal.build_id}" if removal.build_id is not None else ""
@@ -73,4 +72,4 @@ def prune(keep: int, older_than: timedelta, dry_run: bool, as_json: bool) -> Non
     for path in found.in_use:
         click.echo(f"in use, stays: {printable(path)}", err=True)
     would = "would be removed" if dry_run else "removed"
-    click.echo(f"{would}: {counted(len(found.removed), 'thing')}, {total:,} bytes")
+    click.echo(f"{would}: {counted(len(found.removed), 'thing')}, {found.bytes:,} bytes")

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from draftstore.errors import DraftstoreError
 from draftstore.storage.files import json_text
-from schema.database import naming_variable
+from schema.database import database_url, is_embedded
+from schema.errors import DatabaseUrlError
 from schema.home import data_home
 from schema.notices import LiveRelease
 
@@ -109,12 +109,11 @@ class KeptReleases:
 
 def _database() -> dict[str, str]:
     """Return which database the releases come from, without a password."""
-    variable = naming_variable(reading=True)
-    if variable is None:
+    if is_embedded(reading=True):
         return {"home": str(data_home())}
     try:
-        parts = conninfo_to_dict(f"postgresql://{os.environ[variable].partition('://')[2]}")
-    except psycopg.Error:
+        parts = conninfo_to_dict(database_url(reading=True))
+    except DatabaseUrlError:
         return {}
     return {key: str(parts[key]) for key in _PLACE if parts.get(key) is not None}
 

@@ -33,7 +33,8 @@ from benchmarks.measure import progress
 from benchmarks.report import describe_machine, save, show_table
 from benchmarks.smollm import add_model_argument, smollm
 from draftstore.cli.common import count_progress
-from draftstore.decoding.budget import CostCurve, CostPlanner
+from draftstore.decoding.budget import CostPlanner
+from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.loop import Fixed, Planner
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture

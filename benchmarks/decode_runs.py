@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lossless import Difference, compare
-from draftstore.decoding.budget import CostCurve
+from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.loop import Planner, Step, Tally
 from draftstore.drafting.drafter import Drafter
 

@@ -26,8 +26,7 @@ from draftstore.drafting.drafter import Drafter, projection_of
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.generation import default_forward
-from draftstore.hf.running import vocab_size
-from draftstore.hf.targets import ModelTarget, Prefilled
+from draftstore.hf.targets import ModelTarget, Prefilled, vocab_size
 from draftstore.trees.tree import DraftTree
 
 MOST_NODES = 128

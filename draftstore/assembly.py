@@ -108,6 +108,19 @@ class Assembly:
             return NoDrafts()
         return self.drafter.session(prompt_ids, hidden=hidden, candidates=candidates)
 
+    def predicting(self, prediction: ArrayLike, vocab_size: int) -> Drafter:
+        """Return a drafter that also drafts from a prediction of one answer.
+
+        Args:
+            prediction: int32 [any], what is expected to follow the prompt.
+            vocab_size: size of the model's vocabulary.
+
+        Raises:
+            TokenRangeError: an id of the prediction lies outside the vocabulary.
+        """
+        others = [part.drafter for part in self.parts if part.kind != REQUEST]
+        return Mixture([RequestDrafter(vocab_size, prediction=prediction), *others])
+
     def part(self, kind: str) -> Part | None:
         """Return the first drafter of a kind, if there is one."""
         return next((part for part in self.parts if part.kind == kind), None)

@@ -1,4 +1,4 @@
-"""How much of a draft to verify: the cost curve of a forward pass, and the planner that uses it.
+"""How much of a draft to verify: the planner that weighs expected tokens against the cost of a forward pass.
 
 A pass over k nodes yields 1 + (accepted nodes) tokens and takes `curve.cost(k + 1)` seconds. Long-run throughput is
 maximal if every pass maximises
@@ -24,15 +24,14 @@ plus 2 % of the text so far; its gains are paid in. No text can take longer than
 from 50 tokens on it decodes at 0.97 of plain speed at least, provided that the curve is right.
 """
 
-import dataclasses
-import datetime
-import json
+import copy
+import functools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.calibration import (
@@ -42,15 +41,16 @@ from draftstore.decoding.calibration import (
     best_prefix,
     count_lengths,
     count_outcomes,
+    expect_tokens,
     length_factors,
+    split_sum,
 )
-from draftstore.errors import CurveError, DraftTreeError
+from draftstore.decoding.curve import CostCurve
+from draftstore.decoding.loop import Fixed, Planner
+from draftstore.errors import DraftTreeError
 from draftstore.jit import as_input
-from draftstore.storage.files import write_json
 from draftstore.trees.tree import DraftTree
 
-FORMAT = 1
-KIND = "cost curve"
 ALLOWANCE = 0.5
 """Plain passes that speculation may lose in a text."""
 SHARE = 0.02
@@ -61,168 +61,6 @@ RATE_TRUST = 10.0
 """Weight of the plain decoding rate at the start of a text, in tokens."""
 FORGETTING = 0.5 ** (1 / 300)
 """Decay of everything learned per token of text: one half after 300."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Conditions:
-    """The conditions under which a cost curve was measured.
-
-    Attributes:
-        model: name of the model.
-        shape: hash of the model's type, and of the shapes and types of its parameters: they determine the cost.
-        device: name of the processor.
-        dtype: type of the model's parameters.
-        attention: attention implementation: `sdpa`, `eager`, ...
-        cache: kind of key-value cache: `dynamic` or `static`.
-        threads: number of CPU threads; 0 where it does not matter.
-    """
-
-    model: str
-    shape: str
-    device: str
-    dtype: str
-    attention: str
-    cache: str
-    threads: int
-
-    def differences(self, other: "Conditions") -> list[str]:
-        """Describe the differences to other conditions, except for the model's name."""
-        mine, others = dataclasses.asdict(self), dataclasses.asdict(other)
-        return [
-            f"{name} {mine[name]!r}, found {others[name]!r}"
-            for name in mine
-            if name != "model" and mine[name] != others[name]
-        ]
-
-
-@dataclasses.dataclass(frozen=True)
-class CostCurve:
-    """Seconds of a forward pass by number of rows: 1 for plain decoding, k + 1 for a draft of k nodes.
-
-    Attributes:
-        rows: numbers of rows, ascending, from 1.
-        seconds: seconds for each; where more rows were measured as faster, both get the mean.
-        padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs. Otherwise costs are
-            interpolated linearly.
-        conditions: conditions of the measurement; None for a synthetic curve.
-        context: tokens in the cache.
-        created: time of the measurement, ISO 8601.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    padded: bool = False
-    conditions: Conditions | None = None
-    context: int = 0
-    created: str = ""
-
-    def __post_init__(self) -> None:
-        """Check the values and make them monotone.
-
-        Raises:
-            CurveError: the values are not a curve.
-        """
-        rows, seconds = [int(each) for each in self.rows], [float(each) for each in self.seconds]
-        if len(rows) != len(seconds) or rows[:1] != [1] or rows != sorted(set(rows)):
-            raise CurveError(
-                f"a cost curve over the rows {rows} with {len(seconds)} times: expected ascending numbers of rows "
-                "from 1 on, and a time for each"
-            )
-        wrong = [each for each in seconds if not (math.isfinite(each) and each > 0)]
-        if wrong:
-            raise CurveError(f"a forward pass of {wrong[0]} seconds: expected a positive number")
-        object.__setattr__(self, "rows", tuple(rows))
-        object.__setattr__(self, "seconds", tuple(_ascending(seconds)))
-
-    def cost(self, n_rows: int) -> float:
-        """Return the seconds of a pass over `n_rows` rows; extrapolated with the last slope."""
-        rows, seconds = self.rows, self.seconds
-        if n_rows > rows[-1]:
-            slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
-            return seconds[-1] + slope * (n_rows - rows[-1])
-        if self.padded:
-            return seconds[int(np.searchsorted(rows, n_rows))]
-        return float(np.interp(n_rows, rows, seconds))
-
-    def save(self, path: Path) -> None:
-        """Write the curve as JSON, atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"format": FORMAT, "kind": KIND, **dataclasses.asdict(self)})
-
-    @classmethod
-    def load(cls, path: Path) -> "CostCurve":
-        """Read a curve.
-
-        Raises:
-            CurveError: no such file, not a curve, or an unsupported version.
-        """
-        advice = "measure it again with `draftstore tune`"
-        try:
-            found = json.loads(path.read_bytes())
-        except OSError as error:
-            raise CurveError(f"no cost curve at {path} ({error.strerror}): {advice}") from None
-        except ValueError:
-            raise CurveError(f"{path} is damaged, expected a cost curve in JSON: {advice}") from None
-        if not isinstance(found, dict) or found.get("kind") != KIND:
-            raise CurveError(f"{path} is not a cost curve: {advice}")
-        if found.get("format") != FORMAT:
-            raise CurveError(
-                f"{path} is a cost curve of version {found.get('format')}, this draftstore reads version {FORMAT}: "
-                f"{advice}"
-            )
-        try:
-            return cls._from_json(found)
-        except CurveError as error:
-            raise CurveError(f"{path}: {error}: {advice}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise CurveError(f"{path} is damaged ({type(error).__name__}: {error}): {advice}") from None
-
-    @classmethod
-    def _from_json(cls, found: dict[str, Any]) -> "CostCurve":
-        """Return the curve of a JSON document of the right kind and version."""
-        conditions = found["conditions"]
-        return cls(
-            tuple(found["rows"]),
-            tuple(found["seconds"]),
-            bool(found["padded"]),
-            None if conditions is None else Conditions(**conditions),
-            int(found["context"]),
-            str(found["created"]),
-        )
-
-    def require(self, conditions: Conditions) -> None:
-        """Check that the curve was measured under the given conditions.
-
-        Raises:
-            CurveError: it was not.
-        """
-        differences = self.conditions.differences(conditions) if self.conditions else []
-        if differences:
-            raise CurveError(
-                f"the cost curve was measured with {' and '.join(differences)}: "
-                f"run `draftstore tune --model {conditions.model}` for this one"
-            )
-
-
-def now() -> str:
-    """Return the current time, for `created`."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _ascending(values: Sequence[float]) -> list[float]:
-    """Return the ascending sequence nearest to the values in least squares: descending neighbours are averaged.
-
-    This is the pool-adjacent-violators algorithm (Ayer et al., 1955).
-    """
-    pools: list[tuple[float, int]] = []
-    for each in values:
-        pool = (each, 1)
-        while pools and pools[-1][0] > pool[0]:
-            mean, size = pools.pop()
-            total = size + pool[1]
-            pool = ((mean * size + pool[0] * pool[1]) / total, total)
-        pools.append(pool)
-    return [mean for mean, size in pools for _ in range(size)]
 
 
 class CostPlanner:
@@ -252,25 +90,25 @@ class CostPlanner:
             share: fraction of the text so far that it may lose in addition.
         """
         self._budget = budget
-        self._costs = np.array([curve.cost(rows) for rows in range(1, budget + 2)])
+        self._curve = curve
+        self._costs = curve.costs(1, budget + 1)
         self._plain = float(self._costs[0])
         self._draft_seconds = draft_seconds
         self._rest = max(0, math.ceil(draft_seconds / (ASKING_SHARE * self._plain)) - 1)
         self._allowance, self._share = allowance, share
-        self._seen = np.zeros((2, BANDS, 2))
-        self._lengths, self._expected = np.zeros((LENGTH_BANDS, 2)), np.zeros(LENGTH_BANDS)
         self.begin()
         self.trim(DraftTree.empty())  # compiles the kernel now, not during decoding
 
     def begin(self) -> None:
-        """Start a new text; nothing is carried over, so that no text pays for another."""
-        self._seen[:] = 0.0
-        self._lengths[:] = 0.0
+        """Start a new text: nothing is carried over, so that no text pays for another, nor shared with a copy."""
+        self._seen = np.zeros((2, BANDS, 2))
+        self._lengths, self._expected = np.zeros((LENGTH_BANDS, 2)), np.zeros(LENGTH_BANDS)
         self._tokens, self._seconds = RATE_TRUST, RATE_TRUST * self._plain
         self.rate = 1 / self._plain
         self.account = self._allowance * self._plain
         self._silence = 0
         self._asked = False
+        self._paid: tuple[float, float] | None = None
 
     def budget(self) -> int:
         """Return the maximum nodes of a draft; 0 for a few passes after a draft that was not worth verifying.
@@ -287,21 +125,18 @@ class CostPlanner:
             DraftTreeError: a parent does not precede its child.
         """
         tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
-        size = best_prefix(
+        size = best_prefix(*self._inputs(tree), self._costs, self.rate, self.account, self._expected)
+        _require_order(tree, size)
+        return tree.prefix(size)
+
+    def _inputs(self, tree: DraftTree) -> tuple[Any, ...]:
+        """Return a tree and its calibration as the kernels take them."""
+        return (
             as_input(tree.parents, np.int16),
             as_input(tree.levels, np.uint8),
             band_factors(self._seen),
             length_factors(self._lengths),
-            self._costs,
-            self.rate,
-            self.account,
-            self._expected,
         )
-        if size < 0:
-            raise DraftTreeError(
-                f"node {-size - 1} has parent {tree.parents[-size - 1]}, expected an earlier node"
-            )
-        return tree.prefix(size)
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
         """Learn from a pass's outcome, for the whole draft."""
@@ -315,15 +150,98 @@ class CostPlanner:
         )
         if len(verified):
             count_lengths(self._expected, len(accepted.path), self._lengths)
-        seconds = float(self._costs[min(len(verified), self._budget)]) + self._draft_seconds * self._asked
+        alone = float(self._costs[min(len(verified), self._budget)]), self._plain
+        seconds, plain = self._paid or alone
+        self._paid = None
+        seconds += self._draft_seconds * self._asked
         kept = FORGETTING**came
         self._seen *= kept
         self._lengths *= kept
         self._tokens = self._tokens * kept + came
         self._seconds = self._seconds * kept + seconds
-        self.rate = max(self._tokens / self._seconds, 1 / self._plain)
-        self.account += came * self._plain * (1 + self._share) - seconds
+        self.rate = max(self._tokens / self._seconds, 1 / plain)
+        self.account += came * plain * (1 + self._share) - seconds
         if self._asked:
             self._silence = self._rest if len(verified) == 0 else 0
         else:
             self._silence -= 1
+
+    @staticmethod
+    def trim_together(planners: "Sequence[CostPlanner]", trees: Sequence[DraftTree]) -> list[DraftTree]:
+        """Return the prefixes of several texts' drafts that are worth the cost of one pass over all of them.
+
+        Every text has the rows of the largest draft, used or not. So one number of nodes is chosen for all, by the sum
+        of what they expect, at the rate and within the account of all texts together.
+
+        Args:
+            planners: one for each text, all with the same curve.
+            trees: their drafts.
+
+        Raises:
+            DraftTreeError: a parent does not precede its child.
+        """
+        texts, most = len(planners), max(planner._budget for planner in planners)
+        trees = [
+            tree.prefix(min(len(tree), each._budget)) for each, tree in zip(planners, trees, strict=True)
+        ]
+        widest = max(len(tree) for tree in trees)
+        costs = _batch_costs(planners[0]._curve, texts, most + 1)
+        gains, sums = np.zeros(widest + 1), np.zeros((texts, widest + 1))
+        tokens = np.empty(widest + 1)
+        for planner, tree, own in zip(planners, trees, sums, strict=True):
+            size = len(tree)
+            fault = expect_tokens(*planner._inputs(tree), tokens[: size + 1], own[: size + 1])
+            _require_order(tree, fault)
+            gains[: size + 1] += tokens[: size + 1]
+            gains[size + 1 :] += tokens[size]
+        came, spent = (sum(getattr(each, name) for each in planners) for name in ("_tokens", "_seconds"))
+        extra = costs[: widest + 1] - costs[0]
+        worth = gains - max(came / spent, texts / costs[0]) * extra
+        worth[extra > max(0.0, sum(planner.account for planner in planners))] = -np.inf
+        chosen = int(np.argmax(worth))  # the first, so the fewest nodes, among ties
+        for planner, tree, own in zip(planners, trees, sums, strict=True):
+            split_sum(own[min(chosen, len(tree))], planner._expected)
+            planner._paid = float(costs[chosen]) / texts, float(costs[0]) / texts
+        return [tree.prefix(min(chosen, len(tree))) for tree in trees]
+
+
+@functools.lru_cache(maxsize=256)
+def _batch_costs(curve: CostCurve, texts: int, most: int) -> NDArray[np.float64]:
+    """Return `CostCurve.costs`, computed once."""
+    return curve.costs(texts, most)
+
+
+def _require_order(tree: DraftTree, fault: int) -> None:
+    """Refuse a tree in which a kernel found a fault, -i - 1 for node i.
+
+    Raises:
+        DraftTreeError: a parent does not precede its child.
+    """
+    if fault < 0:
+        raise DraftTreeError(
+            f"node {-fault - 1} has parent {tree.parents[-fault - 1]}, expected an earlier node"
+        )
+
+
+def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> list[DraftTree]:
+    """Return how much of each draft to verify in one pass over several texts.
+
+    Args:
+        planners: one for each text. Those that know the same cost curve choose together, others alone.
+        trees: their drafts.
+    """
+    costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
+    if len(costed) == len(planners) > 1 and len({planner._curve for planner in costed}) == 1:
+        return CostPlanner.trim_together(costed, trees)
+    return [planner.trim(tree) for planner, tree in zip(planners, trees, strict=True)]
+
+
+def capped(planner: Planner, budget: int | None) -> Planner:
+    """Return a planner for drafts of at most `budget` nodes, if given."""
+    if budget is None:
+        return planner
+    if isinstance(planner, CostPlanner):
+        lower = copy.copy(planner)
+        lower._budget = min(planner._budget, budget)
+        return lower
+    return Fixed(min(planner.budget(), budget))

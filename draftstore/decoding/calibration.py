@@ -64,13 +64,11 @@ def best_prefix(
 ) -> Any:
     """Return how many nodes of a draft to verify, the fewest among ties.
 
-    A node's probability is its parent's times its calibrated probability given its parent.
-
     Args:
-        parents: int16 [n], read-only.
-        levels: uint8 [n], read-only.
-        factors: float64 [2, bands], see `band_factors`.
-        shares: float64 [LENGTH_BANDS], see `length_factors`.
+        parents: see `expect_tokens`, as for the next three.
+        levels: see `expect_tokens`.
+        factors: see `expect_tokens`.
+        shares: see `expect_tokens`.
         costs: float64 [at least n + 1], seconds of passes over 1 row, 2 rows, ...
         rate: tokens per second.
         account: seconds by which the pass may exceed one over 1 row.
@@ -79,8 +77,38 @@ def best_prefix(
     Returns:
         The size of the prefix; -i - 1 if the parent of node i does not precede it.
     """
+    tokens, sums = np.empty(len(parents) + 1), np.empty(len(parents) + 1)
+    fault = expect_tokens(parents, levels, factors, shares, tokens, sums)
+    if fault < 0:
+        return fault
+    best, most = 0, 0.0
+    for size in range(1, len(tokens)):
+        extra = costs[size] - costs[0]
+        if extra <= account and tokens[size] - rate * extra > most:
+            best, most = size, tokens[size] - rate * extra
+    split_sum(sums[best], expected)
+    return best
+
+
+@kernel
+def expect_tokens(parents: Any, levels: Any, factors: Any, shares: Any, tokens: Any, sums: Any) -> Any:
+    """Compute the accepted tokens that each prefix of a draft expects.
+
+    A node's probability is its parent's times its calibrated probability given its parent.
+
+    Args:
+        parents: int16 [n], read-only.
+        levels: uint8 [n], read-only.
+        factors: float64 [2, bands], see `band_factors`.
+        shares: float64 [LENGTH_BANDS], see `length_factors`.
+        tokens: float64 [n + 1], output: expected tokens of the first 0, 1, 2, ... nodes.
+        sums: float64 [n + 1], output: the same before `shares`.
+
+    Returns:
+        0; -i - 1 if the parent of node i does not precede it.
+    """
     chances = np.empty(len(parents))
-    best, most, total, tokens = 0, 0.0, 0.0, 0.0
+    tokens[0] = sums[0] = 0.0
     for i in range(len(parents)):
         parent = np.int64(parents[i])
         if parent < -1 or parent >= i:
@@ -89,20 +117,26 @@ def best_prefix(
         steps = steps_below(levels, i, parent)
         follows = min(1.0, _PROBS[steps] * factors[deeper, _band_of(steps)])
         chances[i] = follows * chances[parent] if deeper else follows
-        band, here = _split(total, chances[i])
-        tokens += here * shares[band] + (chances[i] - here) * shares[min(band + 1, LENGTH_BANDS - 1)]
-        total += chances[i]
-        extra = costs[i + 1] - costs[0]
-        if extra <= account and tokens - rate * extra > most:
-            best, most = i + 1, tokens - rate * extra
-    expected[:] = 0.0
-    total = 0.0
-    for i in range(best):
-        band, here = _split(total, chances[i])
-        expected[band] += here
-        expected[min(band + 1, LENGTH_BANDS - 1)] += chances[i] - here
-        total += chances[i]
-    return best
+        band, here = _split(sums[i], chances[i])
+        beyond = chances[i] - here
+        tokens[i + 1] = tokens[i] + here * shares[band] + beyond * shares[min(band + 1, LENGTH_BANDS - 1)]
+        sums[i + 1] = sums[i] + chances[i]
+    return 0
+
+
+@kernel
+def split_sum(total: Any, expected: Any) -> Any:
+    """Split a sum of probabilities into bands.
+
+    Args:
+        total: the sum.
+        expected: float64 [LENGTH_BANDS], output.
+    """
+    begin, end = 0.0, 1.0
+    for band in range(LENGTH_BANDS):
+        last = band == LENGTH_BANDS - 1
+        expected[band] = max(0.0, (total if last else min(total, end)) - begin)
+        begin, end = end, end * 2.0
 
 
 @leaf_kernel
@@ -120,7 +154,7 @@ def count_lengths(expected: Any, accepted: Any, lengths: Any) -> Any:
     """Count expected and actual accepted tokens of a pass, in the bands with expectations.
 
     Args:
-        expected: float64 [LENGTH_BANDS], see `best_prefix`.
+        expected: float64 [LENGTH_BANDS], see `split_sum`.
         accepted: number of accepted draft tokens.
         lengths: float64 [LENGTH_BANDS, 2], updated; see `length_factors`.
     """

@@ -99,6 +99,7 @@ class Step(NamedTuple):
         forward_ns: nanoseconds to verify. On an asynchronous device this ends when the pass is queued, and its run time
             appears in `accept_ns`, which waits for the result.
         accept_ns: nanoseconds to walk the tree and update the cache.
+        text: number of the text, where several are decoded together; its nanoseconds are its share of theirs.
     """
 
     tree: DraftTree
@@ -107,6 +108,7 @@ class Step(NamedTuple):
     draft_ns: int
     forward_ns: int
     accept_ns: int
+    text: int = 0
 
 
 @dataclasses.dataclass
@@ -152,6 +154,54 @@ class Tally:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
+class Speculation:
+    """The drafts of one text: what is proposed, what the model takes of it, and what is learned from that.
+
+    Attributes:
+        session: the drafter's session for the whole text.
+        planner: chooses how much of a draft is verified.
+        min_prob: minimum probability of a drafted node.
+        over: whether the text has ended.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        planner: Planner,
+        ends: Callable[[Sequence[int]], bool],
+        min_prob: float = 0.0,
+    ) -> None:
+        """Start; see `decode` for the arguments."""
+        self.session, self.planner, self.min_prob = session, planner, min_prob
+        self.over = False
+        self._ends = ends
+        planner.begin()
+
+    def propose(self) -> DraftTree:
+        """Return the drafter's proposal, within the planner's budget."""
+        budget = self.planner.budget()
+        return self.session.propose(budget, self.min_prob) if budget > 0 else DraftTree.empty()
+
+    def accept(self, tree: DraftTree, verdict: Verdict) -> Acceptance:
+        """Return what the model emits, after a pass over a tree."""
+        return accept(tree, verdict.choose, self._ends_here)
+
+    def _ends_here(self, emitted: Sequence[int]) -> bool:
+        self.over = self._ends(emitted)
+        return self.over
+
+    def learn(self, proposed: DraftTree, tree: DraftTree, verdict: Verdict, accepted: Acceptance) -> None:
+        """Tell the drafter, with the optional data that it needs, and the planner."""
+        last_row = accepted.path[-1] + 1 if accepted.path else 0
+        self.session.observe(
+            accepted.tokens,
+            tree=tree,
+            candidates=verdict.candidates() if self.session.needs_candidates else None,
+            hidden=verdict.hidden(last_row) if self.session.needs_hidden else None,
+        )
+        self.planner.learn(proposed, tree, accepted)
+
+
 def decode(
     target: Target,
     session: Session,
@@ -170,36 +220,16 @@ def decode(
             may keep state.
         min_prob: minimum probability of a drafted node.
     """
-    over = False
-
-    def ends_here(emitted: Sequence[int]) -> bool:
-        nonlocal over
-        over = ends(emitted)
-        return over
-
-    planner.begin()
-    while not over:
+    text = Speculation(session, planner, ends, min_prob)
+    while not text.over:
         begin = perf_counter_ns()
-        budget = planner.budget()
-        proposed = session.propose(budget, min_prob) if budget > 0 else DraftTree.empty()
+        proposed = text.propose()
         tree = planner.trim(proposed)
         drafted = perf_counter_ns()
         verdict = target.verify(tree)
         verified = perf_counter_ns()
-        accepted = accept(tree, verdict.choose, ends_here)
+        accepted = text.accept(tree, verdict)
         target.keep(accepted)
-        _tell(session, tree, verdict, accepted)
-        planner.learn(proposed, tree, accepted)
+        text.learn(proposed, tree, verdict, accepted)
         done = perf_counter_ns()
         yield Step(tree, accepted.path, accepted.tokens, drafted - begin, verified - drafted, done - verified)
-
-
-def _tell(session: Session, tree: DraftTree, verdict: Verdict, accepted: Acceptance) -> None:
-    """Pass the result of a pass to the drafter, with the optional data that it needs."""
-    last_row = accepted.path[-1] + 1 if accepted.path else 0
-    session.observe(
-        accepted.tokens,
-        tree=tree,
-        candidates=verdict.candidates() if session.needs_candidates else None,
-        hidden=verdict.hidden(last_row) if session.needs_hidden else None,
-    )

@@ -199,6 +199,7 @@ class ContextSession:
     """A session over a static store: the last tokens and, for dense drafters, the state that predicted the last one.
 
     Attributes:
+        drafter: the store's drafter.
         projection: projection of a dense drafter, else None.
         context: int32 [1, context_size], the last tokens, padded with -1 on the left.
         query: float32 [1, dims], the projected state, NaN if unknown; None if the drafter is not dense.
@@ -215,7 +216,7 @@ class ContextSession:
             TokenRangeError: an id of the prompt lies outside the store's vocabulary.
             DraftstoreError: a hidden state of the wrong size.
         """
-        self._drafter = drafter
+        self.drafter = drafter
         self.projection = projection_of(drafter)
         self.needs_hidden = self.projection is not None
         self.context = np.full((1, drafter.context_size), -1, np.int32)
@@ -224,7 +225,7 @@ class ContextSession:
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft for the text so far; see `Session`."""
-        return self._drafter.draft(self.context, budget, min_prob, self.query)[0].tree
+        return self.drafter.draft(self.context, budget, min_prob, self.query)[0].tree
 
     def observe(
         self, accepted_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_feedback: Any
@@ -235,7 +236,7 @@ class ContextSession:
             TokenRangeError: an id outside the store's vocabulary; nothing is appended.
             DraftstoreError: a hidden state of the wrong size.
         """
-        ids = check_ids(accepted_ids, self._drafter.vocab_size, "the store's")
+        ids = check_ids(accepted_ids, self.drafter.vocab_size, "the store's")
         if len(ids):
             row = self.context[0]
             new = ids[-len(row) :]

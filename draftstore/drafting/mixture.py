@@ -136,11 +136,18 @@ class MixtureSession:
             DraftstoreError: the budget is outside 0 .. 4,096.
             DraftTreeError: a drafter's proposal is not a valid tree.
         """
+        wanted = budget > 0 and check_budget(budget, min_prob) >= 0
+        return self.merge(
+            [session.propose(budget) for session in self.sessions] if wanted else [], budget, min_prob
+        )
+
+    def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
+        """Return the draft from what every session has proposed for `budget` nodes; see `propose`."""
         level = check_budget(budget, min_prob)
         self._forest = None
         if budget == 0 or level < 0:
             return DraftTree.empty()
-        self._forest = _Forest([session.propose(budget) for session in self.sessions])
+        self._forest = _Forest(trees)
         return self._forest.merge(self.seen, budget, level)
 
     def observe(

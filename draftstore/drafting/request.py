@@ -39,17 +39,27 @@ SPARE = 1024
 class RequestDrafter:
     """Drafts from each text's own history; sessions share nothing."""
 
-    def __init__(self, vocab_size: int, rule: RequestRule | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, rule: RequestRule | None = None, *, prediction: ArrayLike | None = None
+    ) -> None:
         """Draft for texts with ids in [0, vocab_size).
+
+        Args:
+            vocab_size: size of the vocabulary.
+            rule: how drafts grow.
+            prediction: int32 [any], what is expected to follow the prompt: drafts begin with it, and return to it
+                wherever the text does.
 
         Raises:
             DraftstoreError: an empty vocabulary, or a rule with an invalid value.
+            TokenRangeError: an id of the prediction lies outside the vocabulary.
         """
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
         self.rule = RequestRule() if rule is None else rule
         self.rule.check()
         self.vocab_size = vocab_size
+        self.prediction = None if prediction is None else check_ids(prediction, vocab_size)
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "RequestSession":
         """Start the drafts of one text; see `Drafter.session`.
@@ -57,7 +67,12 @@ class RequestDrafter:
         Raises:
             TokenRangeError: an id of the prompt lies outside the vocabulary.
         """
-        return RequestSession(prompt_ids, self.vocab_size, self.rule)
+        ids = check_ids(prompt_ids, self.vocab_size)
+        if self.prediction is not None:
+            # As if the same prompt had been answered before: its end leads to the prediction. The last id is the first
+            # of the answer.
+            ids = np.concatenate([ids[-1 - LENGTHS[-1] : -1], self.prediction, ids])
+        return RequestSession(ids, self.vocab_size, self.rule)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft."""

@@ -7,14 +7,20 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from draftstore.decoding.loop import Planner, Step
+from draftstore.assembly import Assembly
+from draftstore.decoding.budget import capped
+from draftstore.decoding.loop import Fixed, Planner, Step
 from draftstore.drafting.drafter import Drafter
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.generation import generate
 from draftstore.hf.likelihoods import Likelihoods
 from draftstore.hf.loading import LoadedModel
+from draftstore.hf.members import Member
 from draftstore.hf.penalties import Penalties
 from draftstore.hf.requests import GREEDY, GenerationRequest, Sampling
 from draftstore.hf.targets import ForwardFactory
+from draftstore.hf.texts import prepare_text
 
 
 def decode_request(
@@ -40,26 +46,66 @@ def decode_request(
         forward: runs the passes.
         likelihoods: notes how likely the tokens are.
     """
-    model: Any = loaded.model
-    prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
     if request.sampling.seed is None:
         torch.seed()
     else:
         torch.manual_seed(request.sampling.seed)
-    arguments = generation_arguments(loaded, request)
-    if likelihoods is not None:
-        arguments.setdefault("logits_processor", LogitsProcessorList()).append(likelihoods)
     generate(
-        model,
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        drafter=drafter,
-        planner=planner,
+        **_arguments(loaded, request, likelihoods),
+        drafter=_drafter(loaded, request, drafter),
+        planner=capped(planner or Fixed(), request.budget),
         min_prob=min_prob,
         on_step=on_step,
         forward=forward,
-        **arguments,
     )
+
+
+def batch_member(
+    loaded: LoadedModel,
+    request: GenerationRequest,
+    *,
+    drafter: Drafter | None,
+    planner: Planner,
+    min_prob: float = 0.0,
+    likelihoods: Likelihoods | None = None,
+) -> Member:
+    """Return the answer to a request as a text for a batch; see `decode_request`.
+
+    Raises:
+        ValueError: `generate` refuses an argument.
+        DecodingError: the model cannot be decoded with drafts.
+    """
+    random = torch.Generator(loaded.model.device)
+    if request.sampling.seed is None:
+        random.seed()
+    else:
+        random.manual_seed(request.sampling.seed)
+    text = prepare_text(**_arguments(loaded, request, likelihoods), random=random)
+    return Member(text, _drafter(loaded, request, drafter), capped(planner, request.budget), min_prob)
+
+
+def _arguments(
+    loaded: LoadedModel, request: GenerationRequest, likelihoods: Likelihoods | None
+) -> dict[str, Any]:
+    """Return the model, the prompt, and the arguments of `generate` for a request."""
+    model: Any = loaded.model
+    prompt = torch.from_numpy(request.prompt.astype(np.int64))[None].to(model.device)
+    arguments = generation_arguments(loaded, request)
+    if likelihoods is not None:
+        arguments.setdefault("logits_processor", LogitsProcessorList()).append(likelihoods)
+    return {"model": model, "inputs": prompt, "attention_mask": torch.ones_like(prompt), **arguments}
+
+
+def _drafter(loaded: LoadedModel, request: GenerationRequest, drafter: Drafter | None) -> Drafter | None:
+    """Return the drafter for a request: none if it wants none, and one that knows its prediction."""
+    if request.budget == 0:
+        return None
+    if request.prediction is None or not len(request.prediction):
+        return drafter
+    if isinstance(drafter, Assembly):
+        return drafter.predicting(request.prediction, loaded.vocab_size)
+    own = RequestDrafter(loaded.vocab_size, prediction=request.prediction)
+    return own if drafter is None else Mixture([own, drafter])
 
 
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
 
@@ -31,7 +30,6 @@ PLAIN = "use plain generate, without custom_generate"
 
 def check_request(
     model: Any,
-    input_ids: torch.Tensor,
     config: GenerationConfig,
     model_kwargs: Mapping[str, Any],
     *,
@@ -41,7 +39,6 @@ def check_request(
 
     Args:
         model: model of transformers.
-        input_ids: int64 [batch, length].
         config: generation configuration.
         model_kwargs: arguments of the model.
         drafting: whether there is a drafter.
@@ -59,12 +56,6 @@ def check_request(
             f"the arguments ask for {mode.value}, expected greedy search or sampling: leave out what asks for it, "
             f"or {PLAIN}"
         )
-    if (config.num_return_sequences or 1) > 1:
-        raise DecodingError(
-            f"num_return_sequences is {config.num_return_sequences}, expected 1: call generate once for each"
-        )
-    if len(input_ids) != 1:
-        raise DecodingError(f"a batch of {len(input_ids)} texts, expected 1: call generate once for each")
     if config.output_attentions:
         raise DecodingError(
             "output_attentions is set, and the attentions of a pass over a draft are not those of plain decoding: "

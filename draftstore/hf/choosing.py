@@ -12,7 +12,7 @@ import torch
 from draftstore.errors import DecodingError, ProbabilityError
 
 if TYPE_CHECKING:
-    from draftstore.hf.passes import Pass
+    from draftstore.hf.passes import Rows
 
 SPARE = 256
 """Growth of a text's buffer in tokens."""
@@ -78,6 +78,7 @@ class Chooser:
         scores: bool = False,
         logits: bool = False,
         layers: bool = False,
+        random: torch.Generator | None = None,
     ) -> None:
         """Choose with the logits processors of a request.
 
@@ -88,16 +89,18 @@ class Chooser:
             scores: whether to collect the scores.
             logits: whether to collect raw logits.
             layers: whether to collect hidden states.
+            random: source of random numbers; None: torch's own.
         """
         self._text = text
         self._processors = processors
         self._sample = sample
+        self._random = random
         self.greedy = not sample and not scores and not logits and len(processors) == 0
         self.scores: tuple[torch.Tensor, ...] | None = () if scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if logits else None
         self.layers: tuple[tuple[torch.Tensor, ...], ...] | None = () if layers else None
 
-    def choose(self, rows: "Pass", row: int, emitted: Sequence[int]) -> int:
+    def choose(self, rows: "Rows", row: int, emitted: Sequence[int]) -> int:
         """Return the token that the model emits at a row; see `draftstore.decoding.acceptance.Choose`."""
         if self.layers is not None:
             self.layers += (rows.layers(row),)
@@ -126,4 +129,4 @@ class Chooser:
                     "the settings leave no finite probabilities: use milder penalties, biases or a higher temperature"
                 )
             raise DecodingError("the model's logits are not finite: load it with another dtype")
-        return int(torch.multinomial(probs, num_samples=1))
+        return int(torch.multinomial(probs, num_samples=1, generator=self._random))

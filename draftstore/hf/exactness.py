@@ -250,7 +250,7 @@ def _prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str,
         DecodingError: such a model is never decoded with drafts.
         _CacheError: the cache does not hold it.
     """
-    check_request(model, input_ids, config, kwargs, drafting=True)
+    check_request(model, config, kwargs, drafting=True)
     outputs = model._prefill(input_ids, config, kwargs, is_first_iteration=True)
     kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
     cache: Any = kwargs.get("past_key_values")

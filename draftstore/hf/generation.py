@@ -21,12 +21,15 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from draftstore.decoding.loop import Fixed, Planner, Step
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
+from draftstore.hf.batch_generation import check_batch, generate_texts, seeded
 from draftstore.hf.checks import check_request, takes_trees
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.graphs import graph_forward
 from draftstore.hf.masks import masks_by_model
+from draftstore.hf.members import Member
 from draftstore.hf.running import Run
 from draftstore.hf.targets import ChainForward, Forward, ForwardFactory, Prefilled, TreeForward
+from draftstore.hf.texts import GeneratedText
 
 
 @torch.no_grad()
@@ -44,6 +47,7 @@ def speculative_generate(
     token_streamer: Any = None,
     on_step: Callable[[Step], None] | None = None,
     forward: ForwardFactory | None = None,
+    seeds: Sequence[int] | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Generate with drafts, as `model.generate(..., custom_generate=speculative_generate, drafter=...)`.
@@ -53,7 +57,7 @@ def speculative_generate(
 
     Args:
         model: a causal language model of transformers 5.
-        input_ids: int64 [1, length], the prompt.
+        input_ids: int64 [texts, length], the prompts, padded on the left; `num_return_sequences` repeats each.
         logits_processor: as prepared by `generate`, as for the next two.
         stopping_criteria: when the text ends.
         generation_config: configuration of this call.
@@ -64,24 +68,51 @@ def speculative_generate(
         token_streamer: gets the prompt and every token, as `streamer` in plain `generate`.
         on_step: called after the prefill, as a step with an empty tree, and after every pass. An exception that it
             raises ends generation; the cache then holds all tokens but the last of that step.
-        forward: runs the passes, see `draftstore.hf.targets`; by default chosen by model and cache.
+        forward: runs the passes of one text, see `draftstore.hf.targets`; by default chosen by model and cache.
+        seeds: one for each text: sampled, it is the text that plain generate returns for its prompt alone after
+            `torch.manual_seed(seed)`. By default one text takes torch's random numbers, and several take seeds from
+            them.
         model_kwargs: arguments of the model.
 
     Returns:
-        int64 [1, length], prompt and output, or with `return_dict_in_generate` what plain generate returns.
+        int64 [texts, length], prompts and outputs, or with `return_dict_in_generate` what plain generate returns.
+        Behind the end of a text that is shorter than others stands the pad id.
 
     Raises:
-        DecodingError: unsupported generation: several texts, beams, encoder-decoder models, linear attention, no cache
-            or one without rollback, attentions as an output; or a model that reads several tokens otherwise than one
-            by one, see `draftstore.hf.exactness`.
+        DecodingError: unsupported generation: beams, encoder-decoder models, linear attention, no cache or one without
+            rollback, attentions as an output; a model that reads several tokens otherwise than one by one, see
+            `draftstore.hf.exactness`; several texts of a model that takes one at a time, or with a streamer, scores,
+            logits or hidden states.
     """
-    check_request(model, input_ids, generation_config, model_kwargs, drafting=drafter is not None)
+    check_request(model, generation_config, model_kwargs, drafting=drafter is not None)
     if drafter is not None:
         require_exact(model)
+    planner = (planner or Fixed(budget)) if drafter is not None else Fixed(0)
+    if len(input_ids) > 1:
+        check_batch(generation_config, model_kwargs, token_streamer, forward)
+        return generate_texts(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_kwargs.get("attention_mask"),
+            lambda text: Member(text, drafter, planner, min_prob),
+            on_step,
+            seeds,
+        )
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
-    run = Run(model, input_ids, logits_processor, stopping_criteria, generation_config, token_streamer)
-    planner = (planner or Fixed(budget)) if drafter is not None else Fixed(0)
+    text = GeneratedText(
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        attention_mask=model_kwargs.get("attention_mask"),
+        streamer=token_streamer,
+        random=None if seeds is None else seeded(seeds[0], input_ids.device),
+    )
+    run = Run(model, input_ids, generation_config, text)
     steps = run.steps(model_kwargs, drafter, planner, min_prob, forward or default_forward)
     with masks_by_model(model, model_kwargs["past_key_values"]), closing(steps):
         for step in steps:
@@ -105,13 +136,14 @@ def generate(
     stop_strings: str | Sequence[str] | None = None,
     on_step: Callable[[Step], None] | None = None,
     forward: ForwardFactory | None = None,
+    seeds: Sequence[int] | None = None,
     **generate_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Call `model.generate` with drafts; all its arguments work as usual.
 
     Args:
         model: a causal language model of transformers 5.
-        inputs: int64 [1, length], the prompt; or `input_ids=`.
+        inputs: int64 [texts, length], the prompts; or `input_ids=`.
         drafter: see `speculative_generate`, as for the next three.
         budget: maximum nodes of a draft.
         planner: chooses how much of it is verified.
@@ -121,6 +153,7 @@ def generate(
         stop_strings: strings that end the text.
         on_step: see `speculative_generate`.
         forward: runs the passes.
+        seeds: one for each text.
         generate_kwargs: further arguments of `model.generate`.
 
     Raises:
@@ -142,6 +175,7 @@ def generate(
         token_streamer=streamer,
         on_step=on_step,
         forward=forward,
+        seeds=seeds,
         **generate_kwargs,
     )
     return output

@@ -5,59 +5,91 @@ See `draftstore.hf.graphs` for their purpose.
 
 import logging
 import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import StaticCache
 
 from draftstore.errors import DecodingError
-from draftstore.hf.masks import padding_bias, shape_of
-from draftstore.hf.passes import CANDIDATES, Pass, Wants, last_hidden, pass_of
+from draftstore.hf.masks import shape_of
+from draftstore.hf.passes import CANDIDATES, Pass, PassPart, Wants, last_hidden, pass_of
 from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.trees.tree import DraftTree
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
-"""Possible numbers of rows in a pass."""
+"""Possible numbers of rows of each text in a pass."""
+TEXTS = (1, 2, 4, 8, 16, 32, 64)
+"""Possible numbers of texts in a pass."""
 MOST_ROWS = BUCKETS[-1]
+MOST_TOGETHER = 512
+"""Maximum rows of a pass over several texts: more of them cost as much as passes of their own."""
+MOST_GRAPHS = 128
+"""Maximum graphs of a model; the least recently used one is dropped."""
 WARM_UPS = 2
 """Warm-up passes before capture, in which libraries choose kernels and allocate memory."""
 LEAST_WIDTH = 256
 """Minimum columns of attention; the number doubles as the text grows, up to the length of the pool."""
-_HEAD = 2
-"""Integers before the ids: the number of tokens in the cache, and the position of row 0."""
 
 LOG = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """What a pass reads of one text.
+
+    Attributes:
+        tokens: int64 [n + 1], token of every row.
+        tree: tree of n nodes.
+        past: tokens of the text in the pool.
+        position: position of row 0.
+    """
+
+    tokens: NDArray[np.int64]
+    tree: DraftTree
+    past: int
+    position: int
+
+
+class PassShape(NamedTuple):
+    """The shape of a pass: what a graph is captured for.
+
+    Attributes:
+        texts: number of texts.
+        rows: rows of each.
+        width: columns that they see.
+        wants: outputs needed.
+    """
+
+    texts: int
+    rows: int
+    width: int
+    wants: Wants
 
 
 class GraphPass(Pass):
     """A `Pass` whose tensors lie in the memory of a graph."""
 
-    def __init__(self, rows: Pass, count: int, host: torch.Tensor | None, copied: Any) -> None:
-        """Show the valid rows of a padded pass.
+    def __init__(self, rows: Pass, host: torch.Tensor | None, copied: Any) -> None:
+        """Show a replayed pass.
 
         Args:
             rows: the graph's pass.
-            count: number of valid rows.
-            host: int64 [at least count, any], pinned, destination of the choices; None without a graph.
+            host: int64 [rows, any], pinned, destination of the choices; None without a graph.
             copied: event after that copy.
         """
         self._logits, self._hidden, self._layers = rows._logits, rows._hidden, rows._layers
         self._choices, self._offset = rows._choices, rows._offset
         self._best = self._host = None
-        self._count, self._pinned, self._copied = count, host, copied
+        self._pinned, self._copied = host, copied
 
     def _fetch(self) -> NDArray[np.int64]:
         """Wait for the copy; see `Pass`."""
-        if self._host is None:
-            assert self._choices is not None, "asked for what was not wanted"
-            if self._pinned is None:
-                self._host = self._choices[: self._count].cpu().numpy()
-            else:
-                self._copied.synchronize()
-                self._host = self._pinned[: self._count].numpy().copy()
-        return self._host
+        if self._host is None and self._pinned is not None:
+            self._copied.synchronize()
+            self._host = self._pinned.numpy().copy()
+        return super()._fetch()
 
     def layers(self, row: int) -> tuple[torch.Tensor, ...]:
         """Return copies of the hidden states of a row, see `Pass`: the caller keeps them beyond the next pass."""
@@ -72,29 +104,38 @@ class CapturedPass(NamedTuple):
 
 
 class GraphRunner:
-    """Runs the passes of one model as CUDA graphs: its buffers, and one graph for every shape of a pass.
+    """Runs the passes of one model over static buffers: as CUDA graphs, one for every shape of a pass, or as they are.
 
     Attributes:
         pool: keys and values.
         mark: hash of the weights' addresses and the attention; graphs are valid only for it.
     """
 
-    def __init__(self, model: Any, pool: CachePool, mark: int) -> None:
+    def __init__(self, model: Any, pool: CachePool, mark: int, *, exact: bool = False) -> None:
+        """Allocate buffers.
+
+        Args:
+            model: model of transformers.
+            pool: keys and values.
+            mark: see the attribute.
+            exact: whether passes have the texts, rows and columns that they need, instead of the next larger shape of
+                which there may be a graph.
+        """
         self._model = weakref.ref(model)
         self.pool, self.mark = pool, mark
+        self._exact = exact
         self._owner: weakref.ref[Any] | None = None
         self._device = device = pool.keys.device
         self._captures = captures(device)
-        self._captured: dict[tuple[int, int, Wants], CapturedPass | None] = {}
+        self._captured: OrderedDict[PassShape, CapturedPass | None] = OrderedDict()
         self._logits: torch.Tensor | None = None
         self._dtype = model.dtype
-        self._columns = torch.arange(pool.length, device=device)
-        self._seen = torch.zeros(pool.length, dtype=self._dtype, device=device)
-        self._integers = torch.zeros(_HEAD + 2 * MOST_ROWS, dtype=torch.int64, device=device)
-        self._bias = torch.zeros(MOST_ROWS * MOST_ROWS, dtype=torch.float32, device=device)
+        most = max(MOST_ROWS, pool.slots, MOST_TOGETHER if pool.slots > 1 else 0)
+        self._integers = torch.zeros(4 * most, dtype=torch.int64, device=device)
+        self._bias = torch.zeros(MOST_ROWS * most, dtype=torch.float32, device=device)
         self._host_integers = host_buffer(len(self._integers), torch.int64, device)
         self._host_bias = host_buffer(len(self._bias), torch.float32, device)
-        self._host_choices = host_buffer(MOST_ROWS * (1 + CANDIDATES), torch.int64, device)
+        self._host_choices = host_buffer(most * (1 + CANDIDATES), torch.int64, device)
         self._memory: Any = torch.cuda.graph_pool_handle() if self._captures else None
         self._sent, self._copied = event(device), event(device)
 
@@ -103,10 +144,8 @@ class GraphRunner:
         """Whether a text is being decoded."""
         return self._owner is not None and self._owner() is not None
 
-    def begin(
-        self, owner: object, cache: StaticCache, length: int, attention_mask: torch.Tensor | None
-    ) -> None:
-        """Start a text.
+    def begin(self, owner: object) -> None:
+        """Take the runner.
 
         Raises:
             DecodingError: another text is being decoded.
@@ -116,92 +155,108 @@ class GraphRunner:
                 "the model is decoding another text with CUDA graphs: wait for it, or leave out forward=GraphForward"
             )
         self._owner = weakref.ref(owner)
-        self.pool.fill(cache, length)
-        padding = padding_bias(attention_mask, length, self._seen)
-        self._seen.zero_()
-        if padding is not None:
-            self._seen[:length] = padding
 
     def end(self, owner: object) -> bool:
-        """End a text; return whether it was the one being decoded."""
+        """Release the runner; return whether it was this owner's."""
         mine = self._owner is not None and self._owner() is owner
         if mine:
             self._owner = None
         return mine
 
-    def run(
-        self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants, past: int, shift: int
-    ) -> GraphPass:
-        """Run a pass over rows after `past` tokens; positions are cache positions plus `shift`."""
-        count = len(tokens)
-        rows = next(bucket for bucket in BUCKETS if bucket >= count)
-        shape = (rows, self._width(past + rows), wants)
+    def forget(self) -> None:
+        """Drop all graphs: the pool has been resized."""
+        self._captured.clear()
+
+    def room(self, texts: int) -> int:
+        """Return the maximum rows of each text in a pass over some texts."""
+        return most_rows(texts if self._exact else padded(texts, TEXTS))
+
+    def run(self, entries: Sequence[Entry], wants: Wants) -> list[PassPart]:
+        """Run a pass over texts, those of slots 0, 1, ...; return the rows of each."""
+        shape = self._shape_of(entries, wants)
         with (
             torch.inference_mode(mode=False),
             torch.no_grad(),
         ):  # tensors that are kept must be writable inside and outside of inference mode
-            self._fill_in(tokens, tree, rows, past, shift)
-            if self._captures and shape not in self._captured:
-                self._captured[shape] = self._capture(*shape)
-            captured = self._captured.get(shape)
-            if captured is None:
-                return GraphPass(self._compute(*shape), count, None, None)
-            captured.graph.replay()
-            return GraphPass(captured.rows, count, self._fetch(captured.rows._choices, count), self._copied)
+            self._fill_in(entries, shape)
+            whole = self._replay(shape) if self._captures else None
+            whole = whole or GraphPass(self._compute(shape), None, None)
+        return [PassPart(whole, text * shape.rows, len(each.tokens)) for text, each in enumerate(entries)]
 
-    def _width(self, columns: int) -> int:
-        """Return the columns of a pass that needs at least `columns`."""
-        width = LEAST_WIDTH
+    def _shape_of(self, entries: Sequence[Entry], wants: Wants) -> PassShape:
+        """Return the shape of a pass."""
+        texts, rows = len(entries), max(len(entry.tokens) for entry in entries)
+        if not self._exact:
+            texts, rows = padded(texts, TEXTS), padded(rows, BUCKETS)
+        columns = max(entry.past for entry in entries) + rows
+        width = columns if self._exact else LEAST_WIDTH
         while width < columns:
             width *= 2
-        return min(width, self.pool.length)
+        return PassShape(texts, rows, min(width, self.pool.length), wants)
 
-    def _fill_in(self, tokens: NDArray[np.int64], tree: DraftTree, rows: int, past: int, shift: int) -> None:
+    def _fill_in(self, entries: Sequence[Entry], shape: PassShape) -> None:
         """Write a pass's inputs to the buffers and send them to the device."""
         if self._sent is not None:
             self._sent.synchronize()  # the last pass may still be reading the host buffers
-        count, shape = len(tokens), shape_of(tree)
-        integers = self._host_integers.numpy()[: _HEAD + 2 * rows]
+        texts, rows = shape.texts, shape.rows
+        integers = self._host_integers.numpy()[: 2 * texts * (1 + rows)]
         integers[:] = 0
-        integers[:_HEAD] = past, past + shift
-        integers[_HEAD : _HEAD + count] = tokens
-        integers[_HEAD + rows : _HEAD + rows + count] = shape.offsets
-        bias = self._host_bias.numpy()[: rows * rows].reshape(rows, rows)
+        heads, ids, depths = _parts(integers, texts, rows)
+        bias = self._host_bias.numpy()[: texts * rows * rows].reshape(texts, rows, rows)
         bias[:] = -np.inf
-        np.fill_diagonal(bias, 0.0)
-        bias[:count, :count] = shape.bias
-        self._integers[: len(integers)].copy_(self._host_integers[: len(integers)], non_blocking=True)
+        bias[:, range(rows), range(rows)] = 0.0
+        for text, entry in enumerate(entries):
+            count, structure = len(entry.tokens), shape_of(entry.tree)
+            heads[:, text] = entry.past, entry.position
+            ids[text, :count] = entry.tokens
+            depths[text, :count] = structure.offsets
+            bias[text, :count, :count] = structure.bias
+        self._integers[: integers.size].copy_(self._host_integers[: integers.size], non_blocking=True)
         self._bias[: bias.size].copy_(self._host_bias[: bias.size], non_blocking=True)
         if self._sent is not None:
             self._sent.record(torch.cuda.current_stream(self._device))
 
-    def _fetch(self, choices: torch.Tensor | None, count: int) -> torch.Tensor | None:
-        """Queue the copy of the choices to the host; return int64 [count, any], valid after the event."""
+    def _replay(self, shape: PassShape) -> GraphPass | None:
+        """Run a pass as a graph, captured if it is the first of its shape; None if it cannot be captured."""
+        if shape not in self._captured:
+            self._captured[shape] = self._capture(shape)
+            if len(self._captured) > MOST_GRAPHS:
+                self._captured.popitem(last=False)
+        self._captured.move_to_end(shape)
+        captured = self._captured[shape]
+        if captured is None:
+            return None
+        captured.graph.replay()
+        return GraphPass(captured.rows, self._fetch(captured.rows._choices), self._copied)
+
+    def _fetch(self, choices: torch.Tensor | None) -> torch.Tensor | None:
+        """Queue the copy of the choices to the host; return int64 [rows, any], valid after the event."""
         if choices is None:
             return None
-        host: torch.Tensor = self._host_choices[: choices[:count].numel()].view(count, choices.shape[1])
-        host.copy_(choices[:count], non_blocking=True)
+        host: torch.Tensor = self._host_choices[: choices.numel()].view(choices.shape)
+        host.copy_(choices, non_blocking=True)
         self._copied.record(torch.cuda.current_stream(self._device))
         return host
 
-    def _compute(self, rows: int, width: int, wants: Wants) -> Pass:
+    def _compute(self, shape: PassShape) -> Pass:
         """Run the pass from the buffers, capturable: no value is read on the host."""
         model = self._model()
         assert model is not None
-        past, first = self._integers[0:1], self._integers[1:2]
-        ids = self._integers[_HEAD : _HEAD + rows]
-        depths = self._integers[_HEAD + rows : _HEAD + 2 * rows]
-        self.pool.places, self.pool.width = past + self._columns[:rows], width
-        seen = self._seen[:width]
-        bias = torch.where(self._columns[:width] < past, seen, torch.full_like(seen, -torch.inf)).repeat(
-            rows, 1
-        )
-        bias.index_copy_(1, self.pool.places, self._bias[: rows * rows].view(rows, rows).to(self._dtype))
+        texts, rows, width, wants = shape
+        heads, ids, depths = _parts(self._integers[: 2 * texts * (1 + rows)], texts, rows)
+        past, first = heads[0, :, None], heads[1, :, None]
+        columns = torch.arange(width, device=self._device)
+        self.pool.texts, self.pool.width = slice(0, texts), width
+        self.pool.places = past + columns[:rows]
+        bias = torch.zeros((texts, rows, width), dtype=self._dtype, device=self._device)
+        bias.masked_fill_((columns >= past)[:, None], -torch.inf)
+        among = self._bias[: texts * rows * rows].view(texts, rows, rows).to(self._dtype)
+        bias.scatter_(2, self.pool.places[:, None].expand_as(among), among)
         with last_hidden(model, wants.hidden) as hidden:
             outputs = model(
-                input_ids=ids[None],
-                attention_mask=bias[None, None],
-                position_ids=(first + depths)[None],
+                input_ids=ids,
+                attention_mask=bias[:, None],
+                position_ids=first + depths,
                 past_key_values=self.pool.cache,
                 use_cache=True,
                 return_dict=True,
@@ -211,14 +266,45 @@ class GraphRunner:
             outputs.logits = self._keep_logits(outputs.logits)
         return pass_of(outputs, rows, wants, hidden)
 
-    def _keep_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Copy logits, [1, rows, vocabulary], to the tensor shared by all graphs, to free their own memory."""
-        if self._logits is None:
-            self._logits = logits.new_zeros(MOST_ROWS, logits.shape[-1])
-        return self._logits[: logits.shape[1]].copy_(logits[0])[None]
+    def read(self, slot: int, tokens: NDArray[np.int64], past: int, wants: Wants) -> Pass:
+        """Read tokens of one text at once, without a graph; return the outputs of the last one.
 
-    def _capture(self, rows: int, width: int, wants: Wants) -> CapturedPass | None:
-        """Capture the graph for a number of rows and columns; None if the model cannot be captured.
+        Args:
+            slot: slot of the text.
+            tokens: int64 [any].
+            past: tokens of the text before, which are its positions too.
+            wants: outputs needed.
+        """
+        model: Any = self._model()
+        count, width = len(tokens), past + len(tokens)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            ids = torch.from_numpy(tokens).to(self._device)[None]
+            places = torch.arange(past, width, device=self._device)[None]
+            self.pool.texts, self.pool.width, self.pool.places = slice(slot, slot + 1), width, places
+            bias = torch.zeros((1, 1, count, width), dtype=self._dtype, device=self._device)
+            bias[..., past:].masked_fill_(places[:, None] > places[..., None], -torch.inf)
+            with last_hidden(model, wants.hidden) as hidden:
+                outputs = model(
+                    input_ids=ids,
+                    attention_mask=bias,
+                    position_ids=places,
+                    past_key_values=self.pool.cache,
+                    use_cache=True,
+                    return_dict=True,
+                    **({"logits_to_keep": 1} if model._supports_logits_to_keep() else {}),
+                )
+            return pass_of(outputs, 1, wants, hidden)
+
+    def _keep_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Copy logits, [texts, rows, vocabulary], to the tensor shared by all graphs, to free their own memory."""
+        texts, rows, size = logits.shape
+        if self._logits is None:
+            self._logits = logits.new_zeros(len(self._host_choices) // (1 + CANDIDATES), size)
+        kept: torch.Tensor = self._logits[: texts * rows].view(logits.shape)
+        return kept.copy_(logits)
+
+    def _capture(self, shape: PassShape) -> CapturedPass | None:
+        """Capture the graph of a shape; None if the model cannot be captured.
 
         This also computes the buffers' present content, which is harmless.
         """
@@ -228,13 +314,13 @@ class GraphRunner:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
-                    self._compute(rows, width, wants)
+                    self._compute(shape)
             torch.cuda.current_stream().wait_stream(stream)
             try:
                 with torch.cuda.graph(
                     graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"
                 ):
-                    captured = self._compute(rows, width, wants)
+                    captured = self._compute(shape)
             except RuntimeError as error:
                 LOG.warning(
                     "%s cannot be captured as a CUDA graph (%s): it runs without graphs, for which "
@@ -243,8 +329,29 @@ class GraphRunner:
                     error,
                 )
                 return None
-        LOG.debug("captured a graph of %d rows and %d columns", rows, width)
+        LOG.debug("captured a graph of %d texts, %d rows and %d columns", *shape[:3])
         return CapturedPass(captured, graph)
+
+
+def padded(count: int, sizes: Sequence[int]) -> int:
+    """Return the next of some ascending sizes; the count itself beyond the last."""
+    return next((size for size in sizes if size >= count), count)
+
+
+def most_rows(texts: int) -> int:
+    """Return the maximum rows of each text in a pass."""
+    most = min(MOST_ROWS, max(1, MOST_TOGETHER // texts))
+    return max(size for size in BUCKETS if size <= most)
+
+
+def _parts(integers: Any, texts: int, rows: int) -> tuple[Any, Any, Any]:
+    """Return the integers of a pass: tokens in the pool and first positions, [2, texts]; ids, depths [texts, rows]."""
+    size = texts * rows
+    return (
+        integers[: 2 * texts].reshape(2, texts),
+        integers[2 * texts : 2 * texts + size].reshape(texts, rows),
+        integers[2 * texts + size :].reshape(texts, rows),
+    )
 
 
 def captures(device: torch.device) -> bool:

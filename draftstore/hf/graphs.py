@@ -1,23 +1,24 @@
-"""Forward passes as CUDA graphs: static buffers, one graph for each number of rows, no logits on the host.
+"""Forward passes as CUDA graphs: static buffers, one graph for each shape of a pass, no logits on the host.
 
 A pass over a tree of 20 nodes runs some thousand small kernels; launching them takes the CPU longer than the GPU needs
 to read an 8B model's weights. A CUDA graph is launched at once. It always computes the same shapes at the same
 addresses, so all inputs and outputs of a pass lie in static buffers:
 
-    pool      keys, values [layers, 1, heads, length, size], of all layers: keeping the accepted rows is one gather each
-    integers  tokens in the cache, position of row 0, ids and depths of the rows      host -> device, pinned
-    bias      float32 [rows, rows], which row attends to which                          host -> device, pinned
-    choices   int64 [rows, 1 or 9], the most likely tokens                              device -> host, pinned
+    pool      keys, values of all texts and layers, see `draftstore.hf.pools`
+    integers  of each text: tokens in the pool, position of row 0, ids and depths of the rows  host -> device, pinned
+    bias      float32 [texts, rows, rows], which row attends to which                            host -> device, pinned
+    choices   int64 [texts x rows, 1 or 9], the most likely tokens                               device -> host, pinned
 
-The rows of a pass are padded to the next of 1, 2, 4, 8, 16, 32, 64, 96, 128. Padding attends to the past and to itself,
-nothing attends to it, and its keys lie behind the last row, where the next pass overwrites them.
+A pass reads one text here and several in `draftstore.hf.batches`. Their number is padded to a power of two, the rows of
+each to the next of 1, 2, 4, 8, 16, 32, 64, 96, 128. Padding attends to the past and to itself, nothing attends to it,
+and its keys lie behind the last row, where the next pass overwrites them.
 
 Attention sees 256, 512, 1024, ... columns of the pool, as many as the text needs: its cost grows with the text, not
 with the size of the pool.
 
-A graph is captured when its numbers of rows and columns first occur, after a warm-up run of the same pass on a separate
-stream. All graphs of a model share one memory pool and one tensor for logits: the outputs of one graph are not used
-once the next one runs. CachePool and graphs stay with the model, for all texts that fit.
+A graph is captured when its numbers of texts, rows and columns first occur, after a warm-up run of the same pass on a
+separate stream. All graphs of a model share one memory pool and one tensor for logits: the outputs of one graph are not
+used once the next one runs. CachePool and graphs stay with the model, for all texts that fit.
 
 On a CPU the same code runs without capture, so that it can be tested without a GPU.
 """
@@ -35,8 +36,8 @@ from transformers.cache_utils import StaticCache
 from draftstore.errors import DecodingError
 from draftstore.hf.caches import FixedCache
 from draftstore.hf.checks import rope_settings, takes_trees
-from draftstore.hf.graph_runner import LEAST_WIDTH, MOST_ROWS, GraphPass, GraphRunner
-from draftstore.hf.passes import Wants
+from draftstore.hf.graph_runner import LEAST_WIDTH, MOST_ROWS, Entry, GraphRunner
+from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.pools import CachePool, fits_pool
 from draftstore.hf.targets import Forward, Prefilled
 from draftstore.trees.tree import DraftTree
@@ -99,29 +100,42 @@ class GraphForward:
             raise DecodingError(f"no CUDA graphs here: {why}; leave out forward=GraphForward")
         kwargs = prefilled.model_kwargs
         self._cache: StaticCache = kwargs["past_key_values"]
-        self._prompt = self._length = prefilled.memory.length
-        self._size = int(self._cache.get_max_length())
+        length = prefilled.memory.length
+        columns = _seen(kwargs.get("attention_mask"), length, self._cache)
+        self._prompt = self._length = len(columns)
+        self._hidden = length - self._length
+        self._size = int(self._cache.get_max_length()) - self._hidden
         self._shift = int(kwargs["position_ids"][0, -1]) - self._length
         self._runner = _runner_of(prefilled.model, self._cache, self._size + MOST_ROWS)
-        self._runner.begin(self, self._cache, self._length, kwargs.get("attention_mask"))
+        self._runner.begin(self)
+        self._runner.pool.fill(self._cache, columns)
 
     def room(self) -> int:
         """Return the maximum nodes of the next pass: room in the given cache, and the largest graph."""
         return min(self._size - self._length, MOST_ROWS) - 1
 
-    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> "GraphPass":
+    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Rows:
         """Run a pass; see `Forward`."""
-        return self._runner.run(tokens, tree, wants, self._length, self._shift)
+        (rows,) = self._runner.run([Entry(tokens, tree, self._length, self._length + self._shift)], wants)
+        return rows
 
     def keep(self, rows: Sequence[int]) -> None:
         """Move the kept rows to the front of the pass; see `Forward`."""
-        self._runner.pool.move(self._length, rows)
+        self._runner.pool.move([self._length], [rows])
         self._length += len(rows)
 
     def close(self) -> None:
         """Update the given cache and release the pool."""
         if self._runner.end(self):
-            self._runner.pool.spill(self._cache, self._prompt, self._length)
+            self._runner.pool.spill(self._cache, self._prompt, self._length, self._hidden)
+
+
+def _seen(attention_mask: torch.Tensor | None, length: int, cache: Any) -> torch.Tensor:
+    """Return int64 [any], the columns of a cache that are not padding."""
+    device = cache.layers[0].keys.device
+    if attention_mask is None:
+        return torch.arange(length, device=device)
+    return attention_mask[0, :length].to(device).nonzero()[:, 0]
 
 
 _RUNNERS: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDictionary()

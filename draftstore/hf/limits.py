@@ -16,7 +16,11 @@ from draftstore.trees.tree import DraftTree
 
 
 class Limited:
-    """A planner with limits."""
+    """A planner with limits.
+
+    Attributes:
+        planner: the planner within the limits.
+    """
 
     def __init__(
         self,
@@ -34,34 +38,37 @@ class Limited:
             depth: maximum useful depth now; None: unlimited.
             chain: whether only a chain can be verified.
         """
-        self._planner = planner
+        self.planner = planner
         self._nodes = nodes
         self._depth = depth
         self._chain = chain
 
     def begin(self) -> None:
         """Start a new text."""
-        self._planner.begin()
+        self.planner.begin()
 
     def budget(self) -> int:
         """Return the planner's budget, limited."""
         if self._nodes() == 0 or self._depth() == 0:
             return 0
-        return self._planner.budget()
+        return self.planner.budget()
 
     def trim(self, tree: DraftTree) -> DraftTree:
         """Cut a tree to the limits, then to the planner's choice."""
+        return self.planner.trim(self.cut(tree))
+
+    def cut(self, tree: DraftTree) -> DraftTree:
+        """Cut a tree to the limits."""
         if len(tree):
             tree = cut_depth(tree, self._depth())
         if len(tree) and self._chain:
             tree = best_chain(tree)
         nodes = self._nodes()
-        tree = tree if nodes is None or len(tree) <= nodes else tree.prefix(nodes)
-        return self._planner.trim(tree)
+        return tree if nodes is None or len(tree) <= nodes else tree.prefix(nodes)
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
         """Pass a draft's outcome on."""
-        self._planner.learn(proposed, verified, accepted)
+        self.planner.learn(proposed, verified, accepted)
 
 
 def cut_depth(tree: DraftTree, depth: int | None) -> DraftTree:

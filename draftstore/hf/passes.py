@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,8 +34,27 @@ class Wants(NamedTuple):
     layers: bool = False
 
 
+class Rows(Protocol):
+    """The outputs of a forward pass for one text, n + 1 rows; see `Pass`."""
+
+    def best(self) -> list[int]:
+        """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
+
+    def candidates(self) -> NDArray[np.int32]:
+        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, filled up with -1."""
+
+    def logits(self, row: int) -> torch.Tensor:
+        """Return [1, vocabulary], the raw logits at a row, on the device."""
+
+    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
+        """Return float32 [d], the last hidden state at a row, projected if a projection is given; None if unknown."""
+
+    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
+        """Return [1, 1, d] of each layer: the hidden states at a row, in the form of `output_hidden_states`."""
+
+
 class Pass:
-    """The outputs of a forward pass over n + 1 rows, on the device until requested."""
+    """The outputs of a forward pass over some rows, on the device until requested."""
 
     def __init__(
         self,
@@ -47,10 +66,10 @@ class Pass:
         """Queue the requested outputs.
 
         Args:
-            logits: [n + 1, vocabulary].
+            logits: [rows, vocabulary].
             wants: outputs needed.
-            hidden: [n + 1, d], the last hidden states.
-            layers: [1, n + 1, d] for each layer. A single row returns all of them, as the prefill does in plain
+            hidden: [rows, d], the last hidden states.
+            layers: [1, rows, d] for each layer. A single row returns all of them, as the prefill does in plain
                 generate.
         """
         self._logits = logits
@@ -62,13 +81,13 @@ class Pass:
         self._host: NDArray[np.int64] | None = None
 
     def best(self) -> list[int]:
-        """Return [n + 1], the most likely token at each row; ties in float32 go to the lowest id."""
+        """Return [rows], the most likely token at each row; see `Rows`, as for all that follow."""
         if self._best is None:
             self._best = self._fetch()[:, 0].tolist()
         return self._best
 
     def candidates(self) -> NDArray[np.int32]:
-        """Return int32 [n + 1, 8], the most likely tokens at each row, best first, filled up with -1."""
+        """Return int32 [rows, 8], the most likely tokens at each row."""
         return self._fetch()[:, self._offset :].astype(np.int32)
 
     def _fetch(self) -> NDArray[np.int64]:
@@ -79,13 +98,11 @@ class Pass:
         return self._host
 
     def logits(self, row: int) -> torch.Tensor:
-        """Return [1, vocabulary], the raw logits at a row, on the device."""
+        """Return [1, vocabulary], the raw logits at a row."""
         return self._logits[row : row + 1]
 
     def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
-        """Return float32 [d], the hidden state after the final norm at a row, projected if a projection is given.
-
-        None if unknown.
+        """Return float32 [d], the hidden state after the final norm at a row.
 
         Raises:
             DecodingError: the projection is for another size of states.
@@ -98,11 +115,39 @@ class Pass:
         return vector
 
     def layers(self, row: int) -> tuple[torch.Tensor, ...]:
-        """Return [1, 1, d] of each layer: the hidden states at a row, in the form of `output_hidden_states`."""
+        """Return [1, 1, d] of each layer: the hidden states at a row."""
         assert self._layers is not None, "asked for what was not wanted"
         if len(self._logits) == 1:
             return self._layers
         return tuple(layer[:, row : row + 1] for layer in self._layers)
+
+
+class PassPart:
+    """The rows of one text in a pass over several, see `Rows`: all share one copy to the host."""
+
+    def __init__(self, whole: Pass, first: int, count: int) -> None:
+        """Show `count` rows from `first` on."""
+        self._whole, self._first, self._count = whole, first, count
+
+    def best(self) -> list[int]:
+        """Return [count], the most likely token at each row."""
+        return self._whole.best()[self._first : self._first + self._count]
+
+    def candidates(self) -> NDArray[np.int32]:
+        """Return int32 [count, 8], the most likely tokens at each row."""
+        return self._whole.candidates()[self._first : self._first + self._count]
+
+    def logits(self, row: int) -> torch.Tensor:
+        """Return [1, vocabulary], the raw logits at a row."""
+        return self._whole.logits(self._first + row)
+
+    def hidden(self, row: int, projection: Projection | None = None) -> NDArray[np.float32] | None:
+        """Return float32 [d], the last hidden state at a row."""
+        return self._whole.hidden(self._first + row, projection)
+
+    def layers(self, row: int) -> tuple[torch.Tensor, ...]:
+        """Return [1, 1, d] of each layer, of a pass over one text."""
+        return self._whole.layers(self._first + row)
 
 
 def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
@@ -162,8 +207,8 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
     A model is shared: other threads may run passes of other texts meanwhile.
 
     Yields:
-        A list that receives [1, rows, d] for every forward pass inside the block; it stays empty if not wanted or if
-        the model has no head of its own.
+        A list that receives [texts, rows, d] for every forward pass inside the block; it stays empty if not wanted or
+        if the model has no head of its own.
     """
     caught: list[torch.Tensor] = []
     head = model.get_output_embeddings() if wanted else None
@@ -184,17 +229,17 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
 
 
 def pass_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> Pass:
-    """Return a model's outputs for the last rows.
+    """Return a model's outputs for the last rows of every text, one text after the other.
 
     Args:
-        outputs: outputs of the model for one text.
-        rows: number of rows.
+        outputs: outputs of the model.
+        rows: number of rows of each text.
         wants: outputs needed.
         hidden: states from `last_hidden`.
     """
     return Pass(
-        outputs.logits[0, -rows:],
+        outputs.logits[:, -rows:].flatten(0, 1),
         wants,
-        hidden[-1][0, -rows:] if hidden else None,
+        hidden[-1][:, -rows:].flatten(0, 1) if hidden else None,
         outputs.hidden_states if wants.layers else None,
     )

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from draftstore.decoding.budget import CostCurve, CostPlanner
+from draftstore.decoding.budget import CostPlanner
+from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.loop import Fixed, Planner
 from draftstore.errors import counted
 from draftstore.stores.rest.store import BUDGET

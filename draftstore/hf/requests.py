@@ -67,6 +67,8 @@ class GenerationRequest:
         ignore_eos: whether the model's own ends do not end the answer.
         stop_ids: further ids that end the answer.
         top: number of most likely tokens that are reported with every token; None reports nothing.
+        budget: maximum nodes of a draft; 0 decodes without drafts, None leaves it to the planner.
+        prediction: int32 [any], what is expected as the answer: drafts are taken from it too. None: nothing is.
     """
 
     prompt: NDArray[np.int32]
@@ -76,6 +78,8 @@ class GenerationRequest:
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
     top: int | None = None
+    budget: int | None = None
+    prediction: NDArray[np.int32] | None = None
 
     def ends(self, own: Iterable[int]) -> list[int]:
         """Return the ids that end the answer of a model with its `own`."""

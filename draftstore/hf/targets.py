@@ -8,9 +8,9 @@
 **Extension point for other ways to run a pass** (CUDA graphs, static buffers): implement `Forward`, and pass
 `speculative_generate` a function from `Prefilled` to it as `forward=`. A pass gets the token of every row (row 0 is the
 text's last token, row i + 1 is node i), and the tree, from which `draftstore.hf.masks.shape_of` derives mask and
-positions. It appends one row each to the cache after its `length` tokens, and returns a `Pass`. Then `keep` is called
+positions. It appends one row each to the cache after its `length` tokens, and returns its `Rows`. Then `keep` is called
 once, with the rows to keep, ascending, row 0 first, or with none, which undoes the pass. Before each pass `room` limits
-its number of nodes. A `Pass` is not used after the next one runs, so its tensors may lie in reused buffers.
+its number of nodes. They are not used after the next pass runs, so its tensors may lie in reused buffers.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.caches import RollbackCache
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
-from draftstore.hf.passes import Pass, Wants, last_hidden, pass_of
+from draftstore.hf.passes import Pass, Rows, Wants, last_hidden, pass_of
 from draftstore.trees.tree import DraftTree
 
 
@@ -44,7 +44,7 @@ class Forward(Protocol):
     def room(self) -> int | None:
         """Return the maximum nodes of the next pass; None: unlimited."""
 
-    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Pass:
+    def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Rows:
         """Run a pass.
 
         Args:
@@ -190,7 +190,7 @@ class ModelVerdict:
     """The model's outputs for a tree: a `Verdict`."""
 
     def __init__(
-        self, rows: Pass, chooser: Chooser, wants: Wants, projection: Projection | None = None
+        self, rows: Rows, chooser: Chooser, wants: Wants, projection: Projection | None = None
     ) -> None:
         """Wrap a pass; with a projection, hidden states are projected on the device."""
         self._rows = rows
@@ -242,15 +242,7 @@ class ModelTarget:
         Raises:
             DecodingError: a drafted token is not in the model's vocabulary.
         """
-        tokens = np.empty(len(tree) + 1, np.int64)
-        tokens[0] = self._text.ids[-1]
-        tokens[1:] = tree.tokens
-        if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocab_size:
-            wrong = next(token for token in tree.tokens.tolist() if not 0 <= token < self._vocab_size)
-            raise DecodingError(
-                f"the drafter proposes token {wrong}, expected an id that the model knows, below {self._vocab_size:,}: "
-                "use a store that was built with the model's own tokenizer"
-            )
+        tokens = row_tokens(self._text.ids[-1], tree, self._vocab_size)
         self._pending = True
         rows = self._forward.run(tokens, tree, self._wants)
         return ModelVerdict(rows, self._chooser, self._wants, self._projection)
@@ -266,3 +258,26 @@ class ModelTarget:
         if self._pending:
             self._forward.keep(())
         self._forward.close()
+
+
+def row_tokens(last: int, tree: DraftTree, vocab_size: int) -> NDArray[np.int64]:
+    """Return int64 [n + 1], the tokens that a pass over a text's last token and a tree reads.
+
+    Raises:
+        DecodingError: a drafted token is not in the model's vocabulary.
+    """
+    tokens = np.empty(len(tree) + 1, np.int64)
+    tokens[0] = last
+    tokens[1:] = tree.tokens
+    if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < vocab_size:
+        wrong = next(token for token in tree.tokens.tolist() if not 0 <= token < vocab_size)
+        raise DecodingError(
+            f"the drafter proposes token {wrong}, expected an id that the model knows, below {vocab_size:,}: "
+            "use a store that was built with the model's own tokenizer"
+        )
+    return tokens
+
+
+def vocab_size(model: Any) -> int:
+    """Return the size of a model's vocabulary."""
+    return int(model.config.get_text_config(decoder=True).vocab_size)

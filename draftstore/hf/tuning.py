@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, StaticCache
 
-from draftstore.decoding.budget import Conditions, CostCurve, now
+from draftstore.decoding.curve import Conditions, CostCurve, now
 from draftstore.errors import CurveError, ModelError
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text

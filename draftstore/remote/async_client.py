@@ -34,7 +34,7 @@ class AsyncRemoteSession(ContextSession):
 
     async def propose(self, budget: int = BUDGET, min_prob: float = 0.0) -> DraftTree:  # type: ignore[override]
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; empty if there is none."""
-        drafter: Any = self._drafter  # an `AsyncRemoteDrafter`
+        drafter: Any = self.drafter  # an `AsyncRemoteDrafter`
         drafts: list[Draft] = await drafter.draft(self.context, budget, min_prob, self.query)
         return drafts[0].tree
 

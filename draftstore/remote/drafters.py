@@ -1,5 +1,6 @@
 """Draft calls for a batch of contexts, and the common base of both clients' drafters."""
 
+from collections.abc import Hashable
 from time import monotonic
 from typing import Self
 
@@ -105,6 +106,11 @@ class ReleaseDrafter:
         self.projection = projection
         self.context_size = store.context_size if projection is None else 1
         self.vocab_size = store.vocab_size
+
+    @property
+    def source(self) -> Hashable:
+        """What drafters with the same drafts have in common; see `draftstore.drafting.together`."""
+        return id(self._store), self.strategy, self.projection and self.projection.digest
 
     def _call(
         self,

@@ -53,11 +53,24 @@ from services.worker.settings import PORT, WorkerSettings
     help="Port to listen at; 0 takes a free one.",
 )
 @click.option(
+    "--max-batch",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Maximum number of answers that are decoded together; 1 decodes them one by one.",
+)
+@click.option(
+    "--max-tokens-in-flight",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Maximum tokens of these answers and their prompts together. [default: what there is memory for]",
+)
+@click.option(
     "--queue",
     type=click.IntRange(0, 10_000),
     default=16,
     show_default=True,
-    help="Number of requests that may wait while one is answered; the next gets 429.",
+    help="Number of requests that may wait while others are answered; the next gets 429.",
 )
 @click.option(
     "--max-tokens",
@@ -115,6 +128,8 @@ def worker(
     sources: Sources,
     effort: Effort,
     wait: bool,
+    max_batch: int,
+    max_tokens_in_flight: int | None,
     host: str,
     port: int,
     as_json: bool,
@@ -122,10 +137,10 @@ def worker(
 ) -> None:
     """Answer OpenAI's API with a model that decodes with drafts: the same words, in fewer forward passes.
 
-    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz, /readyz and /metrics,
-    one request at a time. Drafts come from stores, from a release of the lookup service, and from the request
-    itself; `usage` of each answer tells what they saved. Without a chat template, conversations are written as
-    `USER: hi ASSISTANT:`.
+    It serves /v1/completions and /v1/chat/completions (also as streams), /v1/models, /healthz, /readyz and /metrics.
+    Requests are decoded together: each joins the batch when it comes and leaves it when it is answered. Drafts come
+    from stores, from a release of the lookup service, and from the request itself; `usage` of each answer tells what
+    they saved. Without a chat template, conversations are written as `USER: hi ASSISTANT:`.
 
     \b
     Examples:
@@ -143,7 +158,7 @@ def worker(
     pieces, whoever gets a store that is built of them. Only their owner may read them, but they are not encrypted. The
     log of the worker itself holds no text of requests.
 
-    SIGTERM and Ctrl-C end it after the answer in hand (a second time: at once), SIGHUP has it read the file of tokens
+    SIGTERM and Ctrl-C end it after the answers in hand (a second time: at once), SIGHUP has it read the file of tokens
     again.
     """
     try:
@@ -162,6 +177,8 @@ def worker(
         dtype=dtype,
         attention=attention,
         patience=inf if wait else LOOKUP_PATIENCE,
+        most=max_batch,
+        tokens=max_tokens_in_flight,
     )
     sys.exit(run(settings, load, print_json if as_json else _print_started))
 

@@ -102,6 +102,7 @@ class Exchange:
                     case Answered() as answer:
                         answers.append(answer)
                     case Finished(usage):
+                        answers.sort(key=lambda answer: answer.index)
                         document = self._words.whole_reply(answers, usage, self._drafters())
                         return Response(dumped(document), headers=_HEADERS, media_type="application/json")
                     case Failed(error):

@@ -89,6 +89,8 @@ def _requests_for(
         min_tokens=ask.min_tokens or 0,
         ignore_eos=bool(ask.ignore_eos),
         top=ask.top,
+        budget=ask.draftstore.budget if ask.draftstore else None,
+        prediction=engine.tokenizer.encode(ask.prediction.content, bos=False) if ask.prediction else None,
         stop_ids=_known(ask.stop_token_ids or (), "stop_token_ids", facts.vocab_size),
     )
     if request.min_tokens > request.max_tokens:

@@ -1,4 +1,6 @@
-"""The decoding thread: loads the model, takes requests from a bounded queue, and answers one after the other.
+"""The decoding thread: loads the model, takes requests from a bounded queue, and answers several at a time.
+
+Answers begin as soon as the engine has room for them, between two forward passes, and end independently of each other.
 
 All torch code runs in this thread. Requests are submitted, cancelled and answered from the event loop.
 """
@@ -8,9 +10,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from draftstore.decoding.loop import Step
 from draftstore.errors import ProbabilityError, counted
@@ -41,10 +43,65 @@ class UnwantedError(Exception):
     """Ends the decoding of a cancelled request."""
 
 
-class Decoder:
-    """A model that decodes one answer at a time, and a queue of waiting requests.
+class Answering:
+    """One answer to a request in decoding; see `services.worker.work.Answer`.
 
-    A request for several answers goes to the end of the queue after each of them: it takes turns with the others.
+    Attributes:
+        job: the request.
+        number: number of the answer.
+        request: what to generate.
+        begun: start of its decoding, in monotonic seconds.
+        writing: its text.
+    """
+
+    def __init__(self, job: DecodingJob, engine: Engine) -> None:
+        """Begin the next answer to a request."""
+        self.job, self.number, self.request = job, job.begun, job.requests[job.begun]
+        self.begun = monotonic()
+        if job.waited is None:
+            job.waited = self.begun - job.created
+        if not self.number or self.request.prompt is not job.requests[self.number - 1].prompt:
+            job.usage.prompt_tokens += len(self.request.prompt)
+        job.begun += 1
+        self.writing = Writing(
+            self.request,
+            engine.facts,
+            engine.tokenizer,
+            self._show,
+            job.usage,
+            stops=job.stops,
+            lead=job.lead,
+        )
+
+    def _show(self, text: str, scored: Sequence[Scored]) -> None:
+        self.job.post(Delta(self.number, text, scored))
+
+    def take(self, step: Step, likelihoods: Sequence[Likelihood]) -> None:
+        """Write what a pass has brought.
+
+        Raises:
+            UnwantedError: the request was cancelled.
+            EndedError: the answer ends here.
+        """
+        if self.job.cancelled:
+            raise UnwantedError
+        self.writing.take(step, likelihoods)
+        if self.job.first is None and self.writing.first_token is not None:
+            self.job.first = self.writing.first_token - self.job.created
+
+    def finish(self) -> Answered:
+        """Return the complete answer."""
+        self.writing.finish()
+        if self.writing.reason == "length":
+            self.job.reason = "length"
+        return Answered(self.number, self.writing.text, self.writing.reason, self.writing.scored)
+
+
+class Decoder:
+    """A model that decodes several answers at a time, and a queue of waiting requests.
+
+    A request for several answers goes to the end of the queue after each of them: it takes turns with the others. While
+    nobody waits, its further answers begin at once.
 
     Attributes:
         state: state of the decoder.
@@ -77,8 +134,11 @@ class Decoder:
         self._changed = changed
         self._keep = keep
         self._waiting: deque[DecodingJob] = deque()
+        self._more: deque[DecodingJob] = (
+            deque()
+        )  # begun ones with further answers, which need not wait for a turn
         self._reading = 0  # requests that are being read
-        self._running: DecodingJob | None = None
+        self._running: list[Answering] = []
         self._wakeup = threading.Condition()
         self._failures = 0
         self._mean_seconds = 1.0
@@ -86,7 +146,7 @@ class Decoder:
         self.state = DecoderState.LOADING
         self.engine: Engine | None = None
         self.failure: BaseException | None = None
-        figures.watch(lambda: len(self._waiting), lambda: self._running is not None, lambda: self.ready)
+        figures.watch(lambda: len(self._waiting), lambda: len(self._running), lambda: self.ready)
 
     @property
     def ready(self) -> bool:
@@ -101,7 +161,7 @@ class Decoder:
     @property
     def idle(self) -> bool:
         """Whether nothing is being decoded or waiting."""
-        return self._running is None and not self._waiting
+        return not self._running and not self._waiting
 
     def start(self) -> None:
         """Load the model, then start decoding."""
@@ -160,12 +220,12 @@ class Decoder:
         return ApiError(503, message, code=code, retry_after=5 if loading else 1, headers=headers)
 
     def cancel(self, job: DecodingJob) -> None:
-        """Cancel a request: it leaves the queue at once, or its decoding ends after the current forward pass."""
+        """Cancel a request: it leaves the queue at once, and its decoding ends after the current forward pass."""
         with self._wakeup:
             job.cancelled = True
-            if job not in self._waiting:
+            waited = self._forget(job)
+            if not waited or not job.over:
                 return
-            self._waiting.remove(job)
         self._count(job, "cancelled", "request cancelled while it waited")
 
     def drain(self) -> None:
@@ -174,8 +234,8 @@ class Decoder:
             if self.state is DecoderState.ENDED:
                 return
             self.state = DecoderState.DRAINING
-            waiting = [job for job in self._waiting if not job.done]
-            self._waiting = deque(job for job in self._waiting if job.done)
+            waiting = [job for job in self._waiting if not job.begun]
+            self._waiting = deque(job for job in self._waiting if job.begun)
             self._wakeup.notify()
         for job in waiting:
             self._figures.refused(job.endpoint)
@@ -184,8 +244,12 @@ class Decoder:
     def hurry(self) -> None:
         """Abort the requests that have begun; their clients get an error."""
         with self._wakeup:
-            for job in (*self._waiting, *filter(None, [self._running])):
+            for job in self._jobs():
                 job.cancelled = True
+            left = [job for job in self._jobs() if self._forget(job) and job.over]
+        for job in left:
+            self._count(job, "cancelled", "request cancelled while it waited")
+            job.post(Failed(self.unavailable()))
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the thread; return whether it ended."""
@@ -206,96 +270,108 @@ class Decoder:
                 self.state = DecoderState.READY
         self._changed()
         try:
-            while (job := self._next()) is not None:
-                self._answer(engine, job)
+            while self._begin(engine):
+                self._step(engine)
         finally:
             self._end()
             engine.close()
+
+    def _jobs(self) -> list[DecodingJob]:
+        """Return all requests that wait or are being decoded, each once."""
+        return list(dict.fromkeys([*self._waiting, *(answer.job for answer in self._running)]))
+
+    def _forget(self, job: DecodingJob) -> bool:
+        """Begin no more answers to a request; return whether it could have begun one."""
+        for jobs in (self._waiting, self._more):
+            if job in jobs:
+                jobs.remove(job)
+                return True
+        return False
 
     def _end(self) -> None:
         """Refuse all remaining requests."""
         with self._wakeup:
             self.state = DecoderState.ENDED
-            left = [*self._waiting, *filter(None, [self._running])]
+            left = self._jobs()
             self._waiting.clear()
-            self._running = None
+            self._more.clear()
+            self._running.clear()
         for job in left:
             job.post(Failed(self.unavailable()))
         self._changed()
 
-    def _next(self) -> DecodingJob | None:
-        """Wait for a request; None if there will be no more."""
+    def _begin(self, engine: Engine) -> bool:
+        """Begin as many answers as the engine has room for, after waiting for one; False if there will be no more."""
         with self._wakeup:
-            while not self._waiting and self.state is not DecoderState.DRAINING:
+            while not self._waiting and not self._running and self.state is not DecoderState.DRAINING:
                 self._wakeup.wait()
-            if not self._waiting:
-                return None
-            self._running = self._waiting.popleft()
-            return self._running
+            if not self._waiting and not self._running:
+                return False
+            begun: list[Answering] = []
+            while (self._waiting or self._more) and len(begun) < engine.room:
+                job = (self._waiting or self._more).popleft()
+                begun.append(Answering(job, engine))
+                if job.begun < len(job.requests):
+                    self._more.append(job)
+            self._running += begun
+        for answer in begun:
+            try:
+                engine.join(answer)
+            except Exception as error:  # noqa: BLE001 (of this request alone)
+                self._failures += self._finish(answer, error)
+        return True
 
-    def _answer(self, engine: Engine, job: DecodingJob) -> None:
-        """Decode the next answer to a request.
+    def _step(self, engine: Engine) -> None:
+        """Run forward passes, and end the answers that end with them."""
+        for answer in [answer for answer in self._running if answer.job.cancelled]:
+            engine.leave(answer)
+            self._finish(answer, UnwantedError())
+        if not self._running:
+            return
+        faults = [self._finish(cast(Answering, answer), error) for answer, error in engine.step()]
+        if faults:
+            self._failures = self._failures + 1 if any(faults) else 0
 
-        The request is counted before its last event is posted, so that clients see it in the metrics.
+    def _finish(self, answer: Answering, error: Exception | None) -> bool:
+        """End an answer; return whether that is a fault of the engine.
+
+        A request is counted before its last event is posted, so that clients see it in the metrics.
         """
-        begin = monotonic()
-        if job.waited is None:
-            job.waited = begin - job.created
-        event = self._decode(engine, job)
-        self._mean_seconds += (monotonic() - begin - self._mean_seconds) / 8
-        job.done += 1
+        job, event = answer.job, self._result(answer, error)
+        self._mean_seconds += ((monotonic() - answer.begun) / len(self._running) - self._mean_seconds) / 8
         with self._wakeup:
-            self._running = None
-            if isinstance(event, Answered) and not job.over:
+            self._running.remove(answer)
+            job.done += 1
+            if isinstance(event, ApiError):
+                job.failure, job.cancelled = event, True
+            if self._forget(job) and not job.cancelled:
                 self._waiting.append(job)
-        if isinstance(event, Failed):
-            self._count(job, "cancelled" if job.cancelled else "failed", "request decoded")
-        elif job.over:
-            self._count(job, job.reason, "request decoded")
-        job.post(event)
+            over = job.over
+        complete = over and isinstance(event, Answered) and job.done == len(job.requests) and not job.failure
+        if over:
+            failed = "failed" if job.failure else "cancelled"
+            self._count(job, job.reason if complete else failed, "request decoded")
         if isinstance(event, Answered):
-            if job.over:
-                job.post(Finished(job.usage))
+            job.post(event)
             if self._keep and job.record and event.text:
                 self._keep(job.record(event))
+        if over:
+            job.post(Finished(job.usage) if complete else Failed(job.failure or self.unavailable()))
+        return isinstance(event, ApiError) and event.status >= 500
 
-    def _decode(self, engine: Engine, job: DecodingJob) -> Answered | Failed:
-        """Decode one answer; return its last event."""
-        number, request = job.done, job.requests[job.done]
-        if not number or request.prompt is not job.requests[number - 1].prompt:
-            job.usage.prompt_tokens += len(request.prompt)
-
-        def show(text: str, scored: Sequence[Scored]) -> None:
-            job.post(Delta(number, text, scored))
-
-        writing = Writing(
-            request, engine.facts, engine.tokenizer, show, job.usage, stops=job.stops, lead=job.lead
-        )
-
-        def on_step(step: Step, likelihoods: Sequence[Likelihood]) -> None:
-            _check_wanted(job)
-            writing.take(step, likelihoods)
-
-        try:
-            _check_wanted(job)  # before the prefill
-            with suppress(EndedError):
-                engine.generate(request, on_step)
-            writing.finish()
-        except UnwantedError:
-            return Failed(self.unavailable())
-        except ProbabilityError as error:
-            return Failed(ApiError(400, str(error)))
-        except Exception as error:
-            self._failures += 1
-            LOG.exception("decoding failed", extra={"id": job.id})
-            return Failed(_explain(error))
-        finally:
-            if job.first is None and writing.first_token is not None:
-                job.first = writing.first_token - job.created
-        self._failures = 0
-        if writing.reason == "length":
-            job.reason = "length"
-        return Answered(number, writing.text, writing.reason, writing.scored)
+    def _result(self, answer: Answering, error: Exception | None) -> Answered | ApiError | None:
+        """Return an answer, or the client's view of why there is none; None where nobody wants it."""
+        if error is None or isinstance(error, EndedError):
+            try:
+                return answer.finish()
+            except Exception as failed:  # noqa: BLE001 (reported as all others)
+                error = failed
+        if isinstance(error, UnwantedError):
+            return None
+        if isinstance(error, ProbabilityError):
+            return ApiError(400, str(error))
+        LOG.error("decoding failed", exc_info=error, extra={"id": answer.job.id})
+        return _explain(error)
 
     def _count(self, job: DecodingJob, outcome: str, message: str) -> None:
         """Count and log a request, without its text."""

@@ -16,7 +16,6 @@ HARMLESS = frozenset(
         "include_reasoning",
         "metadata",
         "parallel_tool_calls",
-        "prediction",
         "priority",
         "prompt_cache_key",
         "prompt_cache_retention",

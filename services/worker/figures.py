@@ -62,7 +62,7 @@ class WorkerMetrics:
         )
         self._release = ""
         self._depth = Gauge(f"{PREFIX}_queue_depth", "Requests that wait for their turn.", registry=registry)
-        self._running = Gauge(f"{PREFIX}_running", "1 while a request is being decoded.", registry=registry)
+        self._running = Gauge(f"{PREFIX}_running", "Answers that are being decoded.", registry=registry)
         self._ready = Gauge(f"{PREFIX}_ready", "1 where requests are taken.", registry=registry)
         self._info = Info(f"{PREFIX}_worker", "The version that runs, and its model.", registry=registry)
         for endpoint in ENDPOINTS:
@@ -80,7 +80,7 @@ class WorkerMetrics:
             words |= {"model": facts.name, "device": facts.device, "drafters": ",".join(facts.drafters)}
         self._info.info(words)
 
-    def watch(self, depth: Callable[[], int], running: Callable[[], bool], ready: Callable[[], bool]) -> None:
+    def watch(self, depth: Callable[[], int], running: Callable[[], int], ready: Callable[[], bool]) -> None:
         """Read the decoder's state whenever metrics are collected."""
         self._depth.set_function(depth)
         self._running.set_function(running)

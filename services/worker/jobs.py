@@ -65,8 +65,10 @@ class DecodingJob:
         bearer: name of the client's token.
         record: turns an answer into a record of the response log.
         created: time of arrival in monotonic seconds.
-        cancelled: whether the client has gone.
+        cancelled: whether its answers are no longer wanted: the client has gone, or one of them failed.
+        begun: answers whose decoding has begun.
         done: answers decoded so far.
+        failure: why it failed; None while it has not.
         reason: `length` if one of them ended at its limit.
         waited: seconds until decoding began; None before.
         first: seconds until the first token; None before.
@@ -83,7 +85,9 @@ class DecodingJob:
     record: Callable[[Answered], Mapping[str, Any]] | None = None
     created: float = dataclasses.field(default_factory=monotonic)
     cancelled: bool = False
+    begun: int = 0
     done: int = 0
+    failure: ApiError | None = None
     reason: Reason = "stop"
     waited: float | None = None
     first: float | None = None
@@ -91,5 +95,5 @@ class DecodingJob:
 
     @property
     def over(self) -> bool:
-        """Whether all answers were decoded."""
-        return self.done == len(self.requests)
+        """Whether nothing more is to be decoded."""
+        return self.done == (self.begun if self.cancelled else len(self.requests))

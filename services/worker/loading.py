@@ -2,9 +2,10 @@
 
 import logging
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.decoding.loop import Planner
 from draftstore.errors import LookupServiceError
 from draftstore.hf.planning import Effort, choose_plan
 from services.worker.work import Engine
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
 LOG = logging.getLogger(__name__)
+BATCH = 8
+"""Answers that are decoded together, by default."""
 LOOKUP_PATIENCE = 10.0
 """Seconds that the lookup service has to start serving the release."""
 
@@ -27,6 +30,8 @@ def load_engine(
     dtype: str | None = None,
     attention: str | None = None,
     patience: float = LOOKUP_PATIENCE,
+    most: int = BATCH,
+    tokens: int | None = None,
 ) -> Engine:
     """Load a model with its drafters.
 
@@ -39,10 +44,12 @@ def load_engine(
         dtype: type of the weights.
         attention: attention implementation.
         patience: seconds that the lookup service has to serve the release; the model stays loaded meanwhile.
+        most: maximum answers that are decoded together.
+        tokens: maximum tokens of all of them; None: what there is memory for.
     """
     begin = monotonic()
     from draftstore.hf.loading import load_model
-    from services.worker.engine import TransformersEngine
+    from services.worker.engine import warm_up
 
     _tame_transformers()
     loaded = load_model(model, dtype=dtype, device=device, attention=attention)
@@ -50,9 +57,33 @@ def load_engine(
     plan = choose_plan(effort, loaded)
     drafters = _assembled(loaded, sources, patience)
     LOG.info("drafting", extra={"plan": plan.words, "drafters": [part.name for part in drafters.parts]})
-    engine = TransformersEngine(loaded, drafters, plan.planner, name=name, min_prob=effort.min_prob)
-    engine.warm_up()
+    engine = _engine(loaded, drafters, plan.planner, name, effort.min_prob, most, tokens)
+    warm_up(engine, (1, min(2, most)))
     return engine
+
+
+def _engine(
+    loaded: "LoadedModel",
+    drafters: Assembly,
+    planner: Planner,
+    name: str | None,
+    min_prob: float,
+    most: int,
+    tokens: int | None,
+) -> Engine:
+    """Return an engine for batches, if the model takes them."""
+    from draftstore.hf.batches import Batch, why_alone
+    from services.worker.engine import BatchEngine, SingleEngine
+
+    settings: dict[str, Any] = {"name": name, "min_prob": min_prob}
+    why = why_alone(loaded.model)
+    if why is not None or most == 1:
+        if why is not None:
+            LOG.warning("one answer at a time", extra={"reason": why})
+        return SingleEngine(loaded, drafters, planner, **settings)
+    batch = Batch(loaded.model, most=most, tokens=tokens)
+    LOG.info("batches", extra={"most": batch.most, "tokens": batch.positions})
+    return BatchEngine(batch, loaded, drafters, planner, positions=batch.positions, **settings)
 
 
 def _assembled(loaded: "LoadedModel", sources: Sources, patience: float) -> Assembly:

@@ -1,7 +1,7 @@
 """The fields of OpenAI's API, and some of vLLM's, that this worker uses; `services.worker.fields` has the others."""
 
 import json
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from draftstore.text.chat import Message
+from draftstore.trees.frontier import MAX_BUDGET
 from services.worker.fields import check_fields
 from services.worker.problems import ApiError
 
@@ -121,6 +122,20 @@ class ChatMessage(_Strict):
     function_call: Annotated[None, BeforeValidator(_no_calls)] = None
 
 
+class Prediction(_Strict):
+    """What is expected as the answer: drafts are taken from it."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(_as_text)]
+
+
+class Drafting(_Strict):
+    """How this answer is drafted."""
+
+    model_config = ConfigDict(extra="forbid")
+    budget: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+
+
 Prompt: TypeAlias = str | list[int]
 Whole = Annotated[int, BeforeValidator(_as_whole)]
 Count = Annotated[Whole, Field(ge=1, le=1 << 31)]
@@ -133,7 +148,8 @@ Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 class Ask(_Strict):
     """What every request may say.
 
-    `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos` and `stop_token_ids` are vLLM's.
+    `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos` and `stop_token_ids` are vLLM's, `draftstore` is
+    ours.
     """
 
     model: str | None = None
@@ -156,6 +172,8 @@ class Ask(_Strict):
         BeforeValidator(_as_stops),
         Field(max_length=MOST_STOPS),
     ] = []
+    prediction: Prediction | None = None
+    draftstore: Drafting | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

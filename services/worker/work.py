@@ -1,15 +1,30 @@
 """The worker's interface to a model; `services.worker.engine` implements it with transformers."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from draftstore.decoding.loop import Step
 from draftstore.hf.requests import GenerationRequest, Likelihood
 from draftstore.text.tokenizer import TextTokenizer
 
-OnStep = Callable[[Step, Sequence[Likelihood]], None]
-"""Gets a forward pass, and the likelihoods of its tokens if the request asks for them."""
+
+class Answer(Protocol):
+    """An answer in decoding."""
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What to generate."""
+
+    def take(self, step: Step, likelihoods: Sequence[Likelihood]) -> None:
+        """Take a forward pass: the first one is the prefill with an empty draft.
+
+        An exception ends the answer, and comes back from `Engine.step`.
+
+        Args:
+            step: the pass.
+            likelihoods: those of its tokens, if the request asks for them.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +59,7 @@ class Facts:
 
 
 class Engine(Protocol):
-    """A loaded model with its drafters, used by one thread for one text at a time."""
+    """A loaded model with its drafters, used by one thread, for several answers at a time."""
 
     @property
     def facts(self) -> Facts:
@@ -54,13 +69,25 @@ class Engine(Protocol):
     def tokenizer(self) -> TextTokenizer:
         """Tokenizer of the model; thread-safe."""
 
-    def generate(self, request: GenerationRequest, on_step: OnStep) -> None:
-        """Decode.
+    @property
+    def room(self) -> int:
+        """Number of answers that can be started now."""
 
-        Args:
-            request: what to generate.
-            on_step: called after every forward pass; the first one is the prefill with an empty draft. An exception
-                that it raises ends decoding and propagates.
+    def join(self, answer: Answer) -> None:
+        """Start an answer, if there is room.
+
+        Raises:
+            Exception: it cannot be decoded.
+        """
+
+    def leave(self, answer: Answer) -> None:
+        """End an answer between two steps; one that has ended already is passed over."""
+
+    def step(self) -> list[tuple[Answer, Exception | None]]:
+        """Run forward passes, and have answers take them.
+
+        Returns:
+            The answers that have ended, and what ended them; None where nothing failed.
         """
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from services.worker.decoder import Decoder
 from services.worker.figures import WorkerMetrics
 from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
-from services.worker.work import Facts, OnStep
+from services.worker.work import Answer, Facts
 from tests import ROOT
 from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Samples, Service, read_samples, started
@@ -75,6 +75,7 @@ class FakeEngine:
         *,
         chunk: int = 1,
         positions: int = 512,
+        most: int = 1,
     ) -> None:
         assert tokenizer.eos_id is not None
         self.tokenizer = tokenizer
@@ -84,8 +85,10 @@ class FakeEngine:
         self.works: list[GenerationRequest] = []
         self.gate: threading.Semaphore | None = None
         self.closed = False
+        self.most = most
         self._chunk = chunk
         self._answer = answer
+        self._answers: dict[Answer, Iterator[Step]] = {}
 
     def tokens_of(self, work: GenerationRequest) -> list[int]:
         """Return what it says, cut where transformers would cut it."""
@@ -96,16 +99,42 @@ class FakeEngine:
             tokens = [*ids, *self.facts.ends]
         return tokens[: work.max_tokens]
 
-    def generate(self, work: GenerationRequest, on_step: OnStep) -> None:
-        self.works.append(work)
+    @property
+    def room(self) -> int:
+        return self.most - len(self._answers)
+
+    def join(self, answer: Answer) -> None:
+        self.works.append(answer.request)
+        self._answers[answer] = self.passes(answer.request)
+
+    def leave(self, answer: Answer) -> None:
+        self._answers.pop(answer, None)
+
+    def passes(self, work: GenerationRequest) -> Iterator[Step]:
+        """Yield the passes of an answer."""
         tokens = self.tokens_of(work)
         for start in [0, *range(1, len(tokens), self._chunk)]:
             if self.gate:
                 assert self.gate.acquire(timeout=SECONDS)
             come = tokens[start : start + self._chunk] if start else tokens[:1]
             tree = chain(come[:-1])
-            step = Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1)
-            on_step(step, [] if work.top is None else [likelihood(token, work.top) for token in come])
+            yield Step(tree, list(range(len(tree))), np.array(come, np.int32), 1, 1, 1)
+
+    def step(self) -> list[tuple[Answer, Exception | None]]:
+        ended: list[tuple[Answer, Exception | None]] = []
+        for answer, passes in list(self._answers.items()):
+            try:
+                step, top = next(passes), answer.request.top
+                answer.take(
+                    step, [likelihood(token, top) for token in step.tokens] if top is not None else []
+                )
+            except StopIteration:
+                ended.append((answer, None))
+            except Exception as error:  # noqa: BLE001 (that is how an answer ends)
+                ended.append((answer, error))
+        for answer, _ in ended:
+            self.leave(answer)
+        return ended
 
     def close(self) -> None:
         self.closed = True
@@ -305,12 +334,10 @@ class SlowEngine(FakeEngine):
         super().__init__(tokenizer, answer, positions=2000)
         self._seconds = pass_seconds
 
-    def generate(self, work: GenerationRequest, on_step: OnStep) -> None:
-        def slow(step: Step, likelihoods: Sequence[Likelihood]) -> None:
-            on_step(step, likelihoods)
+    def passes(self, work: GenerationRequest) -> Iterator[Step]:
+        for step in super().passes(work):
+            yield step
             time.sleep(self._seconds)
-
-        super().generate(work, slow)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from benchmarks.decode_runs import LOOP, PLAIN, Outcome, Series, Way, figures_of
 from benchmarks.lossless import compare, margin_at
 from benchmarks.smollm import smollm
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.budget import CostCurve
+from draftstore.decoding.curve import CostCurve
 from draftstore.decoding.loop import Fixed, Tally
 from draftstore.decoding.replay import RecordedTarget, Recording
 from draftstore.drafting.drafter import Drafter

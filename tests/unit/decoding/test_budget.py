@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.budget import ALLOWANCE, FORGETTING, SHARE, Conditions, CostCurve, CostPlanner
+from draftstore.decoding.budget import ALLOWANCE, FORGETTING, SHARE, CostPlanner
 from draftstore.decoding.calibration import (
     BANDS,
     LENGTH_BANDS,
@@ -24,6 +24,7 @@ from draftstore.decoding.calibration import (
     count_outcomes,
     length_factors,
 )
+from draftstore.decoding.curve import Conditions, CostCurve
 from draftstore.decoding.loop import Fixed, decode
 from draftstore.decoding.replay import RecordedTarget
 from draftstore.errors import CurveError, DraftTreeError

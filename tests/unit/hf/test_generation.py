@@ -321,7 +321,6 @@ def test_a_rotation_that_changes_on_the_way() -> None:
     ("options", "message"),
     [
         ({"num_beams": 2}, "num_beams is 2, expected 1"),
-        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences is 2.* once for each"),
         (
             {"penalty_alpha": 0.6, "top_k": 4},
             "ask for contrastive_search, expected greedy search or sampling",
@@ -335,11 +334,6 @@ def test_a_rotation_that_changes_on_the_way() -> None:
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DecodingError, match=message):
         generate(tiny(attention="eager"), PROMPT, drafter=Silent(64), max_new_tokens=4, **options)
-
-
-def test_a_batch_is_refused() -> None:
-    with pytest.raises(DecodingError, match="a batch of 3 texts, expected 1: call generate once for each"):
-        generate(tiny(), PROMPT.expand(3, -1), drafter=Silent(64), max_new_tokens=4)
 
 
 def test_an_encoder_is_refused() -> None:

@@ -24,7 +24,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf import generate, graph_runner, graphs, pools
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text
-from draftstore.hf.graph_runner import BUCKETS, MOST_ROWS
+from draftstore.hf.graph_runner import BUCKETS, MOST_ROWS, PassShape
 from draftstore.hf.graphs import GraphForward, graph_forward, why_not
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Prefilled, TreeForward
@@ -236,7 +236,7 @@ def test_the_pool_moves_rows_of_all_layers_in_place(data: Path) -> None:
     pool.values.copy_(torch.from_numpy(rng.random(pool.values.shape)))
     for rows in ([0], [0, 1, 2], [0, 2], [0, 1, 5, 9], [0, 3, 4, 5, 15], []):
         keys, values, place = pool.keys.clone(), pool.values.clone(), pool.keys.data_ptr()
-        pool.move(20, rows)
+        pool.move([20], [rows])
         keys[:, :, :, 20 : 20 + len(rows)] = keys[:, :, :, [20 + row for row in rows]]
         values[:, :, :, 20 : 20 + len(rows)] = values[:, :, :, [20 + row for row in rows]]
         assert torch.equal(pool.keys, keys)
@@ -382,7 +382,7 @@ def test_no_value_is_looked_at_in_a_pass(architecture: str, rope: str) -> None:
     with torch.no_grad(), OnDevice() as seen:
         for wants in (Wants(), Wants(candidates=True, hidden=True), Wants(best=False, layers=True)):
             for rows in (1, 2, 16, 128):
-                result = runner._compute(rows, 256, wants)
+                result = runner._compute(PassShape(1, rows, 256, wants))
                 assert result._logits.shape == (rows, 64)
     assert seen.strangers == set()
 
@@ -390,7 +390,7 @@ def test_no_value_is_looked_at_in_a_pass(architecture: str, rope: str) -> None:
 def test_a_pass_that_looks_at_values_would_be_noticed() -> None:
     runner = runner_without_values("llama", "dynamic")
     with torch.no_grad(), pytest.raises(RuntimeError, match="meta tensors"):
-        runner._compute(1, 256, Wants())
+        runner._compute(PassShape(1, 1, 256, Wants()))
 
 
 class Played:
@@ -413,14 +413,14 @@ class Played:
     def compute(self, real: Any) -> Any:
         """Return `GraphRunner._compute` that leaves word with the graph that is being captured."""
 
-        def compute(runner: Any, rows: int, width: int, wants: Wants) -> Any:
-            result = real(runner, rows, width, wants)
+        def compute(runner: Any, shape: PassShape) -> Any:
+            result = real(runner, shape)
             if self.recording is None:
                 self.warmed += 1
                 return result
-            self.captured.append((rows, width))
-            self.recording.again = lambda: real(runner, rows, width, wants)
-            self.recording.shape, self.recording.result = (rows, width), result
+            self.captured.append((shape.rows, shape.width))
+            self.recording.again = lambda: real(runner, shape)
+            self.recording.shape, self.recording.result = (shape.rows, shape.width), result
             for tensor in tensors_of(result):
                 tensor.fill_(-1)  # a capture computes nothing
             return result

@@ -11,7 +11,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from draftstore.cli import cli
-from draftstore.decoding.budget import CostCurve, CostPlanner
+from draftstore.decoding.budget import CostPlanner
+from draftstore.decoding.curve import CostCurve
 from draftstore.errors import CurveError, ModelError
 from draftstore.hf import generate, tuning
 from draftstore.hf.tuning import conditions_of, curve_path, find_curve, load_curve, measure

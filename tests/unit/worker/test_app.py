@@ -1,6 +1,7 @@
 """The HTTP side of the decoding worker, on a model that says what it is told to."""
 
 import http.client
+import itertools
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftstore.decoding.loop import Step
 from draftstore.errors import DraftstoreError, ProbabilityError
 from draftstore.hf.requests import Sampling
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -401,7 +403,7 @@ def test_several_answers_are_given_up_with_their_client(gated: tuple[Worker, Fak
     release(engine, 2)  # the first answer, whole
     until(lambda: len(engine.works) == 2)
     many.close()
-    until(lambda: worker.decoder._running is None or worker.decoder._running.cancelled)
+    until(lambda: all(answer.job.cancelled for answer in worker.decoder._running))
     release(engine, 1)
     until(lambda: worker.decoder.idle)
     assert worker.metric("requests_total", endpoint="completions", outcome="cancelled") == 1
@@ -775,7 +777,7 @@ def test_a_client_that_goes_away_frees_the_model(gated: tuple[Worker, FakeEngine
         assert answer.readline().startswith(b"data: ")
         answer.close()
     connection.close()
-    until(lambda: worker.decoder._running is None or worker.decoder._running.cancelled)
+    until(lambda: all(answer.job.cancelled for answer in worker.decoder._running))
     release(engine, 1)  # the pass in which it is noticed
     until(lambda: worker.decoder.idle)
     assert worker.metric("requests_total", endpoint="completions", outcome="cancelled") == 1
@@ -820,22 +822,14 @@ def test_a_stream_shows_that_it_is_alive_while_it_waits(
 
 
 def broken(error: BaseException, after: int, engine: FakeEngine) -> Any:
-    """Have a model fail after some steps."""
-    original = engine.generate
+    """Have a model fail after some passes."""
+    original = engine.passes
 
-    def generate(work: Any, on_step: Any) -> None:
-        steps = 0
+    def passes(work: Any) -> Iterator[Step]:
+        yield from itertools.islice(original(work), after)
+        raise error
 
-        def stepping(step: Any, likelihoods: Any) -> None:
-            nonlocal steps
-            if steps == after:
-                raise error
-            steps += 1
-            on_step(step, likelihoods)
-
-        original(work, stepping)
-
-    engine.generate = generate  # type: ignore[method-assign]
+    engine.passes = passes  # type: ignore[method-assign]
     return original
 
 
@@ -858,7 +852,7 @@ def test_a_model_that_fails(
             assert words in found["message"]
             assert "secret" not in found["message"]
         assert worker.request("GET", "/healthz")[0] == 200
-        engine.generate = original  # type: ignore[method-assign]
+        engine.passes = original  # type: ignore[method-assign]
         assert worker.ask("completions", prompt="a")[0] == 200
         broken(error, 0, engine)
         for _ in range(3):

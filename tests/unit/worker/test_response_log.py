@@ -74,7 +74,7 @@ def test_what_nobody_waited_for_is_not_kept(small_tokenizer: TextTokenizer, tmp_
         connection = worker.begin(prompt="zero")
         until(lambda: engine.works)
         connection.close()
-        until(lambda: worker.decoder._running is None or worker.decoder._running.cancelled)
+        until(lambda: all(answer.job.cancelled for answer in worker.decoder._running))
         engine.gate.release(1000)
         until(lambda: worker.decoder.idle)
     assert records(tmp_path / "a.jsonl") == []

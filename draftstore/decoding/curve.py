@@ -1,0 +1,197 @@
+"""The cost of a forward pass by its rows: measured on one device, stored as JSON, interpolated."""
+
+import dataclasses
+import datetime
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import CurveError
+from draftstore.storage.files import write_json
+
+FORMAT = 1
+KIND = "cost curve"
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """The conditions under which a cost curve was measured.
+
+    Attributes:
+        model: name of the model.
+        shape: hash of the model's type, and of the shapes and types of its parameters: they determine the cost.
+        device: name of the processor.
+        dtype: type of the model's parameters.
+        attention: attention implementation: `sdpa`, `eager`, ...
+        cache: kind of key-value cache: `dynamic` or `static`.
+        threads: number of CPU threads; 0 where it does not matter.
+    """
+
+    model: str
+    shape: str
+    device: str
+    dtype: str
+    attention: str
+    cache: str
+    threads: int
+
+    def differences(self, other: "Conditions") -> list[str]:
+        """Describe the differences to other conditions, except for the model's name."""
+        mine, others = dataclasses.asdict(self), dataclasses.asdict(other)
+        return [
+            f"{name} {mine[name]!r}, found {others[name]!r}"
+            for name in mine
+            if name != "model" and mine[name] != others[name]
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class CostCurve:
+    """Seconds of a forward pass by number of rows: 1 for plain decoding, k + 1 for a draft of k nodes.
+
+    Attributes:
+        rows: numbers of rows, ascending, from 1.
+        seconds: seconds for each; where more rows were measured as faster, both get the mean.
+        padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs. Otherwise costs are
+            interpolated linearly.
+        conditions: conditions of the measurement; None for a synthetic curve.
+        context: tokens in the cache.
+        created: time of the measurement, ISO 8601.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    padded: bool = False
+    conditions: Conditions | None = None
+    context: int = 0
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the values and make them monotone.
+
+        Raises:
+            CurveError: the values are not a curve.
+        """
+        rows, seconds = [int(each) for each in self.rows], [float(each) for each in self.seconds]
+        if len(rows) != len(seconds) or rows[:1] != [1] or rows != sorted(set(rows)):
+            raise CurveError(
+                f"a cost curve over the rows {rows} with {len(seconds)} times: expected ascending numbers of rows "
+                "from 1 on, and a time for each"
+            )
+        wrong = [each for each in seconds if not (math.isfinite(each) and each > 0)]
+        if wrong:
+            raise CurveError(f"a forward pass of {wrong[0]} seconds: expected a positive number")
+        object.__setattr__(self, "rows", tuple(rows))
+        object.__setattr__(self, "seconds", tuple(_ascending(seconds)))
+
+    def cost(self, n_rows: int) -> float:
+        """Return the seconds of a pass over `n_rows` rows; extrapolated with the last slope."""
+        rows, seconds = self.rows, self.seconds
+        if n_rows > rows[-1]:
+            slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
+            return seconds[-1] + slope * (n_rows - rows[-1])
+        if self.padded:
+            return seconds[int(np.searchsorted(rows, n_rows))]
+        return float(np.interp(n_rows, rows, seconds))
+
+    def costs(self, texts: int, most: int) -> NDArray[np.float64]:
+        """Return the seconds of passes over several texts at once, with 1, 2, ... `most` rows for each of them.
+
+        A pass reads the weights once, whatever the number of texts, and computes the same for each row: so it costs
+        what a pass over as many rows of one text does, apart from attention.
+
+        Returns:
+            float64 [most].
+        """
+        if texts == 1:
+            return np.array([self.cost(rows) for rows in range(1, most + 1)])
+        each = [next((size for size in self.rows if size >= rows), rows) for rows in range(1, most + 1)]
+        alike = dataclasses.replace(self, padded=False)
+        return np.array(
+            [alike.cost(texts * (size if self.padded else rows)) for rows, size in enumerate(each, 1)]
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the curve as JSON, atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"format": FORMAT, "kind": KIND, **dataclasses.asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> "CostCurve":
+        """Read a curve.
+
+        Raises:
+            CurveError: no such file, not a curve, or an unsupported version.
+        """
+        advice = "measure it again with `draftstore tune`"
+        try:
+            found = json.loads(path.read_bytes())
+        except OSError as error:
+            raise CurveError(f"no cost curve at {path} ({error.strerror}): {advice}") from None
+        except ValueError:
+            raise CurveError(f"{path} is damaged, expected a cost curve in JSON: {advice}") from None
+        if not isinstance(found, dict) or found.get("kind") != KIND:
+            raise CurveError(f"{path} is not a cost curve: {advice}")
+        if found.get("format") != FORMAT:
+            raise CurveError(
+                f"{path} is a cost curve of version {found.get('format')}, this draftstore reads version {FORMAT}: "
+                f"{advice}"
+            )
+        try:
+            return cls._from_json(found)
+        except CurveError as error:
+            raise CurveError(f"{path}: {error}: {advice}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise CurveError(f"{path} is damaged ({type(error).__name__}: {error}): {advice}") from None
+
+    @classmethod
+    def _from_json(cls, found: dict[str, Any]) -> "CostCurve":
+        """Return the curve of a JSON document of the right kind and version."""
+        conditions = found["conditions"]
+        return cls(
+            tuple(found["rows"]),
+            tuple(found["seconds"]),
+            bool(found["padded"]),
+            None if conditions is None else Conditions(**conditions),
+            int(found["context"]),
+            str(found["created"]),
+        )
+
+    def require(self, conditions: Conditions) -> None:
+        """Check that the curve was measured under the given conditions.
+
+        Raises:
+            CurveError: it was not.
+        """
+        differences = self.conditions.differences(conditions) if self.conditions else []
+        if differences:
+            raise CurveError(
+                f"the cost curve was measured with {' and '.join(differences)}: "
+                f"run `draftstore tune --model {conditions.model}` for this one"
+            )
+
+
+def now() -> str:
+    """Return the current time, for `created`."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _ascending(values: Sequence[float]) -> list[float]:
+    """Return the ascending sequence nearest to the values in least squares: descending neighbours are averaged.
+
+    This is the pool-adjacent-violators algorithm (Ayer et al., 1955).
+    """
+    pools: list[tuple[float, int]] = []
+    for each in values:
+        pool = (each, 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, size = pools.pop()
+            total = size + pool[1]
+            pool = ((mean * size + pool[0] * pool[1]) / total, total)
+        pools.append(pool)
+    return [mean for mean, size in pools for _ in range(size)]

@@ -1,0 +1,67 @@
+"""Drafts for many texts in one step: those from the same store are asked for in one call.
+
+    trees = propose_many(sessions, budgets, min_probs)       as `propose` of each session, in fewer calls
+
+A call costs more than most drafts: a lookup service gets one request for all texts.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from draftstore.drafting.drafter import ContextSession, Session, propose_batch
+from draftstore.drafting.mixture import MixtureSession
+from draftstore.trees.tree import DraftTree
+
+
+def propose_many(
+    sessions: Sequence[Session], budgets: Sequence[int], min_probs: Sequence[float]
+) -> list[DraftTree]:
+    """Return what each session proposes.
+
+    Args:
+        sessions: of one drafter or of several.
+        budgets: maximum nodes for each; 0 does not ask.
+        min_probs: minimum probability of a node for each.
+    """
+    trees = [DraftTree.empty()] * len(sessions)
+    groups: dict[Hashable, list[int]] = {}
+    mixed: list[int] = []
+    for place, session in enumerate(sessions):
+        if isinstance(session, MixtureSession):
+            mixed.append(place)
+        elif budgets[place] > 0:
+            groups.setdefault((_source_of(session), budgets[place], min_probs[place]), []).append(place)
+    for places in groups.values():
+        asked = [sessions[place] for place in places]
+        found = _ask(asked, budgets[places[0]], min_probs[places[0]])
+        for place, tree in zip(places, found, strict=True):
+            trees[place] = tree
+    mixtures: list[Any] = [sessions[place] for place in mixed]
+    parts = _propose_parts(mixtures, [budgets[place] for place in mixed]) if mixed else []
+    for place, mixture, proposed in zip(mixed, mixtures, parts, strict=True):
+        trees[place] = mixture.merge(proposed, budgets[place], min_probs[place])
+    return trees
+
+
+def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -> list[list[DraftTree]]:
+    """Return what the parts of mixtures propose, of any probability."""
+    parts = [part for mixture in mixtures for part in mixture.sessions]
+    asked = [budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions]
+    proposed = iter(propose_many(parts, asked, [0.0] * len(parts)))
+    return [[next(proposed) for _ in mixture.sessions] for mixture in mixtures]
+
+
+def _source_of(session: Session) -> Hashable:
+    """Return what sessions have in common that can be asked together."""
+    if type(session) is not ContextSession:
+        return id(session)
+    own: Hashable = getattr(session.drafter, "source", id(session.drafter))
+    return own
+
+
+def _ask(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:
+    """Return what sessions of one source propose."""
+    if len(sessions) == 1:
+        return [sessions[0].propose(budget, min_prob)]
+    contexts = [session for session in sessions if isinstance(session, ContextSession)]
+    return propose_batch(contexts[0].drafter, contexts, budget, min_prob)

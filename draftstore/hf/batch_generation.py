@@ -1,0 +1,98 @@
+"""Generation of several texts in one call: the rows of a batch, as plain `generate` takes and returns them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from draftstore.decoding.loop import Step
+from draftstore.errors import DecodingError
+from draftstore.hf.batches import Batch
+from draftstore.hf.checks import KNOWN
+from draftstore.hf.members import Member
+from draftstore.hf.texts import GeneratedText
+
+APART = "call generate once for each text"
+
+
+def check_batch(config: GenerationConfig, model_kwargs: dict[str, Any], streamer: Any, forward: Any) -> None:
+    """Refuse what several texts cannot be asked for together.
+
+    Raises:
+        DecodingError: a streamer, own passes, scores, logits, hidden states, embeddings, or a cache with texts.
+    """
+    asked = [
+        name
+        for name in ("output_scores", "output_logits", "output_hidden_states")
+        if config.return_dict_in_generate and getattr(config, name)
+    ]
+    asked += [name for name, value in (("streamer", streamer), ("forward", forward)) if value is not None]
+    asked += [name for name, value in model_kwargs.items() if value is not None and name not in KNOWN]
+    if model_kwargs.get("inputs_embeds") is not None:
+        asked.append("inputs_embeds")
+    if asked:
+        raise DecodingError(f"{' and '.join(asked)} for several texts: {APART}")
+    if model_kwargs["past_key_values"].get_seq_length():
+        raise DecodingError(f"a cache that holds texts already, for several texts: {APART}")
+
+
+def generate_texts(
+    model: Any,
+    input_ids: torch.Tensor,
+    processors: Any,
+    criteria: Any,
+    config: GenerationConfig,
+    attention_mask: torch.Tensor | None,
+    member_of: Callable[[GeneratedText], Member],
+    on_step: Callable[[Step], None] | None,
+    seeds: Sequence[int] | None,
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Generate several texts; see `draftstore.hf.generation.speculative_generate` for the arguments.
+
+    Returns:
+        int64 [texts, length], each text filled up with the pad id behind its end, or with `return_dict_in_generate` an
+        object with these `sequences`.
+
+    Raises:
+        DecodingError: the model takes no batches.
+        Exception: what a logits processor, a stopping criterion or a drafter raises.
+    """
+    if seeds is None:
+        seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
+    texts = [
+        GeneratedText(
+            input_ids[row : row + 1],
+            processors,
+            criteria,
+            config,
+            attention_mask=None if attention_mask is None else attention_mask[row : row + 1],
+            random=seeded(seeds[row], input_ids.device),
+        )
+        for row in range(len(input_ids))
+    ]
+    batch = Batch(model)
+    members = {member_of(text): row for row, text in enumerate(texts)}
+    for member in members:
+        batch.join(member)
+    while len(batch):
+        for member, step, error in batch.step():
+            if step is None:
+                raise error or DecodingError("a text failed")
+            if on_step is not None:
+                on_step(step._replace(text=members[member]))
+    sequences = _padded([text.text.tensor()[0] for text in texts], config.pad_token_id)
+    collected: dict[str, Any] = {"sequences": sequences}
+    return GenerateDecoderOnlyOutput(**collected) if config.return_dict_in_generate else sequences
+
+
+def seeded(seed: int, device: torch.device) -> torch.Generator:
+    """Return a source of random numbers: those that torch draws after `torch.manual_seed(seed)`."""
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _padded(texts: Sequence[torch.Tensor], pad: Any) -> torch.Tensor:
+    """Return texts side by side, filled up with the pad id, or 0 if there is none."""
+    value = 0 if pad is None else int(pad)
+    return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True, padding_value=value)

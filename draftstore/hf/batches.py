@@ -131,20 +131,20 @@ class Batch:
 
     @torch.no_grad()
     def step(self) -> list[Outcome]:
-        """Read prompts, up to a chunk, then run one pass over all texts that are past their prompts.
+        """Run one pass over all texts that are past their prompts, then read prompts, up to a chunk.
 
         Returns:
-            Outcomes of texts whose prompts were read, each with an empty tree, and those of the pass.
+            Outcomes of the pass, and of texts whose prompts were read to the end, each with an empty tree.
         """
-        turns = [Turn(member) for member in self._members]
-        outcomes = self._read()
-        if turns:
+        outcomes: list[Outcome] = []
+        if self._members:
             with self._model._optimize_model_for_decode():
-                outcomes += self._pass(turns)
-        for outcome in outcomes:
-            if outcome.error is not None or outcome.member.generated.over:
-                self.leave(outcome.member)
-        return outcomes
+                outcomes += self._pass([Turn(member) for member in self._members])
+            for outcome in outcomes:
+                if outcome.error is not None or outcome.member.generated.over:
+                    self.leave(outcome.member)
+        # A pass may write to the slots behind its texts, so others come only now.
+        return outcomes + self._read()
 
     def _read(self) -> list[Outcome]:
         """Read up to a chunk of prompts, in the order in which they came."""

@@ -545,6 +545,19 @@ def test_batches_are_captured_too(data: Path, played: Played, monkeypatch: pytes
     assert len(played.captured) > len(set(played.captured)), "what was dropped is captured again"
 
 
+def test_the_next_batch_of_a_model_finds_its_graphs(
+    data: Path, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "captures", lambda device: True)
+    model, ids = stories(data), story_ids(data)
+    truth = plainly(model, ids)[0].tolist()
+    for _ in range(2):
+        rows: Any = generate(model, ids.expand(3, -1), max_new_tokens=NEW, do_sample=False)
+        assert rows.tolist() == [truth] * 3
+    assert len(played.captured) == 1, "of four texts, one of them padding, and one row"
+    batches._IDLE.clear()
+
+
 def test_attention_sees_more_columns_as_the_text_grows(data: Path, played: Played) -> None:
     model, ids = stories(data), story_ids(data)
     truth = plainly(model, ids, min_new_tokens=480, max_new_tokens=480)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from draftstore.errors import DecodingError
+from draftstore.hf.attention import shared_keys
 from draftstore.hf.masks import shape_of
 from draftstore.hf.passes import CANDIDATES, Pass, PassPart, Wants, last_hidden, pass_of
 from draftstore.hf.pools import CachePool, host_buffer
@@ -252,7 +253,7 @@ class GraphRunner:
         bias.masked_fill_((columns >= past)[:, None], -torch.inf)
         among = self._bias[: texts * rows * rows].view(texts, rows, rows).to(self._dtype)
         bias.scatter_(2, self.pool.places[:, None].expand_as(among), among)
-        with last_hidden(model, wants.hidden) as hidden:
+        with shared_keys(), last_hidden(model, wants.hidden) as hidden:
             outputs = model(
                 input_ids=ids,
                 attention_mask=bias[:, None],
@@ -283,7 +284,7 @@ class GraphRunner:
             self.pool.texts, self.pool.width, self.pool.places = slice(slot, slot + 1), width, places
             bias = torch.zeros((1, 1, count, width), dtype=self._dtype, device=self._device)
             bias[..., past:].masked_fill_(places[:, None] > places[..., None], -torch.inf)
-            with last_hidden(model, wants.hidden) as hidden:
+            with shared_keys(), last_hidden(model, wants.hidden) as hidden:
                 outputs = model(
                     input_ids=ids,
                     attention_mask=bias,

@@ -25,6 +25,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DecodingError
+from draftstore.hf.attention import shared_keys
 from draftstore.hf.caches import RollbackCache
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
@@ -139,7 +140,7 @@ class TreeForward(_CacheForward):
                 mask = block_mask(shape, past, width, self._padding, self._device)
             else:
                 mask = attention_bias(shape, past, width, self._padding, self._like)
-        with last_hidden(self._model, wants.hidden) as hidden:
+        with shared_keys(), last_hidden(self._model, wants.hidden) as hidden:
             outputs = self._model(
                 input_ids=ids, attention_mask=mask, position_ids=positions, return_dict=True, **self._kwargs
             )

@@ -213,7 +213,7 @@ def test_that_was_enough_to_see_something() -> None:
     if CHECKS["rows"]:  # otherwise another process has run them
         assert CHECKS["whole"] > CHECKS["rows"] / 2 > 100
         assert CHECKS["moved"] > CHECKS["rows"] / 4
-        assert CHECKS["together"] > 5
+        assert CHECKS["together"] > 2
 
 
 @pytest.mark.slow

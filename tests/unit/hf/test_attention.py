@@ -1,0 +1,122 @@
+"""Attention without copies of keys and values: the same numbers, in this thread and inside the block alone."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from draftstore.hf import attention
+from draftstore.hf.attention import shared_keys
+
+SHAPES = [(1, 4, 2, 1), (1, 9, 3, 5), (3, 4, 4, 2), (8, 6, 1, 7)]
+"""Texts, heads of queries, heads of keys, rows."""
+
+
+def arguments(texts: int, heads: int, keys: int, rows: int, columns: int = 21) -> dict[str, Any]:
+    """Return what a layer hands over."""
+    draw = torch.Generator().manual_seed(heads * rows)
+    module = nn.Module()
+    module.num_key_value_groups = heads // keys  # type: ignore[assignment]
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    mask = torch.zeros(texts, 1, rows, columns, dtype=torch.float64)
+    mask.masked_fill_(torch.rand(mask.shape, generator=draw) < 0.3, -torch.inf)
+    mask[..., 0] = 0.0
+    return {
+        "module": module,
+        "query": random(texts, heads, rows, 8),
+        "key": random(texts, keys, columns + 5, 8)[:, :, :columns],
+        "value": random(texts, keys, columns, 4),
+        "attention_mask": mask,
+        "scaling": 0.3,
+    }
+
+
+def attend(**given: Any) -> torch.Tensor:
+    """Return what the model's layer gets."""
+    output: torch.Tensor = ALL_ATTENTION_FUNCTIONS["sdpa"](**given)[0]
+    return output
+
+
+class Counter:
+    """Counts the queries that the kernel is asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        real = attention.scaled_dot_product_attention
+
+        def counting(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+            self.shapes.append(tuple(query.shape))
+            return real(query, *rest, **options)
+
+        monkeypatch.setattr(attention, "scaled_dot_product_attention", counting)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_numbers_come_from_fewer_heads(
+    shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = Counter(monkeypatch)
+    texts, heads, keys, rows = shape
+    given = arguments(*shape)
+    with shared_keys():
+        output = attend(**given)
+    expected = sdpa_attention_forward(**given)[0]
+    assert output.shape == expected.shape == (texts, rows, heads, 4)
+    torch.testing.assert_close(output, expected)
+    assert output.is_contiguous()
+    assert counter.shapes == ([(texts, keys, heads // keys * rows, 8)] if heads > keys else [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_mask": None},
+        {"dropout": 0.1},
+        {"attention_mask": torch.zeros(1, 4, 3, 21, dtype=torch.float64)},
+        {"position_bias": torch.zeros(1, 4, 3, 21, dtype=torch.float64)},
+    ],
+)
+def test_what_else_a_layer_may_ask_for_is_left_to_transformers(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = Counter(monkeypatch)
+    given = arguments(1, 4, 2, 3) | changes
+    with shared_keys():
+        torch.manual_seed(0)
+        output = attend(**given)
+    torch.manual_seed(0)
+    torch.testing.assert_close(output, sdpa_attention_forward(**given)[0])
+    assert counter.shapes == []
+
+
+def test_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = Counter(monkeypatch)
+    given = arguments(1, 4, 2, 3)
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with shared_keys():
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(60)
+    attend(**given)  # another thread is inside
+    assert counter.shapes == []
+    with shared_keys():
+        done.set()
+        thread.join()
+        attend(**given)  # the other one has left
+    assert len(counter.shapes) == 1
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+    with pytest.raises(RuntimeError, match="here"), shared_keys():
+        raise RuntimeError("here")
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

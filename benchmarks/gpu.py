@@ -11,18 +11,19 @@ host        the share of a step that is host work
 
 Each writes OUT/PART.json, cell by cell. A part that is complete is skipped, another one is continued, so the command
 is repeated until nothing is left; `--again` begins anew. Without a GPU everything runs on the CPU: add `--quick`. The
-last line of stdout is one JSON document.
+last line of stdout is one JSON document; exit status 1 if a cell or a test failed.
 
 Examples:
     python -m benchmarks.gpu --quick                                 # toy size, minutes on a CPU
     python -m benchmarks.gpu --prepare data/kit --wheels DIR         # what a GPU machine needs, to carry there
-    python -m benchmarks.gpu --kit data/kit --parts tests,curve      # there
-    python -m benchmarks.gpu --kit data/kit --parts decode-8b --minutes 8
+    python -m benchmarks.gpu --kit data/kit --work data/gpu --parts tests,curve      # there
+    python -m benchmarks.gpu --kit data/kit --work data/gpu --parts decode-8b
     python -m benchmarks.gpu --report                                # draws OUT/report.md
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,9 +88,9 @@ def run_unit(bench: Bench, unit: Unit, about: dict[str, Any], args: argparse.Nam
         return {"part": unit.name, "skipped": True}
     known = {"part": unit.part, "shape": unit.shape, "quick": args.quick}
     sheet = Sheet(path, about | known, minutes=args.minutes, again=args.again)
-    PARTS[unit.part](Part(bench, sheet, unit.shape))
-    sheet.save(complete=sheet.complete)
-    errors = [name for name, cell in sheet.cells.items() if "error" in cell]
+    with sheet.whole():
+        PARTS[unit.part](Part(bench, sheet, unit.shape))
+    errors = [name for name, cell in sheet.cells.items() if "error" in cell or cell.get("failed")]
     return {
         "part": unit.name,
         "complete": sheet.complete,
@@ -153,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         units = units_of(args.parts, bench.extent.shapes)
         states = [run_unit(bench, unit, about, args) for unit in units]
     print(json.dumps(about | {"quick": args.quick, "parts": states}))
+    if any(state.get("errors") for state in states):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

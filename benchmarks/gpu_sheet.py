@@ -8,7 +8,8 @@ A cell that fails keeps its error and is measured again by the next run; the oth
 
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -75,6 +76,17 @@ class Sheet:
         self.cells[name] = figures
         self.save()
         return None if "error" in figures else figures
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Run a part: what fails between its cells is kept as the error of a cell `part`, then the file is written."""
+        self.cells.pop("part", None)
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the other parts are run)
+            traceback.print_exc()
+            self.cells["part"] = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        self.save(complete=self.complete)
 
     def save(self, *, complete: bool = False) -> dict[str, Any]:
         """Write the file and return its content."""

@@ -122,11 +122,31 @@ def test_tests_are_run_in_a_process_of_their_own(
     lines += ["def test_a(): pass", "def test_b(): assert False", "def test_c(): pytest.skip('no GPU')"]
     (tmp_path / gpu_tests.QUICK_FILE).write_text("\n".join(lines))
     monkeypatch.setattr(gpu_tests, "FOLDER", tmp_path)
-    (state,) = run(toy, tmp_path, capsys, "--parts", "tests")["parts"]
+    with pytest.raises(SystemExit):
+        run(toy, tmp_path, capsys, "--parts", "tests")
+    (state,) = json.loads(capsys.readouterr().out.splitlines()[-1])["parts"]
     assert state["complete"]
+    assert state["errors"] == [gpu_tests.QUICK_FILE]
     (cell,) = json.loads((tmp_path / "tests.json").read_text())["cells"].values()
     assert (cell["tests"], cell["passed"], cell["skipped"], cell["failed"]) == (3, 1, 1, ["test_b"])
     assert "def test_b" in cell["output"]
+
+
+def test_a_part_that_cannot_run_does_not_stop_the_others(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_tests, "FOLDER", tmp_path)  # without the file
+    for part in ("curve", "recycling"):
+        monkeypatch.setitem(gpu.PARTS, part, lambda part: print(part.bench.live))
+    (tmp_path / "live").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        run(toy, tmp_path, capsys, "--parts", "curve,recycling,tests", "--model", str(tmp_path / "live"))
+    assert ended.value.code == 1
+    states = json.loads(capsys.readouterr().out.splitlines()[-1])["parts"]
+    assert [state["errors"] for state in states] == [["part"], ["part"], ["test_gpu_batches.py"]]
+    found = json.loads((tmp_path / "recycling.json").read_text())
+    assert "holds no model.safetensors" in found["cells"]["part"]["error"]
+    assert not found["complete"]
 
 
 def test_a_sheet_goes_on_where_it_was_cut(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,7 +136,8 @@ def test_tests_are_run_in_a_process_of_their_own(
 def test_a_part_that_cannot_run_does_not_stop_the_others(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_tests, "FOLDER", tmp_path)  # without the file
+    ended_badly = SimpleNamespace(returncode=4, stdout="no such file")
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: ended_badly)
     for part in ("curve", "recycling"):
         monkeypatch.setitem(gpu.PARTS, part, lambda part: print(part.bench.live))
     (tmp_path / "live").mkdir()

@@ -30,12 +30,13 @@ TRAINING_TEXT = [
 ]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Begin without compiled kernels of older sources."""
     remove_stale_kernels(Path(draftstore.__file__).parent)
     # Machines are busy, and kernels are compiled first.
     settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("patient")
+    settings.register_profile("thorough", settings.get_profile("patient"), max_examples=1_000)
+    settings.load_profile(config.getoption("--hypothesis-profile") or "patient")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -59,7 +59,7 @@ class RequestDrafter:
         self.rule = RequestRule() if rule is None else rule
         self.rule.check()
         self.vocab_size = vocab_size
-        self.prediction = None if prediction is None else check_ids(prediction, vocab_size)
+        self._prediction = check_ids(() if prediction is None else prediction, vocab_size)
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "RequestSession":
         """Start the drafts of one text; see `Drafter.session`.
@@ -68,10 +68,10 @@ class RequestDrafter:
             TokenRangeError: an id of the prompt lies outside the vocabulary.
         """
         ids = check_ids(prompt_ids, self.vocab_size)
-        if self.prediction is not None:
+        if len(self._prediction):
             # As if the same prompt had been answered before: its end leads to the prediction. The last id is the first
             # of the answer.
-            ids = np.concatenate([ids[-1 - LENGTHS[-1] : -1], self.prediction, ids])
+            ids = np.concatenate([ids[-1 - LENGTHS[-1] : -1], self._prediction, ids])
         return RequestSession(ids, self.vocab_size, self.rule)
 
     def warm_up(self) -> None:

@@ -7,12 +7,9 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from draftstore.assembly import Assembly
 from draftstore.decoding.budget import capped
 from draftstore.decoding.loop import Fixed, Planner, Step
 from draftstore.drafting.drafter import Drafter
-from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.request import RequestDrafter
 from draftstore.hf.generation import generate
 from draftstore.hf.likelihoods import Likelihoods
 from draftstore.hf.loading import LoadedModel
@@ -52,7 +49,7 @@ def decode_request(
         torch.manual_seed(request.sampling.seed)
     generate(
         **_arguments(loaded, request, likelihoods),
-        drafter=_drafter(loaded, request, drafter),
+        drafter=drafter,
         planner=capped(planner or Fixed(), request.budget),
         min_prob=min_prob,
         on_step=on_step,
@@ -81,7 +78,7 @@ def batch_member(
     else:
         random.manual_seed(request.sampling.seed)
     text = prepare_text(**_arguments(loaded, request, likelihoods), random=random)
-    return Member(text, _drafter(loaded, request, drafter), capped(planner, request.budget), min_prob)
+    return Member(text, drafter, capped(planner, request.budget), min_prob)
 
 
 def _arguments(
@@ -94,18 +91,6 @@ def _arguments(
     if likelihoods is not None:
         arguments.setdefault("logits_processor", LogitsProcessorList()).append(likelihoods)
     return {"model": model, "inputs": prompt, "attention_mask": torch.ones_like(prompt), **arguments}
-
-
-def _drafter(loaded: LoadedModel, request: GenerationRequest, drafter: Drafter | None) -> Drafter | None:
-    """Return the drafter for a request: none if it wants none, and one that knows its prediction."""
-    if request.budget == 0:
-        return None
-    if request.prediction is None or not len(request.prediction):
-        return drafter
-    if isinstance(drafter, Assembly):
-        return drafter.predicting(request.prediction, loaded.vocab_size)
-    own = RequestDrafter(loaded.vocab_size, prediction=request.prediction)
-    return own if drafter is None else Mixture([own, drafter])
 
 
 def generation_arguments(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Generation of several texts in one call: the rows of a batch, as plain `generate` takes and returns them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftstore.decoding.loop import Step
 from draftstore.errors import DecodingError
-from draftstore.hf.batches import Batch
+from draftstore.hf.batches import MOST_TEXTS, Batch, tokens_for
 from draftstore.hf.checks import KNOWN
+from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member
 from draftstore.hf.texts import GeneratedText
 
@@ -72,19 +74,26 @@ def generate_texts(
         )
         for row in range(len(input_ids))
     ]
-    batch = Batch(model)
-    members = {member_of(text): row for row, text in enumerate(texts)}
-    for member in members:
-        batch.join(member)
-    while len(batch):
-        for member, step, error in batch.step():
-            if step is None:
-                raise error or DecodingError("a text failed")
-            if on_step is not None:
-                on_step(step._replace(text=members[member]))
+    with closing(_batch(model, texts)) as batch:
+        members = {member_of(text): row for row, text in enumerate(texts)}
+        for member in members:
+            batch.join(member)
+        while len(batch):
+            for member, step, error in batch.step():
+                if step is None:
+                    raise error or DecodingError("a text failed")
+                if on_step is not None:
+                    on_step(step._replace(text=members[member]))
     sequences = _padded([text.text.tensor()[0] for text in texts], config.pad_token_id)
     collected: dict[str, Any] = {"sequences": sequences}
     return GenerateDecoderOnlyOutput(**collected) if config.return_dict_in_generate else sequences
+
+
+def _batch(model: Any, texts: Sequence[GeneratedText]) -> Batch:
+    """Return a batch with room for texts as long as these may become."""
+    most = min(len(texts), MOST_TEXTS)
+    lengths = [text.stops.max_length or positions_of(model) or 0 for text in texts]
+    return Batch(model, most=most, tokens=tokens_for(most, max(lengths)) if all(lengths) else None)
 
 
 def seeded(seed: int, device: torch.device) -> torch.Generator:

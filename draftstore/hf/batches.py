@@ -13,6 +13,7 @@ each text as the largest draft needs: `draftstore.decoding.budget.trim_together`
               the last slot    the text whose prompt is being read
 """
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter_ns
@@ -26,6 +27,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.checks import rope_settings
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.graph_runner import LEAST_WIDTH, MOST_ROWS, TEXTS, GraphRunner, captures, padded
+from draftstore.hf.graphs import mark_of
 from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member, Outcome, Turn, draft_together
 from draftstore.hf.passes import Rows, Wants
@@ -89,7 +91,7 @@ class Batch:
         self._vocab_size = vocab_size(model)
         self._members: list[Member] = []
         self._reading: deque[Member] = deque()
-        self._runner = _new_runner(model, self.most)
+        self._runner = _take_runner(model, self.most)
         pool = self._runner.pool
         self.positions = (pool.most_tokens() if tokens is None else tokens) // pool.slots - MOST_ROWS
         if self.positions < 1:
@@ -97,6 +99,11 @@ class Batch:
                 f"{tokens or pool.most_tokens():,} tokens are too few for {self.most} texts and the rows of a pass: "
                 f"allow {pool.slots * 2 * MOST_ROWS:,}, or decode fewer texts together"
             )
+
+    def close(self) -> None:
+        """Leave memory and graphs to the next batch of this model."""
+        if captures(self._model.device):
+            _IDLE[self._model] = self._runner
 
     def __len__(self) -> int:
         """Return the number of texts, including those whose prompts are being read."""
@@ -131,20 +138,20 @@ class Batch:
 
     @torch.no_grad()
     def step(self) -> list[Outcome]:
-        """Read prompts, up to a chunk, then run one pass over all texts that are past their prompts.
+        """Run one pass over all texts that are past their prompts, then read prompts, up to a chunk.
 
         Returns:
-            Outcomes of texts whose prompts were read, each with an empty tree, and those of the pass.
+            Outcomes of the pass, and of texts whose prompts were read to the end, each with an empty tree.
         """
-        turns = [Turn(member) for member in self._members]
-        outcomes = self._read()
-        if turns:
+        outcomes: list[Outcome] = []
+        if self._members:
             with self._model._optimize_model_for_decode():
-                outcomes += self._pass(turns)
-        for outcome in outcomes:
-            if outcome.error is not None or outcome.member.generated.over:
-                self.leave(outcome.member)
-        return outcomes
+                outcomes += self._pass([Turn(member) for member in self._members])
+            for outcome in outcomes:
+                if outcome.error is not None or outcome.member.generated.over:
+                    self.leave(outcome.member)
+        # A pass may write to the slots behind its texts, so others come only now.
+        return outcomes + self._read()
 
     def _read(self) -> list[Outcome]:
         """Read up to a chunk of prompts, in the order in which they came."""
@@ -220,12 +227,24 @@ class Batch:
         return self._runner
 
 
-def _new_runner(model: Any, most: int) -> GraphRunner:
-    """Return a runner with an empty pool.
+def tokens_for(texts: int, length: int) -> int:
+    """Return the tokens that a batch of some texts of a length must have room for: slots, and rows of a pass, count."""
+    return (padded(texts, TEXTS) + 1) * (length + MOST_ROWS)
+
+
+_IDLE: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDictionary()
+"""Runners of closed batches, whose graphs are worth keeping."""
+
+
+def _take_runner(model: Any, most: int) -> GraphRunner:
+    """Return a runner for `most` texts: one of a closed batch, or one with an empty pool.
 
     Raises:
         DecodingError: the model takes no batches.
     """
+    mark, idle = mark_of(model), _IDLE.pop(model, None)
+    if idle is not None and idle.mark == mark and idle.pool.slots > most:
+        return idle
     cache = DynamicCache(config=model.config)
     ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     with torch.no_grad():
@@ -238,4 +257,4 @@ def _new_runner(model: Any, most: int) -> GraphRunner:
         pool = CachePool(
             cache.layers[0], len(cache.layers), 0, MOST_ROWS, 1 + (most if exact else padded(most, TEXTS))
         )
-        return GraphRunner(model, pool, 0, exact=exact)
+        return GraphRunner(model, pool, mark, exact=exact)

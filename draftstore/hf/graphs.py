@@ -143,7 +143,7 @@ _RUNNERS: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDiction
 
 def _runner_of(model: Any, cache: StaticCache, length: int) -> GraphRunner:
     """Return a model's runner, a new one if its pool is too small or the weights have moved."""
-    mark = _mark_of(model)
+    mark = mark_of(model)
     runner = _RUNNERS.get(model)
     if runner is None or runner.mark != mark or not runner.pool.fits(cache, length):
         with torch.inference_mode(mode=False):  # the buffers must be writable outside of it
@@ -154,7 +154,7 @@ def _runner_of(model: Any, cache: StaticCache, length: int) -> GraphRunner:
     return runner
 
 
-def _mark_of(model: Any) -> int:
+def mark_of(model: Any) -> int:
     """Return a hash of the weights' addresses and the attention implementation, which graphs depend on."""
     places = tuple(parameter.data_ptr() for parameter in model.parameters())
     return hash((places, model.config._attn_implementation, model.training))

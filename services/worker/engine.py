@@ -65,8 +65,12 @@ class _ModelEngine:
             device=str(loaded.model.device),
         )
 
-    @property
-    def _drafter(self) -> Drafter | None:
+    def _drafter(self, request: GenerationRequest) -> Drafter | None:
+        """Return the drafter for a request: none if it wants none, and one that knows its prediction."""
+        if request.budget == 0:
+            return None
+        if request.prediction is not None and len(request.prediction):
+            return self._drafters.predicting(request.prediction, self._loaded.vocab_size)
         return self._drafters if self._drafters.parts else None
 
     def close(self) -> None:
@@ -94,7 +98,7 @@ class BatchEngine(_ModelEngine):
         member = batch_member(
             self._loaded,
             answer.request,
-            drafter=self._drafter,
+            drafter=self._drafter(answer.request),
             planner=self._planner,
             min_prob=self._min_prob,
             likelihoods=likelihoods,
@@ -166,7 +170,7 @@ class SingleEngine(_ModelEngine):
             decode_request(
                 self._loaded,
                 answer.request,
-                drafter=self._drafter,
+                drafter=self._drafter(answer.request),
                 planner=self._planner,
                 min_prob=self._min_prob,
                 on_step=take,

@@ -1,5 +1,6 @@
 """How much of a draft is worth verifying: cost curves, the choice, what it learns, and what it may lose."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance
-from draftstore.decoding.budget import ALLOWANCE, FORGETTING, SHARE, CostPlanner
+from draftstore.decoding.budget import ALLOWANCE, FORGETTING, SHARE, CostPlanner, capped, trim_together
 from draftstore.decoding.calibration import (
     BANDS,
     LENGTH_BANDS,
@@ -531,3 +532,95 @@ def test_a_slow_drafter_is_asked_less_often_while_its_drafts_are_no_use() -> Non
     assert asked.count(False) < 45, "a question takes a tenth of a pass: one in ten passes"
     assert sum(spent) < CPU.cost(1) * 360
     assert CostPlanner(CPU, draft_seconds=0.001 * CPU.cost(1))._rest == 0
+
+
+# --- several texts in one pass ---
+
+
+def test_a_pass_over_several_texts_costs_what_its_rows_cost() -> None:
+    costs = CPU.costs(4, 3)
+    assert costs.tolist() == [CPU.cost(4), CPU.cost(8), CPU.cost(12)]
+    padded = CostCurve((1, 4, 8), (1.0, 2.0, 4.0), padded=True)
+    assert padded.costs(1, 5).tolist() == [1.0, 2.0, 2.0, 2.0, 4.0]
+    assert padded.costs(2, 5).tolist() == pytest.approx([4 / 3, 4.0, 4.0, 4.0, 8.0])
+
+
+@given(
+    st.lists(trees(), min_size=2, max_size=5),
+    st.sampled_from(sorted(CURVES)),
+    st.lists(
+        st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 3.0), st.floats(-1.0, 2.0)), min_size=5, max_size=5
+    ),
+)
+def test_all_texts_choose_the_number_of_rows_that_is_best_for_all(
+    drafts: list[DraftTree], name: str, states: list[tuple[float, float, float]]
+) -> None:
+    curve, texts = CURVES[name], len(drafts)
+    planners = [CostPlanner(curve, 12) for _ in drafts]
+    for planner, (rate, loss, account) in zip(planners, states, strict=False):
+        planner._tokens, planner._seconds = rate, curve.cost(1) * (1 + loss)
+        planner.account = account * curve.cost(1)
+    chosen = trim_together(planners, drafts)
+    drafts = [tree.prefix(min(12, len(tree))) for tree in drafts]
+    widest = max(map(len, drafts))
+    costs = curve.costs(texts, widest + 1)
+    rate = sum(planner._tokens for planner in planners) / sum(planner._seconds for planner in planners)
+    rate = max(rate, texts / costs[0])
+    account = max(0.0, sum(planner.account for planner in planners))
+    tokens = [np.concatenate(([0.0], np.cumsum(chances_of(tree, np.ones((2, BANDS)))))) for tree in drafts]
+    worth = {
+        size: sum(each[min(size, len(each) - 1)] for each in tokens) - rate * (costs[size] - costs[0])
+        for size in range(widest + 1)
+        if costs[size] - costs[0] <= account
+    }
+    width = max(map(len, chosen))
+    assert width in worth
+    assert worth[width] == pytest.approx(max(worth.values()), abs=1e-9)
+    assert chosen == [tree.prefix(min(width, len(tree))) for tree in drafts]
+
+
+def test_planners_of_other_kinds_choose_alone() -> None:
+    tree = tree_of({(token,): 0.1 for token in range(1, 10)})
+    mixed: list[Any] = [CostPlanner(FLAT, 4), Fixed(2), CostPlanner(FLAT, 6)]
+    assert [len(each) for each in trim_together(mixed, [tree] * 3)] == [4, 2, 6]
+    assert trim_together([], []) == []
+
+
+def test_a_copy_of_a_planner_learns_for_itself() -> None:
+    planner = CostPlanner(CPU)
+    other = copy.copy(planner)
+    other.begin()
+    times(CPU, AlwaysWrong(50, [[0, *text(60)]]), text(60), other)
+    assert planner.account == ALLOWANCE * CPU.cost(1)
+    assert not planner._seen.any()
+
+
+@given(seed=st.integers(0, 50), texts=st.integers(2, 6))
+@settings(max_examples=20)
+def test_no_batch_takes_longer_than_its_accounts_allow(seed: int, texts: int) -> None:
+    """However wrong the drafts of all texts are, which are equally long."""
+    size, planners = 80, [CostPlanner(CPU, 16) for _ in range(texts)]
+    outputs = [text(size, seed + number) for number in range(texts)]
+    sessions = [AlwaysWrong(50, [[0, *each]], seed).session([0]) for each in outputs]
+    spent = 0.0
+    for place in range(size - 1):
+        drafts = [
+            session.propose(planner.budget()) for session, planner in zip(sessions, planners, strict=True)
+        ]
+        trees = trim_together(planners, drafts)
+        spent += CPU.costs(texts, 17)[max(map(len, trees))]
+        for number, (planner, session) in enumerate(zip(planners, sessions, strict=True)):
+            accepted = Acceptance([], np.array(outputs[number][place : place + 1], np.int32))
+            session.observe(accepted.tokens, tree=trees[number])
+            planner.learn(drafts[number], trees[number], accepted)
+    plain = CPU.costs(texts, 1)[0]
+    assert spent <= plain * (size - 1) * (1 + SHARE) + texts * ALLOWANCE * CPU.cost(1) + 1e-9
+
+
+def test_a_request_may_ask_for_less_than_the_planner_verifies() -> None:
+    tree = tree_of({(token,): 0.1 for token in range(1, 10)})
+    for planner in (CostPlanner(FLAT, 6), Fixed(6)):
+        assert len(capped(planner, 3).trim(tree)) == 3
+        assert len(capped(planner, 50).trim(tree)) == 6
+        assert capped(planner, None) is planner
+        assert len(planner.trim(tree)) == 6

@@ -253,3 +253,29 @@ def test_it_pays_on_real_summaries(data: Path) -> None:
     quoting = [each for each in recordings if len(each.prompt) > 500][:20]
     result = replay(RequestDrafter(tokenizer.vocab_size), quoting)
     assert result.accepted_length > 1.8
+
+
+# -- predictions -----------------------------------------------------------------------------------------------
+
+
+def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
+    prompt, prediction = [1, 2, 3, 4], [10, 11, 12, 13, 14, 15]
+    drafter = RequestDrafter(20, prediction=prediction)
+    session = drafter.session([*prompt, 10])  # the first token comes from the prefill
+    assert session.propose(8).tokens.tolist()[:5] == [11, 12, 13, 14, 15]
+    session.observe([11, 17])  # the answer departs from it,
+    session.observe([13])  # and comes back
+    assert session.propose(8).tokens.tolist()[:2] == [14, 15]
+
+
+def test_an_empty_prediction_changes_nothing() -> None:
+    text = [1, 2, 3, 1, 2]
+    assert (
+        RequestDrafter(20, prediction=[]).session(text).propose()
+        == RequestDrafter(20).session(text).propose()
+    )
+
+
+def test_a_prediction_of_other_ids_is_refused() -> None:
+    with pytest.raises(TokenRangeError, match="token id 20"):
+        RequestDrafter(20, prediction=[20])

@@ -73,6 +73,26 @@ def test_families_that_are_exact(architecture: str) -> None:
     assert found.trees == (architecture not in CHAINS)
     told, drafted = plain_and_drafted(model)
     assert told == drafted
+    if found.trees:
+        require_rows(model, told)
+
+
+def require_rows(model: Any, told: list[int]) -> None:
+    """Check that a batch with another text beside it has the same row."""
+    other = model.generate(PROMPT[:, :2], do_sample=False, max_new_tokens=24)[0].tolist()
+    inputs = torch.cat([PROMPT, torch.tensor([[3, 3, 3, 5, 7]])])
+    mask = torch.tensor([[1] * 5, [0, 0, 0, 1, 1]])
+    texts = [[*told, *range(8)], [*other, *range(8)]]
+
+    class Drafters:
+        def session(self, prompt_ids: Any, **prefill: Any) -> Any:
+            return Prophet(VOCAB, texts, error_rate=0.2).session(prompt_ids)
+
+    rows: Any = generate(
+        model, inputs, attention_mask=mask, drafter=Drafters(), do_sample=False, max_new_tokens=24
+    )
+    assert rows[0].tolist() == told
+    assert rows[1, 3:].tolist() == other
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

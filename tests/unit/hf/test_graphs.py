@@ -19,15 +19,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 
+from draftstore.decoding.loop import Fixed
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DecodingError
-from draftstore.hf import generate, graph_runner, graphs, pools
+from draftstore.hf import batches, generate, graph_runner, graphs, pools
+from draftstore.hf.batches import Batch
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text
 from draftstore.hf.graph_runner import BUCKETS, MOST_ROWS, PassShape
 from draftstore.hf.graphs import GraphForward, graph_forward, why_not
+from draftstore.hf.members import Member
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Prefilled, TreeForward
+from draftstore.hf.texts import prepare_text
 from draftstore.trees.tree import DraftTree
 from tests.fakes.acceptance import accept_greedy
 from tests.fakes.adversaries import AlwaysWrong, OverBudget, Prophet, RandomTrees, Silent, tree_of
@@ -363,13 +367,13 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def runner_without_values(architecture: str, rope: str) -> graph_runner.GraphRunner:
+def runner_without_values(architecture: str, rope: str, texts: int = 1) -> graph_runner.GraphRunner:
     """Return the runner of a model on the device `meta`, where tensors have shapes and no values."""
     changes = {"rope_parameters": ROPES[rope]} if ROPES[rope] else {}
     model = moved(tiny.__wrapped__(architecture, dtype=torch.bfloat16, **changes), "meta")
     cache: Any = StaticCache(config=model.config, max_cache_len=32)
     cache.early_initialization(1, 2, 8, torch.bfloat16, torch.device("meta"))
-    runner = graph_runner.GraphRunner(model, pools.CachePool(cache.layers[0], 2, 256, MOST_ROWS), 0)
+    runner = graph_runner.GraphRunner(model, pools.CachePool(cache.layers[0], 2, 256, MOST_ROWS, texts), 0)
     runner.model = model  # type: ignore[attr-defined]
     return runner
 
@@ -387,6 +391,15 @@ def test_no_value_is_looked_at_in_a_pass(architecture: str, rope: str) -> None:
     assert seen.strangers == set()
 
 
+def test_no_value_is_looked_at_in_a_pass_over_several_texts() -> None:
+    runner = runner_without_values("llama", "llama3", texts=9)
+    with torch.no_grad(), OnDevice() as seen:
+        for texts, rows in ((1, 1), (4, 16), (8, 64)):
+            result = runner._compute(PassShape(texts, rows, 256, Wants(candidates=True, hidden=True)))
+            assert result._logits.shape == (texts * rows, 64)
+    assert seen.strangers == set()
+
+
 def test_a_pass_that_looks_at_values_would_be_noticed() -> None:
     runner = runner_without_values("llama", "dynamic")
     with torch.no_grad(), pytest.raises(RuntimeError, match="meta tensors"):
@@ -397,6 +410,7 @@ class Played:
     """Stands for `torch.cuda`: a graph that runs again what was captured, into the tensors of the capture."""
 
     def __init__(self) -> None:
+        self.shapes: list[PassShape] = []
         self.captured: list[tuple[int, int]] = []
         self.replayed: list[tuple[int, int]] = []
         self.warmed = 0
@@ -418,6 +432,7 @@ class Played:
             if self.recording is None:
                 self.warmed += 1
                 return result
+            self.shapes.append(shape)
             self.captured.append((shape.rows, shape.width))
             self.recording.again = lambda: real(runner, shape)
             self.recording.shape, self.recording.result = (shape.rows, shape.width), result
@@ -503,6 +518,46 @@ def test_graphs_are_captured_once_for_each_shape(data: Path, played: Played) -> 
     assert len(played.replayed) > 100
 
 
+def generated(data: Path, model: Any, truths: list[torch.Tensor]) -> list[list[int]]:
+    """Return what a batch makes of stories; one joins at each step."""
+    batch, members = Batch(model, most=6), []
+    for ids in [story_ids(data, story).to(model.device) for story in STORIES]:
+        text = prepare_text(model, ids, max_new_tokens=NEW, do_sample=False)
+        known = Prophet(VOCAB, [[*truth[0].tolist(), *range(8)] for truth in truths], depth=20)
+        members.append(Member(text, known, Fixed(24)))
+        batch.join(members[-1])
+        batch.step()
+    while len(batch):
+        assert not [outcome.error for outcome in batch.step() if outcome.error]
+    return [member.generated.text.ids for member in members]
+
+
+def test_batches_are_captured_too(data: Path, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "captures", lambda device: True)
+    model = stories(data)
+    truths = [plainly(model, story_ids(data, story)) for story in STORIES]
+    for most in (graph_runner.MOST_GRAPHS, 3):
+        monkeypatch.setattr(graph_runner, "MOST_GRAPHS", most)
+        assert generated(data, model, truths) == [truth[0].tolist() for truth in truths]
+    assert {shape.texts for shape in played.shapes} == {1, 2, 4, 8}
+    assert {shape.rows for shape in played.shapes} <= set(BUCKETS)
+    assert set(played.replayed) == set(played.captured)
+    assert len(played.captured) > len(set(played.captured)), "what was dropped is captured again"
+
+
+def test_the_next_batch_of_a_model_finds_its_graphs(
+    data: Path, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "captures", lambda device: True)
+    model, ids = stories(data), story_ids(data)
+    truth = plainly(model, ids)[0].tolist()
+    for _ in range(2):
+        rows: Any = generate(model, ids.expand(3, -1), max_new_tokens=NEW, do_sample=False)
+        assert rows.tolist() == [truth] * 3
+    assert len(played.captured) == 1, "of four texts, one of them padding, and one row"
+    batches._IDLE.clear()
+
+
 def test_attention_sees_more_columns_as_the_text_grows(data: Path, played: Played) -> None:
     model, ids = stories(data), story_ids(data)
     truth = plainly(model, ids, min_new_tokens=480, max_new_tokens=480)
@@ -546,6 +601,19 @@ def test_what_cannot_be_captured_runs_without(
 
 
 # --- on a GPU ---
+
+
+@needs_gpu
+def test_on_a_gpu_batches_give_the_tokens_of_plain_generate(data: Path) -> None:
+    model = moved(stories(data), "cuda")
+    try:
+        truths = [
+            plainly(model, story_ids(data, story).to("cuda"), cache_implementation="dynamic")
+            for story in STORIES
+        ]
+        assert generated(data, model, truths) == [truth[0].tolist() for truth in truths]
+    finally:
+        moved(model, "cpu")
 
 
 @needs_gpu

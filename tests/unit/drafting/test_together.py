@@ -1,0 +1,90 @@
+"""Drafts for many texts in one call: those that each session proposes alone, in as few calls as there are stores."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.drafting.drafter import ContextSession, Session
+from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.recycling import RecyclingDrafter
+from draftstore.drafting.request import RequestDrafter
+from draftstore.drafting.together import propose_many
+from draftstore.trees.batch import Draft
+from draftstore.trees.tree import DraftTree
+from tests.fakes.adversaries import RandomTrees
+from tests.unit.drafting.test_drafter import ids, store
+
+VOCAB = store("longest").vocab_size
+
+
+class Counting:
+    """A store's drafter that counts its calls."""
+
+    def __init__(self, strategy: str) -> None:
+        self._drafter = store(strategy)
+        self.context_size, self.vocab_size = self._drafter.context_size, self._drafter.vocab_size
+        self.batches: list[int] = []
+
+    def session(self, prompt_ids: Any, **_prefill: Any) -> ContextSession:
+        return ContextSession(self, prompt_ids)
+
+    def draft(
+        self, contexts: Any, budget: int = 64, min_prob: float = 0.0, queries: Any = None
+    ) -> list[Draft]:
+        self.batches.append(len(contexts))
+        return self._drafter.draft(contexts, budget, min_prob, queries)
+
+
+@given(
+    texts=st.lists(st.tuples(ids, st.sampled_from([0, 5, 64]), st.sampled_from([0.0, 0.05])), max_size=6),
+    kinds=st.lists(st.integers(0, 5), min_size=6, max_size=6),
+)
+def test_each_gets_what_it_gets_alone(texts: list[tuple[list[int], int, float]], kinds: list[int]) -> None:
+    one, other = store("longest"), store("backoff")
+    drafters: list[Any] = [
+        one,
+        other,
+        RequestDrafter(VOCAB),
+        Mixture([RequestDrafter(VOCAB), one]),
+        Mixture([one, other, RecyclingDrafter(VOCAB)]),
+        RandomTrees(VOCAB),
+    ]
+
+    def sessions() -> list[Session]:
+        found = []
+        for (text, _, _), kind in zip(texts, kinds, strict=False):
+            drafter = RandomTrees(VOCAB) if kind == 5 else drafters[kind]
+            found.append(drafter.session(text))
+        return found
+
+    budgets, least = [budget for _, budget, _ in texts], [min_prob for _, _, min_prob in texts]
+    alone = [
+        session.propose(budget, min_prob) if budget else DraftTree.empty()
+        for session, budget, min_prob in zip(sessions(), budgets, least, strict=True)
+    ]
+    assert propose_many(sessions(), budgets, least) == alone
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_store_is_asked_once(mixed: bool) -> None:
+    counting = Counting("longest")
+    drafter: Any = Mixture([RequestDrafter(VOCAB), counting]) if mixed else counting
+    sessions = [drafter.session([number, number + 1]) for number in range(5)]
+    propose_many(sessions, [16] * 5, [0.0] * 5)
+    assert counting.batches == [5]
+    propose_many(sessions, [16, 0, 16, 8, 16], [0.0] * 5)
+    assert counting.batches == [5, 3, 1]
+
+
+def test_what_a_mixture_learns_of_a_batch_is_what_it_learns_alone() -> None:
+    drafters: list[Any] = [RequestDrafter(VOCAB), store("longest")]
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    together, alone = Mixture(drafters).session(text), Mixture(drafters).session(text)
+    (tree,) = propose_many([together], [16], [0.0])
+    assert tree == alone.propose(16)
+    for session in (together, alone):
+        session.observe(np.array([3, 1], np.int32), tree=tree)
+    assert np.array_equal(together.seen, alone.seen)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test lint format prefect bench lock clean
+.PHONY: help quickstart setup test lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ prefect: .venv/.dev  ## Start a Prefect server and worker with all flows, until 
 
 bench: .venv/.dev  ## Measure REST stores: cost by size, other libraries (minutes; needs DRAFTSTORE_TEST_DATA)
 	$(BIN)/python -m benchmarks.rest $(ARGS)
+
+gpu: .venv/.dev  ## Measure everything that needs a GPU, part by part (needs DRAFTSTORE_TEST_DATA; ARGS='--quick' without a GPU)
+	$(BIN)/python -m benchmarks.gpu --work data/gpu $(ARGS)
 
 lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock

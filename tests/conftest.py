@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.lookup.stores import warming
 from tests.fakes.kernels import remove_stale_kernels
 
-pytest_plugins = ["tests.fakes.databases"]
+# A machine with a GPU, which `python -m benchmarks.gpu` runs some tests on, need not have the packages of databases.
+pytest_plugins = ["tests.fakes.databases"] if find_spec("psycopg") else []
 
 TRAINING_TEXT = [
     "def add(left, right):\n    return left + right\n",

@@ -117,6 +117,8 @@ def load_model(
         torch.nn.Module.to(model, where)
     with _low_noise(), _told(name_or_path, "tokenizer of "):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **{"gguf_file": file} if file else {})
+        if file is not None and isinstance(end := model.config.eos_token_id, int):
+            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)  # transformers 5.17 takes BOS for it
     text = text_tokenizer(tokenizer, source if file is None else None, model_name(name_or_path))
     return LoadedModel(model.eval(), tokenizer, text)  # type: ignore[no-untyped-call]
 

@@ -31,6 +31,7 @@ from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import Prophet
 from tests.fakes.dense_stores import make_dense_store, make_projection
+from tests.fakes.gpus import needs_gpu
 from tests.fakes.hf_models import STORIES, build, stories, story_ids, tiny
 from tests.reference import make_index
 
@@ -146,7 +147,7 @@ def test_a_session_is_told_the_state_that_predicted_the_last_token(way: str, pro
     check_states(tiny(architecture, vocab_size=VOCAB, **changes), projected, **options)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@needs_gpu
 @pytest.mark.parametrize("projected", [True, False])
 def test_a_session_is_told_so_by_a_gpu(projected: bool) -> None:
     model: Any = torch.nn.Module.to(build(vocab_size=VOCAB, dtype=torch.float32), "cuda")

@@ -35,11 +35,11 @@ from draftstore.hf.texts import prepare_text
 from draftstore.trees.tree import DraftTree
 from tests.fakes.acceptance import accept_greedy
 from tests.fakes.adversaries import AlwaysWrong, OverBudget, Prophet, RandomTrees, Silent, tree_of
+from tests.fakes.gpus import needs_gpu
 from tests.fakes.hf_models import STORIES, stories, story_ids, tiny
 
 VOCAB = 512
 NEW = 48
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 
 DRAFTERS: dict[str, Callable[[list[int]], Drafter | None]] = {
     "none": lambda truth: None,

@@ -56,7 +56,7 @@ def requests_of(part: Part, texts: int) -> list[Request]:
 
 def curve_of(part: Part) -> CostCurve | None:
     """Return the cost curve of the part's model, which is a cell of its own; None if there was no time for it."""
-    size = {"context": 16, "repeats": 1} if part.bench.args.quick else {}
+    size: dict[str, Any] = {"context": 16, "repeats": 1} if part.bench.args.quick else {}
 
     def measured() -> dict[str, Any]:
         curve = measure(part.bench.model(part.shape), name=part.shape, **size)

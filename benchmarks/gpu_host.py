@@ -81,7 +81,7 @@ class DeviceTimes:
         """Return the seconds of all passes so far, once they are done."""
         if self._events:
             torch.cuda.synchronize()
-        return self._seconds + sum(first.elapsed_time(last) for first, last in self._events) / 1000
+        return self._seconds + float(sum(first.elapsed_time(last) for first, last in self._events)) / 1000
 
 
 def _steps(part: Part, batch: Batch, way: Way, requests: list[Request], texts: int) -> dict[str, Any]:

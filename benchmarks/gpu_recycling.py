@@ -65,7 +65,7 @@ def run_live(part: Part, drafters: dict[str, Callable[[], Drafter]]) -> None:
     extent, loaded = part.extent, part.bench.live
     requests = [Request(each.prompt, extent.tokens) for each in part.bench.questions]
     model: Any = loaded.model
-    size = {"context": 16, "repeats": 1} if part.bench.args.quick else {}
+    size: dict[str, Any] = {"context": 16, "repeats": 1} if part.bench.args.quick else {}
     curve: CostCurve = measure(model, name=loaded.name, **size)
     for texts in (extent.batches[0], extent.batches[min(2, len(extent.batches) - 1)]):
         part.cell(f"{texts} texts, plain", partial(_plain, model, requests, texts))

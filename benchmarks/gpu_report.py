@@ -89,8 +89,8 @@ def _curve(folder: Path, name: str, cells: Cells) -> list[str]:
                 x, [cell["milliseconds"] for cell in line], marker="o", label=f"{texts} texts"
             )
             if all("roofline_milliseconds" in cell for cell in line):
-                least = [cell["roofline_milliseconds"] for cell in line]
-                axes.plot(x, least, linestyle="--", linewidth=0.8, color=drawn.get_color())
+                floor = [cell["roofline_milliseconds"] for cell in line]
+                axes.plot(x, floor, linestyle="--", linewidth=0.8, color=drawn.get_color())
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.legend(frameon=False)
@@ -178,8 +178,17 @@ def _verdict(value: float, goal: float) -> str:
 def _live(cells: Cells) -> list[str]:
     """Show live decoding."""
     rows = speedups({key: cell for key, cell in cells.items() if "tokens_per_second" in cell})
-    keys = ("texts", "way", "tokens_per_second", "over_plain", "accepted_length", "nodes")
-    keys += ("identical", "outputs", "excused")
+    keys = (
+        "texts",
+        "way",
+        "tokens_per_second",
+        "over_plain",
+        "accepted_length",
+        "nodes",
+        "identical",
+        "outputs",
+        "excused",
+    )
     return [
         _table([key.replace("_", " ") for key in keys], [[row.get(key, "") for key in keys] for row in rows])
     ]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -49,7 +50,7 @@ class Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shapes: list[tuple[int, ...]] = []
-        real = attention.scaled_dot_product_attention
+        real = scaled_dot_product_attention
 
         def counting(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
             self.shapes.append(tuple(query.shape))

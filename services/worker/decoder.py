@@ -195,14 +195,14 @@ class Decoder:
                 self._reading -= 1
 
     def _require_room(self, others: int = 0) -> None:
-        """Refuse a request that could not be queued now, or after `others`, the first of which may be decoded.
+        """Refuse a request that could not be queued or begun now, after `others` that are being read.
 
         Raises:
             ApiError: the queue is full, or no requests are accepted now.
         """
-        if not self.ready:
+        if not self.ready or self.engine is None:
             raise self.unavailable()
-        if len(self._waiting) >= self._most or len(self._waiting) + others > self._most:
+        if len(self._waiting) + others >= self._most + self.engine.room:
             ahead = self._mean_seconds  # mean time until a waiting request gets its turn
             raise ApiError(
                 429,

@@ -65,6 +65,8 @@ class Batch:
     Attributes:
         most: maximum texts in decoding; others wait until one leaves.
         positions: maximum tokens of a text, for which there is memory whatever the others have.
+        last_pass: texts in the pass of the last step, and the share of the columns that they saw which hold tokens;
+            None if that step only read prompts.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Batch:
         if why := why_alone(model):
             raise DecodingError(f"no batches: {why}; decode one text at a time")
         self.most = max(1, min(most, MOST_TEXTS))
+        self.last_pass: tuple[int, float] | None = None
         self._model = model
         self._chunk = chunk
         self._vocab_size = vocab_size(model)
@@ -136,6 +139,7 @@ class Batch:
         Returns:
             Outcomes of texts whose prompts were read, each with an empty tree, and those of the pass.
         """
+        self.last_pass = None
         turns = [Turn(member) for member in self._members]
         outcomes = self._read()
         if turns:
@@ -186,6 +190,8 @@ class Batch:
         runner = self._reserve(max(entry.past + len(entry.tokens) for entry in entries))
         wants = Wants(*map(any, zip(*(turn.wants for turn in turns), strict=True)))
         parts = runner.run(entries, wants)
+        tokens = sum(entry.past + len(entry.tokens) for entry in entries)
+        self.last_pass = len(turns), tokens / runner.columns
         verified = perf_counter_ns()
         for turn, part in zip(turns, parts, strict=True):
             turn.accept(part)

@@ -328,7 +328,10 @@ class Decoder:
             self._finish(answer, UnwantedError())
         if not self._running:
             return
-        faults = [self._finish(cast(Answering, answer), error) for answer, error in engine.step()]
+        ended = engine.step()
+        if engine.last_pass is not None:
+            self._figures.passed(*engine.last_pass)
+        faults = [self._finish(cast(Answering, answer), error) for answer, error in ended]
         if faults:
             self._failures = self._failures + 1 if any(faults) else 0
 
@@ -391,16 +394,6 @@ class Decoder:
             message,
             extra={"id": job.id, "endpoint": job.endpoint, "outcome": outcome, **figures, **times, **who},
         )
-
-
-def _check_wanted(job: DecodingJob) -> None:
-    """Check that the client still waits.
-
-    Raises:
-        UnwantedError: the request was cancelled.
-    """
-    if job.cancelled:
-        raise UnwantedError
 
 
 def _explain(error: Exception) -> ApiError:

@@ -25,7 +25,7 @@ from services.worker.writing import EndedError, Scored, Writing
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 3
-"""Consecutive failed answers after which the worker reports itself as unhealthy."""
+"""Consecutive failed passes after which the worker reports itself as unhealthy."""
 LONGEST_WAIT = 60.0
 """Maximum seconds of `Retry-After`."""
 
@@ -123,7 +123,7 @@ class Decoder:
         Args:
             load: loads the model; called in the decoding thread.
             figures: metrics.
-            queue: maximum waiting requests beside the one being decoded.
+            queue: maximum waiting requests beside those being decoded.
             changed: called in the decoding thread when loading succeeds or fails, when it becomes idle while draining,
                 and at the end.
             keep: takes records of finished answers for the response log.

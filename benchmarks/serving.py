@@ -3,8 +3,11 @@
 Clients ask SmolLM2-135M-Instruct all at once, with prompts of AlpacaEval, greedy, as streams. Two workers run, of which
 one works at a time: with `--max-batch 1`, and with a batch of as many as there are clients. Each answers without drafts
 (the requests say `"draftstore": {"budget": 0}`) and with drafts of the request and of a REST store that holds the
-model's earlier answers, the text `own` of `benchmarks.decode_texts`. The four ways take turns in every round; ratios
-are medians over rounds. What is verified is planned by a cost curve, which is measured first and kept under --work.
+model's earlier answers, the text `own` of `benchmarks.decode_texts`. What is verified is planned by a cost curve, which
+is measured first and kept under --work. All ways take turns in every round; ratios are medians over rounds.
+
+Requests that are sent at once do not end at once: those with good drafts leave, and the last one has the model for
+itself. So the batch is measured a second time, `steady`: each client asks its next question once it is answered.
 
 An untimed round before the others warms every way up. In it the first way tells how likely its tokens were: an answer
 that differs from it is excused where its two most likely tokens lay within 1e-4 of each other.
@@ -59,11 +62,13 @@ class Way(NamedTuple):
         name: for tables.
         batched: whether the worker decodes all answers together.
         drafts: whether it drafts.
+        questions: of each client, one after the other.
     """
 
     name: str
     batched: bool
     drafts: bool
+    questions: int = 1
 
 
 WAYS = (
@@ -71,8 +76,10 @@ WAYS = (
     Way("one by one, drafts", batched=False, drafts=True),
     Way("together", batched=True, drafts=False),
     Way("together, drafts", batched=True, drafts=True),
+    Way("steady", batched=True, drafts=False, questions=3),
+    Way("steady, drafts", batched=True, drafts=True, questions=3),
 )
-SINGLE, SINGLE_DRAFTS, BATCH, BATCH_DRAFTS = (way.name for way in WAYS)
+SINGLE, SINGLE_DRAFTS, BATCH, BATCH_DRAFTS, STEADY, STEADY_DRAFTS = (way.name for way in WAYS)
 
 
 class Asked(NamedTuple):
@@ -151,7 +158,8 @@ def run_ways(
                 drafting = {} if way.drafts else {"draftstore": {"budget": 0}}
                 telling = {"logprobs": 2} if way.name == SINGLE and not turn else {}
                 settings = {"max_tokens": tokens, "temperature": 0, **drafting, **telling}
-                done[way.name].append(ask_together(urls[way.batched], asked.prompts, settings))
+                prompts, clients = asked.prompts * way.questions, len(asked.prompts)
+                done[way.name].append(ask_together(urls[way.batched], prompts, settings, clients=clients))
     return done
 
 
@@ -215,6 +223,7 @@ def reached(done: dict[str, list[Together]], rows: Sequence[dict[str, Any]]) -> 
         "batch_over_single": ratio(BATCH, SINGLE, rate),
         "drafts_over_batch": ratio(BATCH_DRAFTS, BATCH, rate),
         "drafts_over_single_drafts": ratio(BATCH_DRAFTS, SINGLE_DRAFTS, rate),
+        "drafts_over_batch_steady": ratio(STEADY_DRAFTS, STEADY, rate),
         "first_token_of_last": max(ratio(BATCH, SINGLE, wait), ratio(BATCH_DRAFTS, SINGLE_DRAFTS, wait)),
     }
     met = {

@@ -21,8 +21,8 @@ class Reply:
     """One client's answer.
 
     Attributes:
-        first: seconds from the first request of all to its first text.
-        seconds: seconds until its end.
+        first: seconds from its request to its first text.
+        seconds: seconds from the first request of all to its end.
         text: the answer.
         logprobs: log-probabilities by token, if asked for: for each token of the answer its place in the text, and
             those of the most likely tokens.
@@ -49,7 +49,7 @@ class Reply:
 
 @dataclasses.dataclass
 class Together:
-    """The answers of requests that were sent at once, in the order in which they were sent."""
+    """The answers of clients that ask at the same time, in the order of their requests."""
 
     replies: list[Reply]
 
@@ -84,29 +84,42 @@ class Together:
         return (self.tokens - len(self.replies)) / max(1, self.passes)
 
 
-def ask_together(url: str, prompts: Sequence[NDArray[np.int32]], asked: dict[str, Any]) -> Together:
-    """Send a completion for every prompt, one right after the other, and read the streams as they come.
+def ask_together(
+    url: str, prompts: Sequence[NDArray[np.int32]], asked: dict[str, Any], *, clients: int
+) -> Together:
+    """Have every client ask for a completion, one right after the other, and for the next once it is answered.
 
     Args:
         url: of the worker.
-        prompts: int32 [any] each.
+        prompts: int32 [any] each, at least as many as there are clients.
         asked: the other fields of the requests.
+        clients: how many there are.
 
     Raises:
         SystemExit: one is refused or fails.
     """
-    connections = [http.client.HTTPConnection(url.removeprefix("http://"), timeout=SECONDS) for _ in prompts]
-    for connection in connections:
-        connection.connect()
     begin = perf_counter()
-    for connection, prompt in zip(connections, prompts, strict=True):
-        body = {"prompt": prompt.tolist(), "stream": True, "stream_options": {"include_usage": True}, **asked}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    with ThreadPoolExecutor(len(connections)) as threads:
-        return Together(list(threads.map(lambda connection: _read(connection, begin), connections)))
+    first = [_send(url, prompt, asked) for prompt in prompts[:clients]]
+
+    def answer(place: int) -> Reply:
+        return _read(*(first[place] if place < clients else _send(url, prompts[place], asked)), begin)
+
+    with ThreadPoolExecutor(clients) as threads:
+        return Together(list(threads.map(answer, range(len(prompts)))))
 
 
-def _read(connection: http.client.HTTPConnection, begin: float) -> Reply:
+def _send(
+    url: str, prompt: NDArray[np.int32], asked: dict[str, Any]
+) -> tuple[http.client.HTTPConnection, float]:
+    """Send a request for a stream; return its connection and when it was sent."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=SECONDS)
+    body = {"prompt": prompt.tolist(), "stream": True, "stream_options": {"include_usage": True}, **asked}
+    sent = perf_counter()
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection, sent
+
+
+def _read(connection: http.client.HTTPConnection, sent: float, begin: float) -> Reply:
     """Read a stream to its end.
 
     Raises:
@@ -121,7 +134,7 @@ def _read(connection: http.client.HTTPConnection, begin: float) -> Reply:
             document = json.loads(line.removeprefix(b"data: "))
             if "error" in document:
                 raise SystemExit(f"the worker breaks off an answer: {document['error']['message']}")
-            reply.take(document, perf_counter() - begin)
+            reply.take(document, perf_counter() - sent)
     reply.seconds = perf_counter() - begin
     connection.close()
     return reply

@@ -50,17 +50,20 @@ def test_goals_are_ratios_of_rounds() -> None:
         serving.SINGLE_DRAFTS: [replies("a", "b")] * 4,
         serving.BATCH: [replies("a", "b")] * 4,
         serving.BATCH_DRAFTS: [replies("a", "c", seconds=2)] * 4,
+        serving.STEADY: [replies(*"abab", seconds=8)] * 4,
+        serving.STEADY_DRAFTS: [replies(*"abab", seconds=5)] * 4,
     }  # fmt: skip
     likely = [[(0, 1.0)], [(0, 1e-5)]]
     rows = serving.figures_of(done, likely)
-    assert [row["tokens_per_second"] for row in rows] == [1.25, 2.5, 2.5, 5.0]
+    assert [row["tokens_per_second"] for row in rows] == [1.25, 2.5, 2.5, 5.0, 2.5, 4.0]
     assert rows[0]["first_token_seconds"] == [8, 8]
-    assert [len(row["differences"]) for row in rows] == [0, 0, 0, 1]
+    assert [len(row["differences"]) for row in rows] == [0, 0, 0, 1, 0, 0]
     found = serving.reached(done, rows)
     assert found["ratios"] == {
         "batch_over_single": 2.0,
         "drafts_over_batch": 2.0,
         "drafts_over_single_drafts": 2.0,
+        "drafts_over_batch_steady": 1.6,
         "first_token_of_last": 1.0,
     }
     assert found["reached"] == {

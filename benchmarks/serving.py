@@ -22,7 +22,7 @@ Example:
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -209,9 +209,9 @@ def _differences(
 def reached(done: dict[str, list[Together]], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return whether the goals were reached: medians of the ratios of each round."""
 
-    def ratio(name: str, other: str, value: Any) -> float:
+    def ratio(name: str, other: str, value: Callable[[Together], float]) -> float:
         pairs = zip(done[name][1:], done[other][1:], strict=True)
-        return round(median(value(ours) / value(theirs) for ours, theirs in pairs), 3)
+        return float(round(median(value(ours) / value(theirs) for ours, theirs in pairs), 3))
 
     def rate(each: Together) -> float:
         return each.rate

@@ -22,7 +22,7 @@ def member(length: int, drafter: Any = None) -> Member:
 
 
 def test_the_share_of_columns_that_hold_tokens() -> None:
-    batch = Batch(tiny(), most=3)
+    batch: Any = Batch(tiny(), most=3)
     for length in (10, 4):
         batch.join(member(length))
     batch.step()

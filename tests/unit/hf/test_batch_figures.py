@@ -22,17 +22,20 @@ def member(length: int, drafter: Any = None) -> Member:
 
 
 def test_the_share_of_columns_that_hold_tokens() -> None:
-    batch: Any = Batch(tiny(), most=3)
+    batch = Batch(tiny(), most=3)
+
+    def after_a_step() -> tuple[int, float] | None:
+        batch.step()
+        return batch.last_pass
+
     for length in (10, 4):
         batch.join(member(length))
-    batch.step()
-    assert batch.last_pass is None  # it only read prompts
-    batch.step()
-    assert batch.last_pass == (2, pytest.approx((11 + 5) / (2 * 11)))
+    assert after_a_step() is None  # it only read prompts
+    assert after_a_step() == (2, pytest.approx((11 + 5) / (2 * 11)))
     batch.join(member(7, RequestDrafter(64)))
-    batch.step()
-    assert batch.last_pass == (2, pytest.approx((12 + 6) / (2 * 12)))
-    batch.step()
-    texts, filled = batch.last_pass
+    assert after_a_step() == (2, pytest.approx((12 + 6) / (2 * 12)))
+    last = after_a_step()
+    assert last is not None
+    texts, filled = last
     assert texts == 3
     assert (13 + 7 + 8) / (3 * 17) <= filled < 1  # as wide as the third text's draft makes it

@@ -53,7 +53,7 @@ CHAT = {
 DRAFT = {"release": "crest", "contexts": [[450, 4996, 17354], []], "budget": 16, "min_prob": 0.0}
 TEXT = {"release": "rest", "text": "What is the", "budget": 8, "strategy": "longest"}
 SHORT = ("--max-tokens", "8", "--max-choices", "1")
-"""The worker decodes one request at a time: a strange one that asks for much would rightly keep others waiting."""
+"""The worker decodes a few answers at a time: strange requests that ask for much would rightly keep others waiting."""
 RESTARTS = "draftstore_worker_restarts_total"
 
 

@@ -96,10 +96,11 @@ class Kept:
         self.stop()
 
 
-def decoding_worker(model: Path, port: int, log: Path, *options: object) -> Kept:
+def decoding_worker(model: Path, port: int, log: Path, *options: object, threads: int = 1) -> Kept:
     """Start `draftstore worker` on a CPU."""
     told = ("--model", model, "--device", "cpu", "--port", port)
-    return Kept("decoding worker", ("draftstore", "worker", *told, *options), log, {"OMP_NUM_THREADS": "1"})
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    return Kept("decoding worker", ("draftstore", "worker", *told, *options), log, environment)
 
 
 def ask(

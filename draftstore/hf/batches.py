@@ -67,6 +67,8 @@ class Batch:
     Attributes:
         most: maximum texts in decoding; others wait until one leaves.
         positions: maximum tokens of a text, for which there is memory whatever the others have.
+        last_pass: texts in the pass of the last step, and the share of the columns that they saw which hold tokens;
+            None if that step only read prompts.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Batch:
         if why := why_alone(model):
             raise DecodingError(f"no batches: {why}; decode one text at a time")
         self.most = max(1, min(most, MOST_TEXTS))
+        self.last_pass: tuple[int, float] | None = None
         self._model = model
         self._chunk = chunk
         self._vocab_size = vocab_size(model)
@@ -143,7 +146,8 @@ class Batch:
         Returns:
             Outcomes of the pass, and of texts whose prompts were read to the end, each with an empty tree.
         """
-        outcomes: list[Outcome] = []
+outcomes: list[Outcome] = []
+        self.last_pass = None
         if self._members:
             with self._model._optimize_model_for_decode():
                 outcomes += self._pass([Turn(member) for member in self._members])
@@ -193,6 +197,8 @@ class Batch:
         runner = self._reserve(max(entry.past + len(entry.tokens) for entry in entries))
         wants = Wants(*map(any, zip(*(turn.wants for turn in turns), strict=True)))
         parts = runner.run(entries, wants)
+        tokens = sum(entry.past + len(entry.tokens) for entry in entries)
+        self.last_pass = len(turns), tokens / runner.columns
         verified = perf_counter_ns()
         for turn, part in zip(turns, parts, strict=True):
             turn.accept(part)

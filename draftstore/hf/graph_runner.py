@@ -110,6 +110,7 @@ class GraphRunner:
     Attributes:
         pool: keys and values.
         mark: hash of the weights' addresses and the attention; graphs are valid only for it.
+        columns: columns that the texts of the last pass saw, all together.
     """
 
     def __init__(self, model: Any, pool: CachePool, mark: int, *, exact: bool = False) -> None:
@@ -123,7 +124,7 @@ class GraphRunner:
                 which there may be a graph.
         """
         self._model = weakref.ref(model)
-        self.pool, self.mark = pool, mark
+        self.pool, self.mark, self.columns = pool, mark, 0
         self._exact = exact
         self._owner: weakref.ref[Any] | None = None
         self._device = device = pool.keys.device
@@ -175,6 +176,7 @@ class GraphRunner:
     def run(self, entries: Sequence[Entry], wants: Wants) -> list[PassPart]:
         """Run a pass over texts, those of slots 0, 1, ...; return the rows of each."""
         shape = self._shape_of(entries, wants)
+        self.columns = shape.texts * shape.width
         with (
             torch.inference_mode(mode=False),
             torch.no_grad(),

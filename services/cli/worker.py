@@ -100,7 +100,7 @@ from services.worker.settings import PORT, WorkerSettings
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds for the current request to finish when the worker stops.",
+    help="Seconds for the requests that have begun to finish when the worker stops.",
 )
 @click.option(
     "--response-log",

@@ -90,7 +90,7 @@ def _requests_for(
         ignore_eos=bool(ask.ignore_eos),
         top=ask.top,
         budget=ask.draftstore.budget if ask.draftstore else None,
-        prediction=engine.tokenizer.encode(ask.prediction.content, bos=False) if ask.prediction else None,
+        prediction=_prediction(ask, engine.tokenizer),
         stop_ids=_known(ask.stop_token_ids or (), "stop_token_ids", facts.vocab_size),
     )
     if request.min_tokens > request.max_tokens:
@@ -117,6 +117,20 @@ def _prompt_ids(
     if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
         return np.array(_known(cast(list[int], prompt), "prompt", vocab_size), np.int32)
     return encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
+
+
+def _prediction(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer) -> NDArray[np.int32] | None:
+    """Return what is expected to follow the prompt; None if nothing is.
+
+    Raises:
+        ApiError: it is not valid Unicode.
+    """
+    if ask.prediction is None:
+        return None
+    try:
+        return tokenizer.encode(lead_of(ask, tokenizer) + ask.prediction.content, bos=False)
+    except DraftstoreError as error:
+        raise ApiError(400, str(error), param="prediction") from None
 
 
 def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from services.worker.writing import EndedError, Scored, Writing
 
 LOG = logging.getLogger(__name__)
 MOST_FAILURES = 3
-"""Consecutive failed answers after which the worker reports itself as unhealthy."""
+"""Consecutive failed passes after which the worker reports itself as unhealthy."""
 LONGEST_WAIT = 60.0
 """Maximum seconds of `Retry-After`."""
 
@@ -123,7 +123,7 @@ class Decoder:
         Args:
             load: loads the model; called in the decoding thread.
             figures: metrics.
-            queue: maximum waiting requests beside the one being decoded.
+            queue: maximum waiting requests beside those being decoded.
             changed: called in the decoding thread when loading succeeds or fails, when it becomes idle while draining,
                 and at the end.
             keep: takes records of finished answers for the response log.
@@ -328,7 +328,10 @@ class Decoder:
             self._finish(answer, UnwantedError())
         if not self._running:
             return
-        faults = [self._finish(cast(Answering, answer), error) for answer, error in engine.step()]
+        ended = engine.step()
+        if engine.last_pass is not None:
+            self._figures.passed(*engine.last_pass)
+        faults = [self._finish(cast(Answering, answer), error) for answer, error in ended]
         if faults:
             self._failures = self._failures + 1 if any(faults) else 0
 
@@ -391,16 +394,6 @@ class Decoder:
             message,
             extra={"id": job.id, "endpoint": job.endpoint, "outcome": outcome, **figures, **times, **who},
         )
-
-
-def _check_wanted(job: DecodingJob) -> None:
-    """Check that the client still waits.
-
-    Raises:
-        UnwantedError: the request was cancelled.
-    """
-    if job.cancelled:
-        raise UnwantedError
 
 
 def _explain(error: Exception) -> ApiError:

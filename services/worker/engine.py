@@ -92,6 +92,11 @@ class BatchEngine(_ModelEngine):
         """Number of answers that can be started now."""
         return self._batch.most - len(self._batch)
 
+    @property
+    def last_pass(self) -> tuple[int, float] | None:
+        """Answers in the last pass, and the share of what they saw that holds tokens."""
+        return self._batch.last_pass
+
     def join(self, answer: Answer) -> None:
         """Start an answer."""
         likelihoods = None if answer.request.top is None else Likelihoods(answer.request.top)
@@ -140,6 +145,7 @@ class SingleEngine(_ModelEngine):
     """Decodes one answer at a time, for models that take no batches; see `services.worker.work.Engine`."""
 
     _answer: Answer | None = None
+    last_pass = None
 
     @property
     def room(self) -> int:

@@ -16,14 +16,14 @@ class WorkerSettings:
 
     Attributes:
         endpoint: HTTP address.
-        queue: maximum waiting requests beside the one being decoded.
+        queue: maximum waiting requests beside those being decoded.
         max_tokens: maximum tokens of an answer.
         max_choices: maximum answers to one request: `n` times its prompts.
         body: maximum bytes of a request.
         tokens: token file.
         anonymous: whether clients, also on other machines, need no token.
         allow_hosts: further host names that requests may use, besides localhost and addresses.
-        grace_seconds: time for the current request when the worker is told to stop.
+        grace_seconds: time for the requests that have begun when the worker is told to stop.
         response_log: file for finished answers; None disables it.
         response_log_bytes: maximum size of the response log.
         log_format: `text` or `json`.

@@ -73,6 +73,13 @@ class Engine(Protocol):
     def room(self) -> int:
         """Number of answers that can be started now."""
 
+    @property
+    def last_pass(self) -> tuple[int, float] | None:
+        """Answers in the pass of the last step, and the share of the columns that they saw which hold tokens.
+
+        None if there was no such pass, or if answers are not decoded together.
+        """
+
     def join(self, answer: Answer) -> None:
         """Start an answer, if there is room.
 

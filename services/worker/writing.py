@@ -1,7 +1,7 @@
 """Conversion of one answer's forward passes to text."""
 
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Literal, NamedTuple
@@ -41,16 +41,20 @@ class Usage:
         completion_tokens: tokens of the answers, including those that ended them.
         answers: answers begun.
         passes: forward passes after the prefill.
+        drafts: passes that verified a draft.
         drafted: tokens that were drafted and verified.
         accepted: drafted tokens that became part of an answer.
+        accepted_at: the same by their place in the accepted path, from 0 on.
     """
 
     prompt_tokens: int
     completion_tokens: int = 0
     answers: int = 0
     passes: int = 0
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_at: Counter[int] = dataclasses.field(default_factory=Counter)
 
     @property
     def accepted_length(self) -> float:
@@ -141,10 +145,13 @@ class Writing:
             self.first_token = monotonic()
             self._usage.answers += 1
         self._usage.passes += not prefill
+        self._usage.drafts += len(step.tree) > 0
         self._usage.drafted += len(step.tree)
         taken, text = self._read(step.tokens[: self._room].tolist(), likelihoods)
         self._usage.completion_tokens += taken
-        self._usage.accepted += min(taken, len(step.path))
+        accepted = min(taken, len(step.path))
+        self._usage.accepted += accepted
+        self._usage.accepted_at.update(range(accepted))
         self._room -= taken
         self._hand_out(text)
         if self.reason == "stop" or not self._room:

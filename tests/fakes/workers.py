@@ -66,6 +66,7 @@ class FakeEngine:
     Attributes:
         works: what it was asked for.
         gate: where set, each forward pass waits for it.
+        last_pass: answers of the last step, half of whose columns it says to have filled.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class FakeEngine:
         self.gate: threading.Semaphore | None = None
         self.closed = False
         self.most = most
+        self.last_pass: tuple[int, float] | None = None
         self._chunk = chunk
         self._answer = answer
         self._answers: dict[Answer, Iterator[Step]] = {}
@@ -122,6 +124,7 @@ class FakeEngine:
 
     def step(self) -> list[tuple[Answer, Exception | None]]:
         ended: list[tuple[Answer, Exception | None]] = []
+        self.last_pass = len(self._answers), 0.5
         for answer, passes in list(self._answers.items()):
             try:
                 step, top = next(passes), answer.request.top

@@ -256,8 +256,39 @@ def test_an_answer_to_the_end_of_the_positions(service: Service) -> None:
     assert (status, json.loads(body)["error"]["code"]) == (400, "context_length_exceeded")
 
 
+def test_a_request_without_drafts(service: Service) -> None:
+    asked = {"prompt": TALE, "max_tokens": 40, "temperature": 0}
+    drafted, without = (
+        ask(service, "completions", **asked, draftstore=given) for given in ({}, {"budget": 0})
+    )
+    assert without["choices"] == drafted["choices"]
+    assert drafted["usage"]["draftstore"]["drafted"] > 0
+    usage = without["usage"]["draftstore"]
+    assert (usage["drafted"], usage["accepted"], usage["accepted_length"]) == (0, 0, 1.0)
+    few = ask(service, "completions", **asked, draftstore={"budget": 2})["usage"]["draftstore"]
+    assert 0 < few["drafted"] <= 2 * few["passes"]
+
+
+def test_a_prediction_changes_nothing_but_the_passes(service: Service) -> None:
+    """Sampled at such a temperature, the answer is one that nothing else foretells."""
+    asked = {"prompt": PROMPTS[2], "max_tokens": 60, "temperature": 1.5, "seed": 3}
+
+    def predicted(content: str) -> dict[str, Any]:
+        return ask(service, "completions", **asked, prediction={"type": "content", "content": content})
+
+    plain_reply = ask(service, "completions", **asked)
+    text = plain_reply["choices"][0]["text"]
+    right, wrong, nothing = predicted(text), predicted(TALE), predicted("")
+    for reply in (right, wrong, nothing):
+        assert reply["choices"] == plain_reply["choices"]
+    lengths = [
+        reply["usage"]["draftstore"]["accepted_length"] for reply in (plain_reply, right, wrong, nothing)
+    ]
+    assert lengths[1] > 3 > 2 > max(lengths[0], *lengths[2:])
+
+
 def test_several_clients_at_once(service: Service) -> None:
-    """One after the other, each with its own answer."""
+    """Together, each with its own answer."""
     alone = [ask(service, "completions", prompt=p, max_tokens=30, temperature=0)["choices"] for p in PROMPTS]
     together: dict[int, Any] = {}
 

@@ -146,7 +146,7 @@ class Batch:
         Returns:
             Outcomes of the pass, and of texts whose prompts were read to the end, each with an empty tree.
         """
-outcomes: list[Outcome] = []
+        outcomes: list[Outcome] = []
         self.last_pass = None
         if self._members:
             with self._model._optimize_model_for_decode():

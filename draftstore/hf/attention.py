@@ -75,4 +75,5 @@ def _attend(
         attn_mask=attention_mask[..., : key.shape[2]].repeat(1, 1, groups, 1),
         scale=scaling,
     )
-    return output.view(texts, heads, rows, value.shape[-1]).transpose(1, 2).contiguous(), None
+    # Kernels of a GPU return rows before heads, which no view can split.
+    return output.reshape(texts, heads, rows, value.shape[-1]).transpose(1, 2).contiguous(), None

@@ -6,6 +6,11 @@ from typing import Any
 
 import torch
 from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.logits_process import (
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftstore.decoding.loop import Step
@@ -17,13 +22,22 @@ from draftstore.hf.members import Member
 from draftstore.hf.texts import GeneratedText
 
 APART = "call generate once for each text"
+OF_THE_WHOLE = (
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+"""Logits processors that know the number of a text, or keep a state for all texts: here they see one at a time."""
 
 
-def check_batch(config: GenerationConfig, model_kwargs: dict[str, Any], streamer: Any, forward: Any) -> None:
+def check_batch(
+    config: GenerationConfig, model_kwargs: dict[str, Any], processors: Any, streamer: Any, forward: Any
+) -> None:
     """Refuse what several texts cannot be asked for together.
 
     Raises:
-        DecodingError: a streamer, own passes, scores, logits, hidden states, embeddings, or a cache with texts.
+        DecodingError: a streamer, own passes, scores, logits, hidden states, embeddings, positions that do not count the
+            tokens, logits processors of whole batches, or a cache with texts.
     """
     asked = [
         name
@@ -34,10 +48,21 @@ def check_batch(config: GenerationConfig, model_kwargs: dict[str, Any], streamer
     asked += [name for name, value in model_kwargs.items() if value is not None and name not in KNOWN]
     if model_kwargs.get("inputs_embeds") is not None:
         asked.append("inputs_embeds")
+    if _moved(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")):
+        asked.append("position_ids of your own")
+    asked += [type(each).__name__ for each in processors if isinstance(each, OF_THE_WHOLE)]
     if asked:
         raise DecodingError(f"{' and '.join(asked)} for several texts: {APART}")
     if model_kwargs["past_key_values"].get_seq_length():
         raise DecodingError(f"a cache that holds texts already, for several texts: {APART}")
+
+
+def _moved(positions: torch.Tensor | None, mask: torch.Tensor | None) -> bool:
+    """Tell whether positions are others than the numbers of the tokens that a mask shows."""
+    if positions is None:
+        return False
+    seen = torch.ones_like(positions) if mask is None else mask[:, -positions.shape[-1] :]
+    return bool(((positions != seen.cumsum(-1) - 1) & (seen != 0)).any())
 
 
 def generate_texts(
@@ -58,9 +83,11 @@ def generate_texts(
         object with these `sequences`.
 
     Raises:
-        DecodingError: the model takes no batches.
+        DecodingError: the model takes no batches, or there is not a seed for each text.
         Exception: what a logits processor, a stopping criterion or a drafter raises.
     """
+    if seeds is not None and len(seeds) != len(input_ids):
+        raise DecodingError(f"{len(seeds)} seeds for {len(input_ids)} texts: give one for each")
     if seeds is None:
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
     texts = [
@@ -84,7 +111,9 @@ def generate_texts(
                     raise error or DecodingError("a text failed")
                 if on_step is not None:
                     on_step(step._replace(text=members[member]))
-    sequences = _padded([text.text.tensor()[0] for text in texts], config.pad_token_id)
+    # Without a pad id of its own, plain generate fills up with the first id that ends a text.
+    pad = config._pad_token_tensor if config.pad_token_id is None else config.pad_token_id
+    sequences = _padded([text.text.tensor()[0] for text in texts], pad)
     collected: dict[str, Any] = {"sequences": sequences}
     return GenerateDecoderOnlyOutput(**collected) if config.return_dict_in_generate else sequences
 

@@ -136,7 +136,7 @@ class Batch:
         elif member in self._members:
             slot, last = self._members.index(member), self._members.pop()
             if last is not member:
-                self._reserve(0).pool.copy(len(self._members), slot, last.past)
+                self._runner.pool.copy(len(self._members), slot, last.past)
                 self._members[slot] = last
 
     @torch.no_grad()

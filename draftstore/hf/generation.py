@@ -89,7 +89,7 @@ def speculative_generate(
         require_exact(model)
     planner = (planner or Fixed(budget)) if drafter is not None else Fixed(0)
     if len(input_ids) > 1:
-        check_batch(generation_config, model_kwargs, token_streamer, forward)
+        check_batch(generation_config, model_kwargs, logits_processor, token_streamer, forward)
         return generate_texts(
             model,
             input_ids,

@@ -99,9 +99,13 @@ class CachePool:
             layer.cumulative_length.fill_(stop + offset)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of one slot to another."""
+        """Copy the first tokens of one slot to another, and clear what lies behind them.
+
+        A text whose numbers were not finite must not stay: what is hidden has a weight of 0, and 0 times NaN is NaN.
+        """
         for states in (self.keys, self.values):
             states[:, target, :, :length] = states[:, source, :, :length]
+            states[:, target, :, length:] = 0
 
     def most_tokens(self) -> int:
         """Return how many tokens of all slots together there is memory for now: half of a CPU's, most of a GPU's."""
@@ -120,16 +124,26 @@ class CachePool:
             length: maximum tokens of a text.
             used: tokens at the front of every slot that are kept.
             texts: slots at the front that are kept; the last one is too.
+
+        Raises:
+            Exception: there is no memory. The pool is empty then: its texts are lost.
         """
         kept = [*range(texts), self.slots - 1]
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_zeros((*old.shape[:3], length, old.shape[4]))
-            for slot in kept:  # those that nobody uses take no memory on a CPU until they are written
-                new[:, slot, :, :used] = old[:, slot, :, :used]
-            setattr(self, name, new)
-            del old, new  # frees it before the next one is allocated
-        self._prepare()
+        try:
+            with torch.inference_mode(mode=False), torch.no_grad():  # must be writable outside of it
+                for name in ("keys", "values"):
+                    old = getattr(self, name)
+                    new = old.new_zeros((*old.shape[:3], length, old.shape[4]))
+                    for slot in kept:  # those that nobody uses take no memory on a CPU until they are written
+                        new[:, slot, :, :used] = old[:, slot, :, :used]
+                    setattr(self, name, new)
+                    del old, new  # frees it before the next one is allocated
+        except BaseException:
+            self.keys, self.values = self.keys[..., :0, :].clone(), self.values[..., :0, :].clone()
+            raise
+        finally:
+            with torch.inference_mode(mode=False):
+                self._prepare()
 
     def move(self, pasts: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
         """Copy rows of the last pass to its front, in all texts and layers at once.

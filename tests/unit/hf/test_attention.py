@@ -121,3 +121,14 @@ def test_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="here"), shared_keys():
         raise RuntimeError("here")
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+def test_kernels_may_return_rows_before_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_on_a_gpu(*given: Any, **options: Any) -> torch.Tensor:
+        output = scaled_dot_product_attention(*given, **options)
+        return output.transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", as_on_a_gpu)
+    given = arguments(3, 4, 2, 5)
+    with shared_keys():
+        torch.testing.assert_close(attend(**given), sdpa_attention_forward(**given)[0])

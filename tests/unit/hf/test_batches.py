@@ -525,12 +525,76 @@ def test_torchs_seed_settles_a_sampled_batch() -> None:
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores for several texts"),
         ({"forward": object()}, "forward for several texts"),
         ({"token_type_ids": torch.zeros((2, 3), dtype=torch.int64)}, "token_type_ids"),
+        ({"position_ids": torch.tensor([[0, 1, 2], [3, 4, 5]])}, "position_ids of your own"),
+        ({"prefix_allowed_tokens_fn": lambda row, ids: [9 + row]}, "PrefixConstrainedLogitsProcessor"),
+        ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
+        ({"seeds": [1]}, "1 seeds for 2 texts"),
     ],
 )
 def test_what_one_text_alone_may_ask_for(options: dict[str, Any], words: str) -> None:
     prompts = torch.tensor([[9, 10, 11], [12, 13, 14]])
     with pytest.raises((DecodingError, ValueError), match=words):
         generate(model_of(0), prompts, drafter=Silent(VOCAB), max_new_tokens=4, **options)
+
+
+def test_without_a_pad_id_texts_are_filled_up_with_their_end() -> None:
+    model, prompts = model_of(0), torch.tensor([[9, 10, 11], [12, 13, 14]])
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": None}
+    free = model.generate(prompts, **options, eos_token_id=None)
+    (end,) = {int(free[0, 4])} - set(free[1].tolist())
+    expected = model.generate(prompts, **options, eos_token_id=[end, 1])
+    assert expected[0, -1] == end
+    output = generate(model, prompts, drafter=RequestDrafter(VOCAB), **options, eos_token_id=[end, 1])
+    assert isinstance(output, torch.Tensor)
+    assert torch.equal(output, expected)
+
+
+def test_batches_in_inference_mode() -> None:
+    prompts = torch.tensor([[9, 10, 11], [12, 13, 14]])
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "drafter": RequestDrafter(VOCAB)}
+    expected = generate(model_of(0), prompts, **options)
+    with torch.inference_mode():
+        output = generate(model_of(0), prompts, **options)
+    assert isinstance(output, torch.Tensor)
+    assert torch.equal(output, expected)  # type: ignore[arg-type]
+
+
+def test_memory_that_cannot_be_had_leaves_no_half_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = known()[0][:3]
+    batch, members = Batch(model_of(0)), [member_of(each, None) for each in texts]
+    taken: list[int] = []
+    real = torch.Tensor.new_zeros
+
+    def scarce(states: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        taken.append(1)
+        if len(taken) == 2:
+            raise MemoryError("of values, after that of keys")
+        return real(states, *size, **options)
+
+    for member in members[:2]:
+        batch.join(member)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", scarce)
+        with pytest.raises(MemoryError):
+            batch.step()
+    for member in members[:2]:
+        batch.leave(member)
+    assert batch._runner.pool.length == 0
+    batch.join(members[2])
+    run(batch)
+    assert text_of(members[2]) == texts[2].text
+
+
+def test_what_a_text_leaves_behind_spoils_no_other() -> None:
+    alone, late = known()[0][1], known()[0][3]
+    batch, member = Batch(model_of(0)), member_of(late, None)
+    batch.join(member_of(alone, None, max_new_tokens=40))
+    batch.step()
+    for states in (batch._runner.pool.keys, batch._runner.pool.values):
+        states[:, 1:] = torch.nan  # as numbers of a text that were too large for their type
+    batch.join(member)
+    run(batch)
+    assert text_of(member) == late.text
 
 
 def test_a_cache_that_holds_texts_is_refused() -> None:

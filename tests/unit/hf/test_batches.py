@@ -539,7 +539,7 @@ def test_what_one_text_alone_may_ask_for(options: dict[str, Any], words: str) ->
 
 def test_without_a_pad_id_texts_are_filled_up_with_their_end() -> None:
     model, prompts = model_of(0), torch.tensor([[9, 10, 11], [12, 13, 14]])
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": None}
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": None}
     free = model.generate(prompts, **options, eos_token_id=None)
     (end,) = {int(free[0, 4])} - set(free[1].tolist())
     expected = model.generate(prompts, **options, eos_token_id=[end, 1])

@@ -36,8 +36,8 @@ def check_batch(
     """Refuse what several texts cannot be asked for together.
 
     Raises:
-        DecodingError: a streamer, own passes, scores, logits, hidden states, embeddings, positions that do not count the
-            tokens, logits processors of whole batches, or a cache with texts.
+        DecodingError: a streamer, own passes, scores, logits, hidden states, embeddings, positions that do not count
+            the tokens, logits processors of whole batches, or a cache with texts.
     """
     asked = [
         name

@@ -13,7 +13,7 @@ from draftstore.hf.requests import GenerationRequest, Sampling
 from draftstore.text.conversation import Content, answer_lead, encode_conversation
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.jobs import Answered
-from services.worker.messages import AS_MANY_AS_FIT, Ask, ChatAsk, CompletionAsk, Prompt
+from services.worker.messages import AS_MANY_AS_FIT, Ask, ChatAsk, CompletionAsk, Prediction, Prompt
 from services.worker.problems import ApiError
 from services.worker.work import Engine, Facts
 
@@ -90,7 +90,7 @@ def _requests_for(
         ignore_eos=bool(ask.ignore_eos),
         top=ask.top,
         budget=ask.draftstore.budget if ask.draftstore else None,
-        prediction=engine.tokenizer.encode(ask.prediction.content, bos=False) if ask.prediction else None,
+        prediction=_prediction_ids(ask.prediction, engine) if ask.prediction else None,
         stop_ids=_known(ask.stop_token_ids or (), "stop_token_ids", facts.vocab_size),
     )
     if request.min_tokens > request.max_tokens:
@@ -116,7 +116,23 @@ def _prompt_ids(
     """
     if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
         return np.array(_known(cast(list[int], prompt), "prompt", vocab_size), np.int32)
-    return encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
+    ids = encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
+    if len(ids) and ids.max() >= vocab_size:  # tokenizers may have more: the model would fail, for all in its batch
+        _known(ids.tolist(), "prompt", vocab_size)
+    return ids
+
+
+def _prediction_ids(prediction: Prediction, engine: Engine) -> NDArray[np.int32]:
+    """Return what is expected as the answer, as far as there are positions for it and the model knows its ids.
+
+    Raises:
+        ApiError: it is not valid Unicode.
+    """
+    try:
+        ids = engine.tokenizer.encode(prediction.content, bos=False)
+    except DraftstoreError as error:
+        raise ApiError(400, str(error), param="prediction") from None
+    return ids[ids < engine.facts.vocab_size][: engine.facts.positions]
 
 
 def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:

@@ -114,12 +114,17 @@ class Batch:
         """Add a text.
 
         Raises:
-            DecodingError: drafts would change its output, see `draftstore.hf.exactness`; or its prompt is empty.
+            DecodingError: drafts would change its output, see `draftstore.hf.exactness`; or its prompt is empty, too
+                long, or has ids that the model lacks.
         """
         if member.drafting:
             require_exact(self._model)
         if len(member.prompt) == 0:
             raise DecodingError("the prompt is empty, expected at least one token")
+        if (
+            not 0 <= member.prompt.min() <= member.prompt.max() < self._vocab_size
+        ):  # all texts would fail with it
+            raise DecodingError(f"the prompt has ids outside the model's vocabulary of {self._vocab_size:,}")
         if len(member.prompt) > self.positions:
             raise DecodingError(
                 f"a prompt of {len(member.prompt):,} tokens, and there is memory for {self.positions:,} of each of "

@@ -117,7 +117,9 @@ def _prompt_ids(
     if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
         return np.array(_known(cast(list[int], prompt), "prompt", vocab_size), np.int32)
     ids = encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
-    if len(ids) and ids.max() >= vocab_size:  # tokenizers may have more: the model would fail, for all in its batch
+    if (
+        len(ids) and ids.max() >= vocab_size
+    ):  # tokenizers may have more: the model would fail, for all in its batch
         _known(ids.tolist(), "prompt", vocab_size)
     return ids
 

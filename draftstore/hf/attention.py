@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _SDPA = "sdpa"
 _LOCK = Lock()
 _HERE = local()
 _inside = 0
+_usual = ALL_ATTENTION_FUNCTIONS[_SDPA]
 
 
 @contextmanager
@@ -29,8 +29,10 @@ def shared_keys() -> Iterator[None]:
     """Have passes of this thread share keys; others, and what else runs in this process, are as before."""
     global _inside
     with _LOCK:
+        if not _inside:
+            _usual = ALL_ATTENTION_FUNCTIONS[_SDPA]
+            ALL_ATTENTION_FUNCTIONS[_SDPA] = _attend
         _inside += 1
-        ALL_ATTENTION_FUNCTIONS[_SDPA] = _attend
     _HERE.on = True
     try:
         yield
@@ -39,7 +41,7 @@ def shared_keys() -> Iterator[None]:
         with _LOCK:
             _inside -= 1
             if not _inside:
-                del ALL_ATTENTION_FUNCTIONS[_SDPA]  # type: ignore[no-untyped-call]
+                ALL_ATTENTION_FUNCTIONS[_SDPA] = _usual
 
 
 def _attend(
@@ -52,7 +54,7 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of a layer; see `sdpa_attention_forward` of transformers for the arguments."""
+    """Compute the attention of a layer; see `transformers.integrations.sdpa_attention` for the arguments."""
     groups = getattr(module, "num_key_value_groups", 1)
     usual = (
         not getattr(_HERE, "on", False)
@@ -63,7 +65,7 @@ def _attend(
         or any(others.get(name) is not None for name in ("position_bias", "cache", "softcap"))
     )
     if usual or attention_mask is None:
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        found: tuple[torch.Tensor, None] = _usual(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
         return found

@@ -96,7 +96,8 @@ class Batch:
         self._reading: deque[Member] = deque()
         self._runner = _take_runner(model, self.most)
         pool = self._runner.pool
-        self.positions = (pool.most_tokens() if tokens is None else tokens) // pool.slots - MOST_ROWS
+        each = (pool.most_tokens() if tokens is None else tokens) // pool.slots
+        self.positions = max(each, pool.length) - MOST_ROWS  # what there is already takes no more memory
         if self.positions < 1:
             raise DecodingError(
                 f"{tokens or pool.most_tokens():,} tokens are too few for {self.most} texts and the rows of a pass: "
@@ -116,12 +117,17 @@ class Batch:
         """Add a text.
 
         Raises:
-            DecodingError: drafts would change its output, see `draftstore.hf.exactness`; or its prompt is empty.
+            DecodingError: drafts would change its output, see `draftstore.hf.exactness`; or its prompt is empty, too
+                long, or has ids that the model lacks.
         """
         if member.drafting:
             require_exact(self._model)
         if len(member.prompt) == 0:
             raise DecodingError("the prompt is empty, expected at least one token")
+        if (
+            not 0 <= member.prompt.min() <= member.prompt.max() < self._vocab_size
+        ):  # all texts would fail with it
+            raise DecodingError(f"the prompt has ids outside the model's vocabulary of {self._vocab_size:,}")
         if len(member.prompt) > self.positions:
             raise DecodingError(
                 f"a prompt of {len(member.prompt):,} tokens, and there is memory for {self.positions:,} of each of "
@@ -249,8 +255,12 @@ def _take_runner(model: Any, most: int) -> GraphRunner:
         DecodingError: the model takes no batches.
     """
     mark, idle = mark_of(model), _IDLE.pop(model, None)
-    if idle is not None and idle.mark == mark and idle.pool.slots > most:
+    exact = not captures(model.device)
+    slots = 1 + (most if exact else padded(most, TEXTS))
+    # One for more texts would take their share of the tokens too.
+    if idle is not None and idle.mark == mark and idle.pool.slots == slots:
         return idle
+    del idle
     cache = DynamicCache(config=model.config)
     ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     with torch.no_grad():
@@ -258,9 +268,6 @@ def _take_runner(model: Any, most: int) -> GraphRunner:
     if cache.get_seq_length() != 1 or not fits_pool(cache):
         name = type(model).__name__
         raise DecodingError(f"no batches: the layers of {name} are not alike; decode one text at a time")
-    exact = not captures(model.device)
     with torch.inference_mode(mode=False):  # the buffers must be writable outside of it
-        pool = CachePool(
-            cache.layers[0], len(cache.layers), 0, MOST_ROWS, 1 + (most if exact else padded(most, TEXTS))
-        )
+        pool = CachePool(cache.layers[0], len(cache.layers), 0, MOST_ROWS, slots)
         return GraphRunner(model, pool, mark, exact=exact)

@@ -90,7 +90,7 @@ def _requests_for(
         ignore_eos=bool(ask.ignore_eos),
         top=ask.top,
         budget=ask.draftstore.budget if ask.draftstore else None,
-        prediction=_prediction(ask, engine.tokenizer),
+        prediction=_prediction(ask, engine),
         stop_ids=_known(ask.stop_token_ids or (), "stop_token_ids", facts.vocab_size),
     )
     if request.min_tokens > request.max_tokens:
@@ -116,11 +116,16 @@ def _prompt_ids(
     """
     if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
         return np.array(_known(cast(list[int], prompt), "prompt", vocab_size), np.int32)
-    return encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
+    ids = encode_conversation(tokenizer, cast(Content, prompt), settings=settings)
+    if len(ids) and ids.max() >= vocab_size:  # of a token that the model never learned
+        _known(ids.tolist(), "prompt", vocab_size)
+    return ids
 
 
-def _prediction(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer) -> NDArray[np.int32] | None:
-    """Return what is expected to follow the prompt; None if nothing is.
+def _prediction(ask: CompletionAsk | ChatAsk, engine: Engine) -> NDArray[np.int32] | None:
+    """Return what is expected to follow the prompt, as far as there are positions for it and the model knows its ids.
+
+    None if nothing is expected.
 
     Raises:
         ApiError: it is not valid Unicode.
@@ -128,9 +133,10 @@ def _prediction(ask: CompletionAsk | ChatAsk, tokenizer: TextTokenizer) -> NDArr
     if ask.prediction is None:
         return None
     try:
-        return tokenizer.encode(lead_of(ask, tokenizer) + ask.prediction.content, bos=False)
+        ids = engine.tokenizer.encode(lead_of(ask, engine.tokenizer) + ask.prediction.content, bos=False)
     except DraftstoreError as error:
         raise ApiError(400, str(error), param="prediction") from None
+    return ids[ids < engine.facts.vocab_size][: engine.facts.positions]
 
 
 def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:

@@ -250,8 +250,8 @@ class Decoder:
                 return False
             begun: list[Answering] = []
             while (self._waiting or self._more) and len(begun) < engine.room:
+                begun.append(Answering((self._waiting or self._more)[0], engine))
                 job = (self._waiting or self._more).popleft()
-                begun.append(Answering(job, engine))
                 if job.begun < len(job.requests):
                     self._more.append(job)
             self._running += begun

@@ -215,10 +215,12 @@ def warm_up(engine: Engine, answers: Iterable[int] = (1,)) -> None:
     Raises:
         Exception: the model cannot decode.
     """
-    left = 0
+    left, ids = 0, np.zeros(2, np.int32)
+    # A prediction is drafted from by kernels that no other drafter may need.
+    request = GenerationRequest(ids, 4, Sampling(temperature=0.0), prediction=ids)
     for count in answers:
         for _ in range(min(count, engine.room)):
-            engine.join(_Nobody(GenerationRequest(np.zeros(2, np.int32), 4, Sampling(temperature=0.0))))
+            engine.join(_Nobody(request))
             left += 1
         while left:
             for _, error in engine.step():

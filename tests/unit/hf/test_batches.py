@@ -355,6 +355,12 @@ def test_an_empty_prompt_is_refused() -> None:
 # --- steps, prompts, memory ---
 
 
+@pytest.mark.parametrize("token", [VOCAB, -1])
+def test_ids_that_the_model_lacks_are_refused(token: int) -> None:
+    with pytest.raises(DecodingError, match="outside the model's vocabulary of 48"):
+        Batch(model_of(0)).join(member_of(Alone(0, (9, token), None, ()), None))
+
+
 def test_long_prompts_are_read_while_others_go_on() -> None:
     short, long = known()[0][1], known()[0][3]
     prompt = tuple(np.random.default_rng(1).integers(8, VOCAB, 200).tolist())

@@ -558,6 +558,21 @@ def test_the_next_batch_of_a_model_finds_its_graphs(
     batches._IDLE.clear()
 
 
+def test_memory_of_another_batch_is_no_limit(
+    data: Path, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "captures", lambda device: True)
+    model, ids = stories(data), story_ids(data)
+    truth = plainly(model, ids)[0].tolist()
+    for texts in (16, 2):
+        rows: Any = generate(model, ids.expand(texts, -1), max_new_tokens=NEW, do_sample=False)
+        assert rows.tolist() == [truth] * texts
+    monkeypatch.setattr(batches.CachePool, "most_tokens", lambda pool: 0)  # the batch before has it all
+    length = batches._IDLE[model].pool.length
+    assert Batch(model, most=2).positions == length - MOST_ROWS
+    batches._IDLE.clear()
+
+
 def test_attention_sees_more_columns_as_the_text_grows(data: Path, played: Played) -> None:
     model, ids = stories(data), story_ids(data)
     truth = plainly(model, ids, min_new_tokens=480, max_new_tokens=480)

@@ -1,5 +1,6 @@
 """The HTTP side of the decoding worker, on a model that says what it is told to."""
 
+import dataclasses
 import http.client
 import itertools
 import json
@@ -19,7 +20,10 @@ from draftstore.errors import DraftstoreError, ProbabilityError
 from draftstore.hf.requests import Sampling
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.worker import answering, app
+from services.worker.asking import make_requests
 from services.worker.decoder import MOST_FAILURES
+from services.worker.messages import CompletionAsk, Prediction
+from services.worker.problems import ApiError
 from tests.fakes.lookups import until
 from tests.fakes.sites import grant
 from tests.fakes.workers import MODEL, FakeEngine, Worker, chain, read_stream, running_worker, text_of
@@ -466,6 +470,11 @@ def test_one_of_several_answers_that_fails(small_tokenizer: TextTokenizer) -> No
         ({"prompt": [384]}, "prompt", "384"),
         ({"prompt": [10**400]}, "prompt", "outside this model's vocabulary"),
         ({"prompt": "\ud800"}, "prompt", "surrogate"),
+        (
+            {"prompt": "a", "prediction": {"type": "content", "content": "\ud800"}},
+            "prediction",
+            "surrogate",
+        ),
         ({"prompt": "a" * 2000}, "prompt", "positions"),
         ({"prompt": "a", "max_tokens": 300}, "max_tokens", "at most 256"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "greater"),
@@ -937,3 +946,18 @@ def test_what_is_decoded_when_the_worker_stops(gated: tuple[Worker, FakeEngine])
 
 def test_the_fake_drafts_are_trees() -> None:
     chain([1, 2, 3]).validate()
+
+
+def test_tokenizers_may_have_ids_that_the_model_lacks(small_tokenizer: TextTokenizer) -> None:
+    engine = FakeEngine(small_tokenizer, positions=20)
+    low, high = sorted("ab", key=lambda text: small_tokenizer.encode(text, bos=False).max())
+    bound = int(small_tokenizer.encode(high, bos=False).max())
+    engine.facts = dataclasses.replace(engine.facts, vocab_size=bound)
+    limits = {"most_tokens": 9, "most_choices": 1}
+    with pytest.raises(ApiError, match=f"{bound} is outside this model's vocabulary"):
+        make_requests(CompletionAsk(prompt=[high]), engine, **limits)
+    told = Prediction(type="content", content=(low + high + low) * 30)
+    (request,) = make_requests(CompletionAsk(prompt=[low], prediction=told), engine, **limits)
+    assert request.prediction is not None
+    assert len(request.prediction) == 20, "the rest has no place in an answer"
+    assert request.prediction.max() < bound

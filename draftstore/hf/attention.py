@@ -21,27 +21,30 @@ _SDPA = "sdpa"
 _LOCK = Lock()
 _HERE = local()
 _inside = 0
-_usual = ALL_ATTENTION_FUNCTIONS[_SDPA]
+_own: Any = None
+"""What somebody has put in place of the function of transformers."""
 
 
 @contextmanager
 def shared_keys() -> Iterator[None]:
     """Have passes of this thread share keys; others, and what else runs in this process, are as before."""
-    global _inside
+    global _inside, _own
     with _LOCK:
         if not _inside:
-            _usual = ALL_ATTENTION_FUNCTIONS[_SDPA]
+            _own = ALL_ATTENTION_FUNCTIONS._local_mapping.get(_SDPA)
             ALL_ATTENTION_FUNCTIONS[_SDPA] = _attend
         _inside += 1
-    _HERE.on = True
+    before, _HERE.on = getattr(_HERE, "on", False), True
     try:
         yield
     finally:
-        _HERE.on = False
+        _HERE.on = before
         with _LOCK:
             _inside -= 1
             if not _inside:
-                ALL_ATTENTION_FUNCTIONS[_SDPA] = _usual
+                ALL_ATTENTION_FUNCTIONS._local_mapping.pop(_SDPA)
+                if _own is not None:
+                    ALL_ATTENTION_FUNCTIONS[_SDPA] = _own
 
 
 def _attend(
@@ -65,7 +68,8 @@ def _attend(
         or any(others.get(name) is not None for name in ("position_bias", "cache", "softcap"))
     )
     if usual or attention_mask is None:
-        found: tuple[torch.Tensor, None] = _usual(
+        function = _own or ALL_ATTENTION_FUNCTIONS._global_mapping[_SDPA]
+        found: tuple[torch.Tensor, None] = function(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
         return found

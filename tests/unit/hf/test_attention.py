@@ -132,3 +132,20 @@ def test_kernels_may_return_rows_before_heads(monkeypatch: pytest.MonkeyPatch) -
     given = arguments(3, 4, 2, 5)
     with shared_keys():
         torch.testing.assert_close(attend(**given), sdpa_attention_forward(**given)[0])
+
+
+def test_a_function_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def own(*given: Any, **more: Any) -> Any:
+        calls.append("own")
+        return sdpa_attention_forward(*given, **more)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", own)
+    with shared_keys():
+        attend(**arguments(1, 4, 4, 3))
+        with shared_keys():
+            attend(**arguments(1, 4, 2, 3))
+        attend(**arguments(1, 4, 2, 3))
+    assert calls == ["own"]
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own

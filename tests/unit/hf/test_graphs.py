@@ -567,7 +567,7 @@ def test_memory_of_another_batch_is_no_limit(
     for texts in (16, 2):
         rows: Any = generate(model, ids.expand(texts, -1), max_new_tokens=NEW, do_sample=False)
         assert rows.tolist() == [truth] * texts
-    monkeypatch.setattr(batches.CachePool, "most_tokens", lambda pool: 0)  # the batch before has it all
+    monkeypatch.setattr(pools.CachePool, "most_tokens", lambda pool: 0)  # the batch before has it all
     length = batches._IDLE[model].pool.length
     assert Batch(model, most=2).positions == length - MOST_ROWS
     batches._IDLE.clear()

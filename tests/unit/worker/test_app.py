@@ -954,10 +954,11 @@ def test_tokenizers_may_have_ids_that_the_model_lacks(small_tokenizer: TextToken
     bound = int(small_tokenizer.encode(high, bos=False).max())
     engine.facts = dataclasses.replace(engine.facts, vocab_size=bound)
     limits = {"most_tokens": 9, "most_choices": 1}
+    asked: Any = CompletionAsk
     with pytest.raises(ApiError, match=f"{bound} is outside this model's vocabulary"):
-        make_requests(CompletionAsk(prompt=[high]), engine, **limits)
+        make_requests(asked(prompt=[high]), engine, **limits)
     told = Prediction(type="content", content=(low + high + low) * 30)
-    (request,) = make_requests(CompletionAsk(prompt=[low], prediction=told), engine, **limits)
+    (request,) = make_requests(asked(prompt=[low], prediction=told), engine, **limits)
     assert request.prediction is not None
     assert len(request.prediction) == 20, "the rest has no place in an answer"
     assert request.prediction.max() < bound

@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList
 from draftstore.decoding.budget import capped
 from draftstore.decoding.loop import Fixed, Planner, Step
 from draftstore.drafting.drafter import Drafter
+from draftstore.hf.batch_generation import seeded
 from draftstore.hf.generation import generate
 from draftstore.hf.likelihoods import Likelihoods
 from draftstore.hf.loading import LoadedModel
@@ -72,11 +73,7 @@ def batch_member(
         ValueError: `generate` refuses an argument.
         DecodingError: the model cannot be decoded with drafts.
     """
-    random = torch.Generator(loaded.model.device)
-    if request.sampling.seed is None:
-        random.seed()
-    else:
-        random.manual_seed(request.sampling.seed)
+    random = seeded(request.sampling.seed, loaded.model.device)
     text = prepare_text(**_arguments(loaded, request, likelihoods), random=random)
     return Member(text, drafter, capped(planner, request.budget), min_prob)
 

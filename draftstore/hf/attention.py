@@ -59,15 +59,14 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Compute the attention of a layer; see `transformers.integrations.sdpa_attention` for the arguments."""
     groups = getattr(module, "num_key_value_groups", 1)
-    usual = (
+    if (
         not getattr(_HERE, "on", False)
         or groups == 1
         or attention_mask is None
         or attention_mask.shape[1] != 1
         or dropout
         or any(others.get(name) is not None for name in ("position_bias", "cache", "softcap"))
-    )
-    if usual or attention_mask is None:
+    ):
         function = _own or ALL_ATTENTION_FUNCTIONS._global_mapping[_SDPA]
         found: tuple[torch.Tensor, None] = function(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others

@@ -125,9 +125,14 @@ def _batch(model: Any, texts: Sequence[GeneratedText]) -> Batch:
     return Batch(model, most=most, tokens=tokens_for(most, max(lengths)) if all(lengths) else None)
 
 
-def seeded(seed: int, device: torch.device) -> torch.Generator:
-    """Return a source of random numbers: those that torch draws after `torch.manual_seed(seed)`."""
-    return torch.Generator(device).manual_seed(seed)
+def seeded(seed: int | None, device: torch.device) -> torch.Generator:
+    """Return a source of random numbers: those that torch draws after `torch.manual_seed(seed)`; None: any."""
+    source = torch.Generator(device)
+    if seed is None:
+        source.seed()
+    else:
+        source.manual_seed(seed)
+    return source
 
 
 def _padded(texts: Sequence[torch.Tensor], pad: Any) -> torch.Tensor:

@@ -20,11 +20,11 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
+from transformers.cache_utils import DynamicCache
 
 from draftstore.decoding.loop import Step
 from draftstore.errors import DecodingError
-from draftstore.hf.checks import rope_settings
+from draftstore.hf.checks import rope_settings, sees_whole_text
 from draftstore.hf.exactness import require_exact
 from draftstore.hf.graph_runner import LEAST_WIDTH, MOST_ROWS, TEXTS, GraphRunner, captures, padded
 from draftstore.hf.graphs import mark_of
@@ -48,8 +48,7 @@ def why_alone(model: Any) -> str | None:
     name = type(model).__name__
     if config._attn_implementation not in ATTENTION:
         return f"attention is {config._attn_implementation!r}, expected 'sdpa' or 'eager'"
-    kinds = set(get_layer_types_and_kwargs(config)[0])
-    if kinds != {"full_attention"} or not getattr(config, "is_causal", True) or model._is_stateful:
+    if not sees_whole_text(config) or model._is_stateful:
         return f"not every layer of {name} attends to the whole text before a token"
     if not model._supports_attention_backend or model.config.is_encoder_decoder:
         return f"{name} takes no mask and positions of its own for each text"
@@ -188,7 +187,7 @@ class Batch:
         except Exception as error:  # noqa: BLE001 (of this text alone)
             return Outcome(member, None, error)
         if not member.generated.over:
-            pool = self._reserve(len(member.prompt)).pool
+            pool = self._runner.pool
             pool.copy(pool.slots - 1, len(self._members), member.past)
             self._members.append(member)
         done = perf_counter_ns()

@@ -114,12 +114,18 @@ def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, An
         memory.trees
         and model._supports_attention_backend
         and config._attn_implementation in TREE_ATTENTION
-        and getattr(config, "is_causal", True)
-        and set(get_layer_types_and_kwargs(config)[0]) == {"full_attention"}
+        and sees_whole_text(config)
         and positions is not None
         and positions.dim() == 2
         and all(key in KNOWN or value is None for key, value in model_kwargs.items())
     )
+
+
+def sees_whole_text(config: Any) -> bool:
+    """Tell whether every layer attends to the whole text before a token, and to nothing behind it."""
+    return getattr(config, "is_causal", True) and set(get_layer_types_and_kwargs(config)[0]) == {
+        "full_attention"
+    }
 
 
 def depth_limit(model: Any) -> Callable[[int], int]:

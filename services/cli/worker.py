@@ -22,7 +22,7 @@ from draftstore.errors import MissingExtraError
 from draftstore.hf.planning import Effort
 from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
-from services.worker.settings import PORT, WorkerSettings
+from services.worker.settings import BATCH, PORT, WorkerSettings
 
 
 @click.command()
@@ -55,7 +55,7 @@ from services.worker.settings import PORT, WorkerSettings
 @click.option(
     "--max-batch",
     type=click.IntRange(1, 64),
-    default=8,
+    default=BATCH,
     show_default=True,
     help="Maximum number of answers that are decoded together; 1 decodes them one by one.",
 )

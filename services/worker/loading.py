@@ -8,14 +8,13 @@ from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.decoding.loop import Planner
 from draftstore.errors import LookupServiceError
 from draftstore.hf.planning import Effort, choose_plan
+from services.worker.settings import BATCH
 from services.worker.work import Engine
 
 if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
 LOG = logging.getLogger(__name__)
-BATCH = 8
-"""Answers that are decoded together, by default."""
 LOOKUP_PATIENCE = 10.0
 """Seconds that the lookup service has to start serving the release."""
 

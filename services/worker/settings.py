@@ -6,6 +6,8 @@ from pathlib import Path
 from services.common.addresses import ListenAddress, check_access
 
 PORT = 8000
+BATCH = 8
+"""Answers that are decoded together, by default."""
 BODY = 4 << 20
 """Maximum bytes of a body."""
 

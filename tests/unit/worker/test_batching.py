@@ -262,11 +262,13 @@ def test_one_of_several_answers_of_a_request_that_fails_ends_the_others(pair: tu
         yield from list(original(work))[1:]
 
     engine.passes = passes  # type: ignore[method-assign]
-    other, many = fill(worker, engine, [1]), begin(worker, 2, n=8, seed=1)
+    other = begin(worker, 1)
+    until(lambda: len(engine.works) == 1)  # and no step has begun: the next request waits for one
+    many = begin(worker, 2, n=8, seed=1)
     until(lambda: worker.metric("queue_depth") == 1)
     engine.steps.release(1000)
     assert status_of(many) == 500
-    assert texts_of(other[0]) == [engine.echo(1)]
+    assert texts_of(other) == [engine.echo(1)]
     until(lambda: worker.decoder.idle)
     assert outcomes(worker) == {"failed": 1, "length": 1}
     assert len(engine.works) < 1 + 8

@@ -85,6 +85,10 @@ class LookupServiceError(DraftstoreError):
     """The lookup service is down or refuses: unknown release, wrong token, another tokenizer."""
 
 
+class EngineError(DraftstoreError):
+    """The settings of a drafter inside an engine are wrong, or the engine lacks what they need."""
+
+
 class MissingPluginError(DraftstoreError):
     """A plugin is needed, and its package or a dependency of it is missing."""
 

@@ -90,6 +90,12 @@ class Subject(NamedTuple):
 )
 @device_option
 @dtype_option
+@click.option(
+    "--chain",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Verify one path of each draft, of at most N tokens, as engines do that take no trees.",
+)
 @click.option("--record", is_flag=True, help="Keep the result in the catalogue, with the store's build.")
 @drafting_options
 @json_option
@@ -102,6 +108,7 @@ def replay(
     target_model: str | None,
     device: str | None,
     dtype: str | None,
+    chain: int | None,
     record: bool,
     budget: int,
     min_prob: float,
@@ -119,16 +126,19 @@ def replay(
     Example:
       draftstore replay stores/chat --replays alpaca.jsonl.zst --model vicuna-7b-v1.5 --budget 32
       draftstore replay stores/chat --request --replays alpaca.jsonl.zst
+      draftstore replay stores/chat --chain 8 --replays alpaca.jsonl.zst
       draftstore replay --request --tokenizer tokenizers/llama2 --replays alpaca.jsonl.zst
       draftstore replay stores/chat-dresd --target-model ./SmolLM2-135M-Instruct --replays answers.jsonl
     """
     _check(directories, request=request, tokenizer=tokenizer, record=record)
+    if record and chain is not None:
+        raise click.UsageError("--record keeps what whole trees yield: leave --chain out.")
     check_strategy(strategy, [load_manifest(directory).kind for directory in directories] or KINDS)
     loaded = _load(directories, target_model, device, dtype)
     _warn_of_tokenizers(directories)
     table = Table(*COLUMNS)
     for subject in _subjects(directories, strategy, backend, tokenizer, loaded, request=request):
-        figures = _replay(subject, replays, model, limit, budget, min_prob).summary()
+        figures = _replay(subject, replays, model, limit, budget, min_prob, chain).summary()
         if record:
             report = load_plugin("draftstore.recorders", "catalogue", "the catalogue")
             report(
@@ -147,6 +157,7 @@ def replay(
                     "strategy": subject.strategy,
                     "request": request,
                     "budget": budget,
+                    "chain": chain,
                     **figures,
                 }
             )
@@ -258,7 +269,13 @@ def _with_request(drafter: Drafter | None, vocab_size: int) -> Drafter:
 
 
 def _replay(
-    subject: Subject, replays: Path, model: str | None, limit: int | None, budget: int, min_prob: float
+    subject: Subject,
+    replays: Path,
+    model: str | None,
+    limit: int | None,
+    budget: int,
+    min_prob: float,
+    chain: int | None,
 ) -> ReplayResult:
     """Replay the recordings with a progress bar.
 
@@ -278,7 +295,7 @@ def _replay(
 
             recordings = with_states(subject.model.model, recordings)
         return replay_recordings(
-            subject.drafter, recordings, budget=budget, min_prob=min_prob, on_progress=show
+            subject.drafter, recordings, budget=budget, min_prob=min_prob, chain=chain, on_progress=show
         )
 
 

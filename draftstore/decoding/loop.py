@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from draftstore.decoding.acceptance import Acceptance, accept
 from draftstore.drafting.drafter import Session
+from draftstore.trees.chains import best_chain
 from draftstore.trees.tree import DraftTree
 
 
@@ -67,11 +68,12 @@ class Planner(Protocol):
 
 
 class Fixed:
-    """The planner that verifies whole drafts, up to a budget."""
+    """The planner that verifies whole drafts, or the best chain of each, up to a budget."""
 
-    def __init__(self, budget: int = 64) -> None:
-        """Ask for up to `budget` nodes."""
+    def __init__(self, budget: int = 64, chain: int | None = None) -> None:
+        """Ask for up to `budget` nodes; with `chain`, verify one path of at most so many of them."""
         self._budget = budget
+        self._chain = chain
 
     def begin(self) -> None:
         """Do nothing."""
@@ -81,8 +83,9 @@ class Fixed:
         return self._budget
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the tree, cut to the budget."""
-        return tree if len(tree) <= self._budget else tree.prefix(self._budget)
+        """Return the tree, cut to the budget and to a chain if that is wanted."""
+        tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
+        return tree if self._chain is None else best_chain(tree, self._chain)
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
         """Learn nothing."""

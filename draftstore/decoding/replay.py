@@ -187,6 +187,7 @@ def replay(
     *,
     budget: int = 64,
     min_prob: float = 0.0,
+    chain: int | None = None,
     on_progress: Callable[[ReplayResult], None] = lambda _: None,
 ) -> ReplayResult:
     """Replay recordings with a drafter.
@@ -196,13 +197,14 @@ def replay(
         recordings: recorded outputs.
         budget: maximum nodes of a draft.
         min_prob: minimum probability of a node.
+        chain: verify one path of each draft, of at most so many nodes; None: whole trees.
         on_progress: called after every output.
 
     Raises:
         ReplayError: the drafter needs hidden states, and a recording has none.
     """
     result = ReplayResult()
-    planner = Fixed(budget)
+    planner = Fixed(budget, chain)
     for recording in recordings:
         result.add(_replay_one(drafter, recording, planner, min_prob, result))
         on_progress(result)

@@ -115,6 +115,7 @@ class MixtureSession:
         needs_hidden: whether a session needs hidden states.
         projection: common projection of all sessions that need hidden states; None if they differ, or none does.
         seen: float64 [drafters, 2], expected and correct tokens of each drafter.
+        proposed: the last draft of each session, in order; empty before the first.
     """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
@@ -125,6 +126,7 @@ class MixtureSession:
         self.needs_hidden = self._needs.any
         self.projection = self._needs.projection
         self.seen = np.zeros((len(sessions), 2))
+        self.proposed: Sequence[DraftTree] = ()
         self._forest: _Forest | None = None
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
@@ -144,10 +146,10 @@ class MixtureSession:
     def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
         """Return the draft from what every session has proposed for `budget` nodes; see `propose`."""
         level = check_budget(budget, min_prob)
-        self._forest = None
+        self.proposed, self._forest = (), None
         if budget == 0 or level < 0:
             return DraftTree.empty()
-        self._forest = _Forest(trees)
+        self.proposed, self._forest = trees, _Forest(trees)
         return self._forest.merge(self.seen, budget, level)
 
     def observe(

@@ -5,13 +5,11 @@ verified that could not be emitted.
 """
 
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Planner
 from draftstore.hf.masks import shape_of
+from draftstore.trees.chains import best_chain, select
 from draftstore.trees.tree import DraftTree
 
 
@@ -76,33 +74,3 @@ def cut_depth(tree: DraftTree, depth: int | None) -> DraftTree:
     if depth is None or depth >= len(tree):
         return tree
     return select(tree, shape_of(tree).offsets[1:] <= depth)
-
-
-def best_chain(tree: DraftTree) -> DraftTree:
-    """Return the path to a leaf with the most expected accepted tokens: the highest sum of probabilities."""
-    parents = tree.parents.tolist()
-    promise = [0.0] * (len(tree) + 1)  # of the best path below each node; the root is last, as parent -1
-    best = [-1] * (len(tree) + 1)
-    for node in range(len(tree) - 1, -1, -1):
-        value = float(tree.probs[node]) + promise[node]
-        if value >= promise[parents[node]]:
-            promise[parents[node]], best[parents[node]] = value, node
-    chosen = np.zeros(len(tree), np.bool_)
-    node = best[-1]
-    while node >= 0:
-        chosen[node] = True
-        node = best[node]
-    return select(tree, chosen)
-
-
-def select(tree: DraftTree, chosen: Any) -> DraftTree:
-    """Return some nodes of a tree.
-
-    Args:
-        tree: in canonical order.
-        chosen: bool [n]; includes the parents of chosen nodes.
-    """
-    if bool(chosen.all()):
-        return tree
-    places = np.append(np.cumsum(chosen) - 1, -1).astype(np.int16)
-    return DraftTree(tree.tokens[chosen], places[tree.parents[chosen]], tree.levels[chosen])

@@ -73,6 +73,15 @@ def test_a_replay_of_stores_of_several_kinds(
     assert lines[1]["accepted_length"] > 3
 
 
+def test_a_replay_of_chains(run: Runner, small_store: Path, replays: Path) -> None:
+    found = run("replay", small_store, "--replays", replays, "--chain", 3, "--json").json()
+    assert found["chain"] == 3
+    assert found["nodes_mean"] <= 3
+    refused = run("replay", small_store, "--replays", replays, "--chain", 3, "--record")
+    assert refused.status == 2
+    assert "--record keeps what whole trees yield" in refused.err
+
+
 def test_a_replay_without_the_model_says_which_to_name(run: Runner, dense: Path, replays: Path) -> None:
     message = run("replay", dense, "--replays", replays).error()
     assert (

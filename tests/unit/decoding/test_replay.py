@@ -103,6 +103,14 @@ def test_counting_by_hand() -> None:
     assert result.accepted_length == 12 / 5
 
 
+def test_a_chain_is_the_best_path_of_the_draft() -> None:
+    """Of 1 2 3 and 4, two tokens of the first are verified: 7 | 1 2 3 | 4 | 1 9 | 4."""
+    drafter = Fake([1, 2, 3], [4])
+    result = replay(drafter, [Recording("a", ids(0), ids(7, 1, 2, 3, 4, 1, 9, 4))], budget=9, chain=2)
+    assert drafter.observed == [[1, 2, 3], [4], [1, 9], [4]]
+    assert (result.nodes, drafter.asked) == (2 * 4, [(9, 0.0)] * 4)
+
+
 def test_totals_over_outputs_are_not_means_of_means() -> None:
     rows = [Recording("a", ids(0), ids(7, 1, 2, 3, 4)), Recording("b", ids(0), ids(7, 8, 8))]
     result = replay(Fake([1, 2, 3]), rows)

@@ -18,7 +18,7 @@ from draftstore.decoding.acceptance import Acceptance
 from draftstore.hf import ModelTarget
 from draftstore.hf.caches import FixedCache, GrowingCache, rollback_cache
 from draftstore.hf.choosing import Chooser, Text
-from draftstore.hf.limits import best_chain, cut_depth
+from draftstore.hf.limits import cut_depth
 from draftstore.hf.masks import attention_bias, block_mask, padding_bias, shape_of
 from draftstore.hf.passes import CHUNK, Pass, Wants, choices
 from draftstore.hf.stopping import StopRules
@@ -151,19 +151,6 @@ def test_a_tree_is_cut_to_a_depth() -> None:
             path for path in paths if len(path) <= depth
         }
     assert cut_depth(tree, None) is tree
-
-
-def test_the_chain_that_promises_most() -> None:
-    """A long branch of likely tokens behind a less likely one."""
-    tree = tree_of({(1,): 0.5, (1, 2): 0.1, (4,): 0.4, (4, 5): 0.39, (4, 5, 6): 0.38, (7,): 0.05})
-    chain = best_chain(tree)
-    chain.validate()
-    assert chain.tokens.tolist() == [4, 5, 6]
-    assert chain.parents.tolist() == [-1, 0, 1]
-    for size in (1, 2, 30):
-        chain = best_chain(random_tree(size, seed=size))
-        assert chain.parents.tolist() == list(range(-1, len(chain) - 1))
-        chain.validate()
 
 
 def test_a_text_gives_tensors_that_keep_their_content() -> None:

@@ -1,0 +1,168 @@
+"""Settings of a drafter inside an engine, from the environment and a TOML file.
+
+    # draftstore.toml, named by DRAFTSTORE_ENGINE_CONFIG
+    stores = ["stores/chat"]          # relative to this file
+    request = true
+    budget = 16
+
+    [corpora.acme]                    # for the requests that name it
+    release = "chat-acme"
+    lookup = "draft-host:7781"
+
+Every key outside `[corpora]` may also be a variable, which wins over the file: DRAFTSTORE_STORES (separated by colons),
+DRAFTSTORE_LOOKUP, DRAFTSTORE_RELEASE, DRAFTSTORE_TOKEN, DRAFTSTORE_REQUEST, DRAFTSTORE_BUDGET, ...
+"""
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftstore.assembly import Sources
+from draftstore.errors import EngineError, type_name
+from draftstore.trees.frontier import MAX_BUDGET
+
+CONFIG_VARIABLE = "DRAFTSTORE_ENGINE_CONFIG"
+PREFIX = "DRAFTSTORE_"
+_TEXT, _NUMBER = (str,), (int, float)
+_SOURCES: dict[str, tuple[type, ...]] = {
+    "stores": (list,), "strategy": _TEXT, "backend": _TEXT, "lookup": _TEXT, "release": _TEXT, "token": _TEXT,
+    "request": (bool,),
+}  # fmt: skip
+_OTHERS: dict[str, tuple[type, ...]] = {
+    "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str), "beside": _TEXT,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """Settings of a drafter inside an engine.
+
+    Attributes:
+        sources: sources of drafts for requests that name no corpus.
+        corpora: sources for requests that name one.
+        budget: maximum nodes of a draft; an engine's own limit holds beside it.
+        min_prob: minimum probability of a drafted token.
+        tokenizer: folder or hub name of the model's tokenizer; None: the one that the engine uses.
+        metrics: `HOST:PORT` or a port of this machine, where metrics are served; None: nowhere.
+        beside: `module.Class` of another drafter of the engine, whose chains compete with ours.
+    """
+
+    sources: Sources = dataclasses.field(default_factory=lambda: Sources(request=True))
+    corpora: Mapping[str, Sources] = dataclasses.field(default_factory=dict)
+    budget: int = 16
+    min_prob: float = 0.0
+    tokenizer: str | None = None
+    metrics: str | int | None = None
+    beside: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            EngineError: one is out of range.
+        """
+        if not 1 <= self.budget <= MAX_BUDGET:
+            raise EngineError(f"a budget of {self.budget} nodes: expected 1 to {MAX_BUDGET:,}")
+        if not 0.0 <= self.min_prob <= 1.0:
+            raise EngineError(f"a minimum probability of {self.min_prob}: expected 0 to 1")
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None) -> "EngineConfig":
+        """Read the settings.
+
+        Args:
+            environment: variables; None: those of this process.
+
+        Raises:
+            EngineError: the file cannot be read, or a setting is unknown, of the wrong type or out of range.
+        """
+        given = os.environ if environment is None else environment
+        path = given.get(CONFIG_VARIABLE)
+        found, folder = ({}, Path()) if not path else (_read_toml(Path(path)), Path(path).parent)
+        corpora = found.pop("corpora", {})
+        if not isinstance(corpora, dict):
+            raise EngineError(
+                f"{path}: expected corpora as tables [corpora.NAME], found {type_name(corpora)}"
+            )
+        where = path or "the environment"
+        for name in (*_SOURCES, *_OTHERS):
+            if (text := given.get(PREFIX + name.upper())) is not None:
+                found[name] = _parse(name, text)
+        _check(found, {**_SOURCES, **_OTHERS}, where)
+        sources = {name: found.pop(name) for name in _SOURCES if name in found}
+        named = {
+            name: _corpus(table, f"{where}, [corpora.{name}]", folder) for name, table in corpora.items()
+        }
+        return cls(sources=_sources(sources, folder), corpora=named, **found)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        EngineError: it cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineError(f"no settings at {path} ({error.strerror}): check {CONFIG_VARIABLE}") from None
+    except ValueError as error:
+        raise EngineError(f"{path} is not TOML: {error}") from None
+
+
+def _parse(name: str, text: str) -> Any:
+    """Return the value of a variable as it would stand in the file.
+
+    Raises:
+        EngineError: it is not of the setting's type.
+    """
+    kinds = {**_SOURCES, **_OTHERS}[name]
+    if list in kinds:
+        return [part for part in text.split(os.pathsep) if part]
+    try:
+        if bool in kinds:
+            return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+        for kind in (int, float):
+            if kind in kinds and (kind is float or str not in kinds or text.isdecimal()):
+                return kind(text) if kind is float or float not in kinds else float(text)
+    except (KeyError, ValueError):
+        wanted = "true or false" if bool in kinds else "a number"
+        raise EngineError(f"{PREFIX}{name.upper()}={text!r}: expected {wanted}") from None
+    return text
+
+
+def _check(found: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], where: str) -> None:
+    """Refuse settings that are unknown or of the wrong type.
+
+    Raises:
+        EngineError: there is one.
+    """
+    for name, value in found.items():
+        if name not in known:
+            raise EngineError(f"{where}: unknown setting {name!r}; known are {', '.join(known)}")
+        if not isinstance(value, known[name]) or (isinstance(value, bool) and bool not in known[name]):
+            wanted = " or ".join(kind.__name__ for kind in known[name])
+            raise EngineError(f"{where}: {name} is {value!r}, expected {wanted}")
+    wrong = [part for part in found.get("stores", ()) if not isinstance(part, str)]
+    if wrong:
+        raise EngineError(f"{where}: stores holds {wrong[0]!r}, expected folders as text")
+
+
+def _corpus(table: Any, where: str, folder: Path) -> Sources:
+    """Return the sources of a corpus.
+
+    Raises:
+        EngineError: a setting is unknown or of the wrong type.
+    """
+    if not isinstance(table, dict):
+        raise EngineError(f"{where}: expected a table, found {type_name(table)}")
+    _check(table, _SOURCES, where)
+    return _sources(dict(table), folder)
+
+
+def _sources(found: dict[str, Any], folder: Path) -> Sources:
+    stores = tuple(folder / part for part in found.pop("stores", ()))
+    return Sources(stores=stores, **{"request": True, **found})

@@ -1,0 +1,161 @@
+"""What an engine made of our drafts: counts by corpus, source and position, for Prometheus; and a warning of a fall."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from draftstore.errors import EngineError, needs_extra
+from draftstore.trees.tree import DraftTree
+
+LOG = logging.getLogger(__name__)
+PREFIX = "draftstore_engine"
+WINDOW, WINDOWS = 300.0, 12
+"""Seconds of a window, and number of windows that are compared: an hour."""
+LEAST_STEPS = 200
+"""Steps in a window below which nothing is concluded from it."""
+FALL = 2 / 3
+"""Share of the accepted length of the last hour below which there is a warning."""
+
+
+class Decline:
+    """Notices that the accepted length falls by a third within an hour."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        """Begin; `now` tells seconds."""
+        self._now = now
+        self._ended: deque[float] = deque(maxlen=WINDOWS - 1)
+        self._began = now()
+        self._steps = self._tokens = 0
+        self._warned = -float("inf")
+
+    def add(self, tokens: int) -> tuple[float, float] | None:
+        """Count a step; return accepted length before and now where it has fallen, at most once an hour."""
+        now = self._now()
+        fallen = None
+        if now - self._began >= WINDOW:
+            fallen = self._end(now)
+        self._steps += 1
+        self._tokens += tokens
+        return fallen
+
+    def _end(self, now: float) -> tuple[float, float] | None:
+        """End a window; those without a step count too."""
+        windows, fallen = int((now - self._began) / WINDOW), None
+        if self._steps >= LEAST_STEPS:
+            length = self._tokens / self._steps
+            best = max(self._ended, default=0.0)
+            if length < FALL * best and now - self._warned >= WINDOW * WINDOWS:
+                self._warned, fallen = now, (best, length)
+            self._ended.append(length)
+        self._ended.extend([0.0] * min(WINDOWS, windows - (self._steps >= LEAST_STEPS)))
+        self._began += windows * WINDOW
+        self._steps = self._tokens = 0
+        return fallen
+
+
+class DraftFigures:
+    """Counts of an engine's steps.
+
+    Attributes:
+        engine: name of the engine.
+        failures: texts whose drafter failed.
+    """
+
+    def __init__(self, engine: str, now: Callable[[], float] = monotonic) -> None:
+        """Start from zero; `now` tells seconds."""
+        self.engine = engine
+        self.failures = 0
+        self._now = now
+        self._counts: dict[tuple[str, str], Counter[str]] = {}
+        self._declines: dict[str, Decline] = {}
+
+    def add(self, corpus: str, tree: DraftTree, path: Sequence[int], shares: Mapping[str, int]) -> None:
+        """Count a step of one request.
+
+        Args:
+            corpus: name of its corpus.
+            tree: what was verified.
+            path: its accepted nodes.
+            shares: tokens of the text that each source had foretold.
+        """
+        self._count("steps", corpus, "", 1)
+        self._count("drafted_tokens", corpus, "", len(tree))
+        self._count("accepted_tokens", corpus, "", len(path))
+        for place in range(len(path)):
+            self._count("accepted_tokens_per_position", corpus, str(place), 1)
+        for source, count in shares.items():
+            self._count("foretold_tokens", corpus, source, count)
+        decline = self._declines.setdefault(corpus, Decline(self._now))
+        if (fallen := decline.add(1 + len(path))) is not None:
+            LOG.warning(
+                "accepted length%s fell from %.2f to %.2f within an hour: has the traffic changed, or the store?",
+                f" of corpus {corpus!r}" * bool(corpus),
+                *fallen,
+            )
+
+    def _count(self, name: str, corpus: str, label: str, count: int) -> None:
+        self._counts.setdefault((name, corpus), Counter())[label] += count
+
+    def total(self, name: str, corpus: str = "") -> int:
+        """Return a count over all its labels."""
+        return sum(self._counts.get((name, corpus), Counter()).values())
+
+    def by_label(self, name: str, corpus: str = "") -> dict[str, int]:
+        """Return a count by position or source."""
+        return dict(self._counts.get((name, corpus), {}))
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens a step, over all corpora; 1.0 without drafts."""
+        corpora = {corpus for _, corpus in self._counts}
+        steps = sum(self.total("steps", corpus) for corpus in corpora)
+        return 1.0 + sum(self.total("accepted_tokens", corpus) for corpus in corpora) / max(1, steps)
+
+    def collect(self) -> Iterable[Any]:
+        """Yield the counts as metrics of `prometheus_client`."""
+        from prometheus_client.core import CounterMetricFamily
+
+        for name, text, label in _METRICS:
+            labels = ["engine", "corpus", *([label] if label else [])]
+            family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+            for (counted, corpus), counts in list(self._counts.items()):
+                for value, count in list(counts.items()) if counted == name else ():
+                    family.add_metric([self.engine, corpus, *([value] if label else [])], count)
+            yield family
+        failures = CounterMetricFamily(f"{PREFIX}_failures", "Texts whose drafter failed.", labels=["engine"])
+        failures.add_metric([self.engine], self.failures)
+        yield failures
+
+
+_METRICS = (
+    ("steps", "Steps of requests.", ""),
+    ("drafted_tokens", "Draft tokens that were verified.", ""),
+    ("accepted_tokens", "Draft tokens that became part of an answer.", ""),
+    ("accepted_tokens_per_position", "The same by their place in the draft, from 0.", "position"),
+    ("foretold_tokens", "Tokens of answers that a source's own draft had.", "source"),
+)
+
+
+def serve_metrics(figures: DraftFigures, address: str | int) -> int:
+    """Serve metrics in the text format of Prometheus; return the port.
+
+    Args:
+        figures: the counts.
+        address: `HOST:PORT`, or a port of this machine alone; 0 picks a free one.
+
+    Raises:
+        EngineError: the address cannot be had, or is none.
+        MissingExtraError: `prometheus_client` is not installed.
+    """
+    with needs_extra("prometheus-client", "services"):
+        from prometheus_client import CollectorRegistry, start_http_server
+    host, _, digits = str(address).rpartition(":")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(figures)
+    try:
+        server, _ = start_http_server(int(digits), host.strip("[]") or "127.0.0.1", registry)
+    except (OSError, ValueError, OverflowError) as error:
+        raise EngineError(f"no metrics at {address!r} ({error}): expected HOST:PORT or a free port") from None
+    return int(server.server_port)

@@ -1,0 +1,240 @@
+"""Drafts for the running requests of an engine, in one call a step: whatever goes wrong costs speed, never an answer.
+
+    proposer = Proposer(config, vocab_size=..., tokenizer=..., shape=partial(best_chain, longest=8))
+    trees = proposer.propose([Asked(key, ids), ...])        every step, with the whole text of every request
+
+An engine tells no outcomes: what it made of a draft is seen from the text at the next step. A text that is no longer
+asked for is forgotten after a while; one that comes back is read anew.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.assembly import Assembly, Sources, assemble
+from draftstore.drafting.drafter import Session
+from draftstore.drafting.mixture import MixtureSession
+from draftstore.drafting.together import propose_many
+from draftstore.engines.config import EngineConfig
+from draftstore.engines.figures import DraftFigures
+from draftstore.errors import EngineError
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.trees.tree import DraftTree
+
+LOG = logging.getLogger(__name__)
+PATIENCE = 64
+"""Steps after which a text that is no longer asked for is forgotten."""
+QUIET = 60.0
+"""Minimum seconds between two warnings."""
+
+
+class Asked(NamedTuple):
+    """A request that wants a draft.
+
+    Attributes:
+        key: what the engine knows the request by.
+        ids: int32 [any], its whole text so far: the prompt, and all tokens that were emitted.
+        corpus: name of its corpus; empty for the common sources.
+        budget: maximum nodes; None: what is configured. 0 turns drafts off.
+    """
+
+    key: Hashable
+    ids: NDArray[np.int32]
+    corpus: str = ""
+    budget: int | None = None
+
+
+class _Text:
+    """A request's text as its drafter knows it.
+
+    Attributes:
+        session: its drafts; None where the drafter refused the text.
+        size: number of its tokens that the session has observed.
+        corpus: name of its corpus.
+        tree: the draft of the last step.
+        step: number of the step in which it was asked for last.
+    """
+
+    def __init__(self, corpus: str) -> None:
+        self.session: Session | None = None
+        self.size = 0
+        self.corpus = corpus
+        self.tree = DraftTree.empty()
+        self.step = 0
+
+
+class Proposer:
+    """Drafts for all requests of an engine; not for several threads.
+
+    Attributes:
+        figures: what was drafted and accepted.
+        budget: maximum nodes of a draft.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        engine: str,
+        vocab_size: int,
+        tokenizer: TokenizerIdentity,
+        model: str | None = None,
+        shape: Callable[[DraftTree], DraftTree] = lambda tree: tree,
+    ) -> None:
+        """Open all sources.
+
+        Args:
+            config: settings.
+            engine: name of the engine, for metrics.
+            vocab_size: size of the model's vocabulary.
+            tokenizer: tokenizer of the model.
+            model: name of the model.
+            shape: what of a draft the engine can verify.
+
+        Raises:
+            EngineError: a source needs what engines do not hand out.
+            DraftstoreError: a source cannot be opened or does not fit, see `draftstore.assembly.assemble`.
+        """
+        self.budget = config.budget
+        self._min_prob, self._shape = config.min_prob, shape
+        self._texts: dict[Hashable, _Text] = {}
+        self._steps = 0
+        self._spoke = -QUIET
+        with ExitStack() as opened:
+            self._corpora: Mapping[str, Assembly] = {
+                name: opened.enter_context(_open(sources, vocab_size, tokenizer, model))
+                for name, sources in {"": config.sources, **config.corpora}.items()
+            }
+            self._opened = opened.pop_all()
+        self.figures = DraftFigures(engine)
+
+    def close(self) -> None:
+        """Close all stores and connections."""
+        self._opened.close()
+
+    def __len__(self) -> int:
+        """Return the number of texts that are remembered."""
+        return len(self._texts)
+
+    def propose(self, asked: Sequence[Asked]) -> list[DraftTree]:
+        """Return a draft for each request; empty where there is none. Never raises."""
+        self._steps += 1
+        texts = [self._follow(each) for each in asked]
+        budgets = [self._budget(each, text) for each, text in zip(asked, texts, strict=True)]
+        places = [place for place, budget in enumerate(budgets) if budget > 0]
+        trees = [DraftTree.empty()] * len(asked)
+        found = self._ask([texts[place] for place in places], [budgets[place] for place in places])
+        for place, tree in zip(places, found, strict=True):
+            trees[place] = texts[place].tree = tree
+        if self._steps % PATIENCE == 0:
+            old = [key for key, text in self._texts.items() if text.step <= self._steps - PATIENCE]
+            for key in old:
+                del self._texts[key]
+        return trees
+
+    def forget(self, keys: Sequence[Hashable]) -> None:
+        """Forget requests that have ended."""
+        for key in keys:
+            self._texts.pop(key, None)
+
+    def replaced(self, key: Hashable, tree: DraftTree) -> None:
+        """Note that another draft than ours is verified for a request in this step."""
+        if (text := self._texts.get(key)) is not None:
+            text.tree = tree
+
+    def _budget(self, asked: Asked, text: _Text) -> int:
+        if text.session is None:
+            return 0
+        return self.budget if asked.budget is None else min(self.budget, asked.budget)
+
+    def _follow(self, asked: Asked) -> _Text:
+        """Return a request's text, up to date."""
+        text = self._texts.get(asked.key)
+        if text is None or text.corpus != asked.corpus or len(asked.ids) < text.size:
+            text = self._texts[asked.key] = _Text(asked.corpus)
+        text.step = self._steps
+        new = asked.ids[text.size :]
+        try:
+            if text.size == 0:
+                text.session = self._sources(asked.corpus).session(new)
+            elif text.session is not None and len(new):
+                self._learn(text, text.session, new)
+        except Exception as error:  # noqa: BLE001 (an engine must not end)
+            self._failed("a text gets no more drafts", error)
+            text.session = None
+        text.size, text.tree = len(asked.ids), DraftTree.empty()
+        return text
+
+    def _sources(self, corpus: str) -> Assembly:
+        """Return the sources of a corpus.
+
+        Raises:
+            EngineError: it is not configured. Its request gets no drafts, above all none of another corpus.
+        """
+        if corpus not in self._corpora:
+            raise EngineError(f"no corpus {corpus!r}: add [corpora.{corpus}] to the settings")
+        return self._corpora[corpus]
+
+    def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
+        """Tell a session what came, and count it."""
+        path = text.tree.accepted(new)
+        known = len(path) + 1 == len(new)  # else the engine has verified something else
+        assembly = self._corpora[text.corpus]
+        if len(text.tree):
+            parts = session.proposed if isinstance(session, MixtureSession) else [text.tree]
+            names = [f"{part.kind}:{part.name}" for part in assembly.parts]
+            shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
+            self.figures.add(text.corpus, text.tree, path, shares)
+        else:
+            self.figures.add(text.corpus, text.tree, [], {})
+        session.observe(new, tree=text.tree if known else None)
+
+    def _ask(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
+        """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""
+        sessions: list[Any] = [text.session for text in texts]
+        try:
+            trees = propose_many(sessions, budgets, [self._min_prob] * len(texts))
+            return [self._shape(tree) for tree in trees]
+        except Exception:  # noqa: BLE001 (of one text: the others go on)
+            return [self._ask_one(text, budget) for text, budget in zip(texts, budgets, strict=True)]
+
+    def _ask_one(self, text: _Text, budget: int) -> DraftTree:
+        assert text.session is not None
+        try:
+            return self._shape(text.session.propose(budget, self._min_prob))
+        except Exception as error:  # noqa: BLE001 (an engine must not end)
+            self._failed("a text gets no more drafts", error)
+            text.session = None
+            return DraftTree.empty()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Count a failure, and tell of one a minute."""
+        self.figures.failures += 1
+        if monotonic() - self._spoke >= QUIET:
+            self._spoke = monotonic()
+            LOG.warning("%s: %s: %s", what, type(error).__name__, error)
+
+
+def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:
+    """Open the sources of a corpus.
+
+    Raises:
+        EngineError: one needs what engines do not hand out.
+        DraftstoreError: see `draftstore.assembly.assemble`.
+    """
+    assembly = assemble(sources, vocab_size=vocab_size, tokenizer=tokenizer, model=model)
+    for part in assembly.parts:
+        session = part.drafter.session([0])
+        if session.needs_hidden or session.needs_candidates:
+            assembly.close()
+            wants = "hidden states" if session.needs_hidden else "candidates of the model"
+            raise EngineError(
+                f"{part.name} ({part.kind}) drafts from {wants}, which engines do not hand out: leave it out, or "
+                "decode with `draftstore worker`"
+            )
+    return assembly

@@ -1,0 +1,40 @@
+"""Chains: the one path of a draft tree that is verified where trees cannot be."""
+
+from typing import Any
+
+import numpy as np
+
+from draftstore.trees.tree import DraftTree
+
+
+def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
+    """Return the path with the most expected accepted tokens: the highest sum of probabilities.
+
+    Args:
+        tree: in canonical order.
+        longest: maximum nodes of the path; None: unlimited.
+    """
+    parents, probs = tree.parents.tolist(), tree.probs.tolist()
+    ends = len(parents) if longest is None else longest
+    sums, depths = [0.0] * (len(parents) + 1), [0] * (len(parents) + 1)  # the context is last, as parent -1
+    best = -1
+    for node, parent in enumerate(parents):
+        sums[node], depths[node] = sums[parent] + probs[node], depths[parent] + 1
+        if depths[node] <= ends and sums[node] > sums[best]:
+            best = node
+    chosen = np.zeros(len(parents), np.bool_)
+    chosen[tree.path(best)] = True
+    return select(tree, chosen)
+
+
+def select(tree: DraftTree, chosen: Any) -> DraftTree:
+    """Return some nodes of a tree.
+
+    Args:
+        tree: in canonical order.
+        chosen: bool [n]; includes the parents of chosen nodes.
+    """
+    if bool(chosen.all()):
+        return tree
+    places = np.append(np.cumsum(chosen) - 1, -1).astype(np.int16)
+    return DraftTree(tree.tokens[chosen], places[tree.parents[chosen]], tree.levels[chosen])

@@ -1,0 +1,73 @@
+"""Settings of a drafter inside an engine: from a file, from variables, and refused with the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from draftstore.assembly import Sources
+from draftstore.engines.config import CONFIG_VARIABLE, EngineConfig
+from draftstore.errors import EngineError
+
+
+def test_without_anything_the_request_drafts() -> None:
+    assert EngineConfig.read({}) == EngineConfig(sources=Sources(request=True))
+
+
+def test_a_file_names_stores_beside_it_and_corpora(tmp_path: Path) -> None:
+    path = tmp_path / "draftstore.toml"
+    path.write_text(
+        'stores = ["chat", "/far/code"]\nbudget = 32\nmin_prob = 1\nmetrics = 9400\n'
+        '[corpora.acme]\nrelease = "acme"\nlookup = "host:7781"\nrequest = false\n'
+    )
+    found = EngineConfig.read({CONFIG_VARIABLE: str(path), "DRAFTSTORE_TOKEN": "s", "DRAFTSTORE_BUDGET": "8"})
+    assert found.sources == Sources(stores=(tmp_path / "chat", Path("/far/code")), token="s", request=True)
+    assert found.corpora == {"acme": Sources(release="acme", lookup="host:7781")}
+    assert (found.budget, found.min_prob, found.metrics) == (8, 1, 9400)
+
+
+def test_variables_alone() -> None:
+    found = EngineConfig.read(
+        {
+            "DRAFTSTORE_STORES": "a:b", "DRAFTSTORE_REQUEST": "false", "DRAFTSTORE_MIN_PROB": "0.25",
+            "DRAFTSTORE_METRICS": "127.0.0.1:0", "DRAFTSTORE_STRATEGY": "longest",
+        }
+    )  # fmt: skip
+    assert found.sources == Sources(stores=(Path("a"), Path("b")), strategy="longest")
+    assert (found.min_prob, found.metrics) == (0.25, "127.0.0.1:0")
+    assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("budgets = 3", r"unknown setting 'budgets'; known are stores, "),
+        ('budget = "3"', "budget is '3', expected int"),
+        ("budget = true", "budget is True, expected int"),
+        ("budget = 0", "a budget of 0 nodes: expected 1 to 4,096"),
+        ("min_prob = 2", "a minimum probability of 2: expected 0 to 1"),
+        ("stores = [3]", "stores holds 3, expected folders as text"),
+        ("corpora = 3", r"expected corpora as tables \[corpora.NAME\], found an int"),
+        ("corpora.a = 3", r"\[corpora.a\]: expected a table"),
+        ("[corpora.a]\nbudget = 3", r"\[corpora.a\]: unknown setting 'budget'"),
+        ("[corpora", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "draftstore.toml"
+    path.write_text(text)
+    with pytest.raises(EngineError, match=reason):
+        EngineConfig.read({CONFIG_VARIABLE: str(path)})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("BUDGET", "many", "DRAFTSTORE_BUDGET='many': expected a number"),
+        ("REQUEST", "maybe", "DRAFTSTORE_REQUEST='maybe': expected true or false"),
+        ("MIN_PROB", "", "DRAFTSTORE_MIN_PROB='': expected a number"),
+        ("ENGINE_CONFIG", "/nowhere.toml", "no settings at /nowhere.toml"),
+    ],
+)
+def test_what_is_wrong_with_a_variable_is_said(name: str, text: str, reason: str) -> None:
+    with pytest.raises(EngineError, match=reason):
+        EngineConfig.read({"DRAFTSTORE_" + name: text})

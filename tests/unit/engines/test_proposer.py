@@ -1,0 +1,134 @@
+"""Drafts for the requests of an engine: those of a session each, whatever joins, leaves, comes back or fails."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.assembly import Sources, assemble
+from draftstore.engines.config import EngineConfig
+from draftstore.engines.proposer import PATIENCE, Asked, Proposer
+from draftstore.errors import EngineError, TokenizerError
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.trees.tree import DraftTree
+from tests.fakes.lookups import contexts_of
+
+VOCAB = 50
+NOBODY = TokenizerIdentity("nobody", "0" * 64)
+
+
+def proposer(config: EngineConfig | None = None, **settings: Any) -> Proposer:
+    settings = {"engine": "test", "vocab_size": VOCAB, "tokenizer": NOBODY, **settings}
+    return Proposer(EngineConfig() if config is None else config, **settings)
+
+
+def asked(key: object, ids: list[int], **rest: Any) -> Asked:
+    return Asked(key, np.array(ids, np.int32), **rest)
+
+
+steps = st.lists(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=4))), max_size=12)
+
+
+@given(steps)
+def test_every_request_gets_what_a_session_of_its_own_proposes(
+    history: list[list[tuple[int, list[int]]]],
+) -> None:
+    drafts = proposer()
+    texts: dict[int, list[int]] = {}
+    with assemble(Sources(request=True), vocab_size=VOCAB, tokenizer=NOBODY) as alone:
+        for step in history:
+            for key, new in dict(step).items():
+                texts[key] = [*texts.get(key, [1, 2, 1]), *new]
+            keys = list(dict(step))
+            trees = drafts.propose([asked(key, texts[key]) for key in keys])
+            assert trees == [alone.session(texts[key]).propose(drafts.budget) for key in keys]
+
+
+def test_a_text_that_shrinks_begins_anew() -> None:
+    drafts = proposer()
+    drafts.propose([asked(0, [1, 2, 3, 1, 2])])
+    assert drafts.propose([asked(0, [7, 8, 7])])[0].tokens[:1].tolist() == [8]
+
+
+def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
+    drafts = proposer(EngineConfig(budget=2))
+    (tree,) = drafts.propose([asked(0, [1, 2, 3, 4, 1, 2])])
+    assert tree.tokens.tolist() == [3, 4]
+    drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9])])
+    drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4, 9, 9])])
+    figures = drafts.figures
+    assert [figures.total(name) for name in ("steps", "drafted_tokens", "accepted_tokens")] == [2, 2, 2]
+    assert figures.by_label("accepted_tokens_per_position") == {"0": 1, "1": 1}
+    assert figures.by_label("foretold_tokens") == {"request:the request itself": 2}
+    assert figures.accepted_length == 2.0
+
+
+def test_no_drafts_for_those_who_want_none() -> None:
+    trees = proposer().propose([asked(0, [1, 2, 1], budget=0), asked(1, [1, 2, 1], budget=1)])
+    assert [len(tree) for tree in trees] == [0, 1]
+
+
+def test_texts_that_are_no_longer_asked_for_are_forgotten() -> None:
+    drafts = proposer()
+    drafts.propose([asked(key, [1]) for key in range(100)])
+    for size in range(2 * PATIENCE):
+        drafts.propose([asked(0, [1] * (size + 1))])
+    assert len(drafts) == 1
+    drafts.forget([0, 7])
+    assert len(drafts) == 0
+
+
+def test_no_failure_leaves_it(caplog: pytest.LogCaptureFixture) -> None:
+    drafts = proposer()
+    assert not len(drafts.propose([asked(0, [1, VOCAB]), asked(1, [1, 2, 1])])[0])
+    assert "outside the model's vocabulary" in caplog.text
+    for size in (2, 3):
+        first, second = drafts.propose([asked(0, [1, VOCAB, *[1] * size]), asked(1, [1, 2, 1] + [2] * size)])
+        assert len(first) == 0 < len(second)
+    assert drafts.figures.failures == 1
+
+    def breaks(*_: object) -> DraftTree:
+        raise MemoryError
+
+    text: Any = drafts._texts[1]
+    text.session.propose = breaks
+    trees = drafts.propose([asked(1, [1, 2, 1, 2, 2, 2, 2]), asked(2, [1, 2, 1])])
+    assert [len(tree) > 0 for tree in trees] == [False, True]
+    assert drafts.figures.failures == 2
+    assert len(caplog.records) == 1  # one a minute
+
+
+def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenizer) -> None:
+    config = EngineConfig(sources=Sources(), corpora={"acme": Sources(stores=(small_store,))})
+    drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
+    texts = [row[row >= 0] for row in contexts_of(small_store, 20)]
+    for corpus, drafted in (("acme", True), ("", False), ("another", False), ("acme", True)):
+        trees = drafts.propose([Asked(key, text, corpus) for key, text in enumerate(texts)])
+        assert any(len(tree) for tree in trees) is drafted
+    assert drafts.figures.failures == len(texts)
+    drafts.close()
+
+
+def test_a_store_of_another_tokenizer_is_refused_at_the_start(small_store: Path) -> None:
+    with pytest.raises(TokenizerError, match="was built with tokenizer"):
+        proposer(EngineConfig(sources=Sources(stores=(small_store,))))
+
+
+def test_what_needs_the_models_states_is_refused_at_the_start(
+    small_dense: Path, small_tokenizer: TextTokenizer
+) -> None:
+    about = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
+    with pytest.raises(EngineError, match="drafts from hidden states, which engines do not hand out"):
+        proposer(EngineConfig(sources=Sources(stores=(small_dense,))), **about)
+    with pytest.raises(EngineError, match="drafts from candidates of the model"):
+        proposer(EngineConfig(sources=Sources(recycling=True)))
+
+
+@pytest.fixture(autouse=True)
+def _warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)

@@ -1,0 +1,32 @@
+"""The chain of a tree: the path that promises most, by comparing all of them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.trees.chains import best_chain
+from draftstore.trees.tree import DraftTree
+from tests.fakes.adversaries import tree_of
+
+
+def test_a_long_branch_of_likely_tokens_behind_a_less_likely_one() -> None:
+    tree = tree_of({(1,): 0.5, (1, 2): 0.1, (4,): 0.4, (4, 5): 0.39, (4, 5, 6): 0.38, (7,): 0.05})
+    assert best_chain(tree).tokens.tolist() == [4, 5, 6]
+    assert best_chain(tree, 2).tokens.tolist() == [4, 5]
+    assert best_chain(tree, 1).tokens.tolist() == [1]
+    assert len(best_chain(tree, 0)) == len(best_chain(DraftTree.empty(), 3)) == 0
+
+
+paths = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
+
+
+@given(st.dictionaries(paths, st.floats(0.01, 1.0), max_size=12), st.integers(0, 7) | st.none())
+def test_no_other_path_promises_more(chances: dict[tuple[int, ...], float], longest: int | None) -> None:
+    tree = tree_of(chances)
+    chain = best_chain(tree, longest)
+    chain.validate()
+    assert chain.parents.tolist() == list(range(-1, len(chain) - 1))
+    depth = len(tree) if longest is None else longest
+    cut = [path[:depth] for path in map(list, tree.paths())]
+    sums = [float(tree.probs[path].sum(dtype=float)) for path in cut if path]
+    assert abs(float(chain.probs.sum(dtype=float)) - max(sums, default=0.0)) < 1e-6
+    assert chain.tokens.tolist() in [tree.tokens[path].tolist() for path in cut] or not len(chain)

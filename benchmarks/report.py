@@ -119,7 +119,7 @@ def _lay_out(value: Any, indent: str = "") -> str:
     inner = indent + " "
     lines = [_lay_out(entry, inner) for entry in entries]
     if isinstance(value, Mapping):
-        lines = [f"{json.dumps(name)}: {line}" for name, line in zip(value, lines, strict=True)]
+        lines = [f"{json.dumps(str(name))}: {line}" for name, line in zip(value, lines, strict=True)]
     begin, end = "{}" if isinstance(value, Mapping) else "[]"
     return begin + "\n" + ",\n".join(inner + line for line in lines) + "\n" + indent + end
 

@@ -171,7 +171,11 @@ class Batch:
             runner = self._reserve(len(member.prompt))
             begin = perf_counter_ns()
             tokens = member.prompt[member.past : member.past + left]
-            rows = runner.read(runner.pool.slots - 1, tokens, member.past, member.first_wants)
+            try:
+                rows = runner.read(runner.pool.slots - 1, tokens, member.past, member.first_wants)
+            except Exception as error:  # noqa: BLE001 (of this text alone, as where there is no memory for its rows)
+                outcomes.append(Outcome(self._reading.popleft(), None, error))
+                continue
             member.past += len(tokens)
             left -= len(tokens)
             if member.past == len(member.prompt):

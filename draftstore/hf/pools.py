@@ -84,11 +84,12 @@ class CachePool:
         return alike and self.length >= length
 
     def fill(self, cache: StaticCache, columns: torch.Tensor) -> None:
-        """Copy columns of a cache, int64 [any], to the front of slot 0."""
+        """Copy columns of a cache, int64 [any], to the front of slot 0, and clear what lies behind them."""
         layers: Sequence[Any] = cache.layers
         for index, layer in enumerate(layers):
             self.keys[index, :1, :, : len(columns)] = layer.keys.index_select(2, columns)
             self.values[index, :1, :, : len(columns)] = layer.values.index_select(2, columns)
+        self._clear(0, len(columns))
 
     def spill(self, cache: StaticCache, start: int, stop: int, offset: int = 0) -> None:
         """Copy tokens of slot 0 from `start` on back to a cache, in which they lie `offset` columns further on."""
@@ -99,13 +100,18 @@ class CachePool:
             layer.cumulative_length.fill_(stop + offset)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of one slot to another, and clear what lies behind them.
+        """Copy the first tokens of one slot to another, and clear what lies behind them."""
+        for states in (self.keys, self.values):
+            states[:, target, :, :length] = states[:, source, :, :length]
+        self._clear(target, length)
+
+    def _clear(self, slot: int, length: int) -> None:
+        """Clear what lies behind the first tokens of a slot.
 
         A text whose numbers were not finite must not stay: what is hidden has a weight of 0, and 0 times NaN is NaN.
         """
         for states in (self.keys, self.values):
-            states[:, target, :, :length] = states[:, source, :, :length]
-            states[:, target, :, length:] = 0
+            states[:, slot, :, length:] = 0
 
     def most_tokens(self) -> int:
         """Return how many tokens of all slots together there is memory for now: half of a CPU's, most of a GPU's."""

@@ -22,7 +22,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import batches, generate, pools
 from draftstore.hf.batches import Batch, why_alone
-from draftstore.hf.graph_runner import MOST_ROWS, most_rows
+from draftstore.hf.graph_runner import MOST_ROWS, GraphRunner, most_rows
 from draftstore.hf.members import Member, Outcome
 from draftstore.hf.planning import TYPICAL
 from draftstore.hf.texts import prepare_text
@@ -336,6 +336,24 @@ def test_what_fails_fails_alone(where: str) -> None:
     for place, (member, each) in enumerate(zip(members, texts, strict=True)):
         assert text_of(member) == each.text[: len(text_of(member))]
         assert place == 3 or text_of(member) == each.text
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = known()[0][:3]
+    batch, members = Batch(model_of(0)), [member_of(each, None) for each in texts]
+    read = GraphRunner.read
+
+    def scarce(runner: GraphRunner, slot: int, tokens: Any, *rest: Any) -> Any:
+        if tokens.tolist() == list(texts[1].prompt):
+            raise MemoryError
+        return read(runner, slot, tokens, *rest)
+
+    monkeypatch.setattr(GraphRunner, "read", scarce)
+    for member in members:
+        batch.join(member)
+    failed = [outcome.member for outcome in run(batch) if outcome.error is not None]
+    assert failed == [members[1]]
+    assert [text_of(members[place]) for place in (0, 2)] == [texts[place].text for place in (0, 2)]
 
 
 def test_a_text_that_was_never_here_may_leave() -> None:

@@ -22,7 +22,8 @@ from benchmarks.gpu_attention import attention_ways
 from benchmarks.gpu_bench import POSITIONS, Part, free
 from benchmarks.gpu_sheet import seconds_of
 from draftstore.hf import graph_runner
-from draftstore.hf.graph_runner import MOST_ROWS, Entry, GraphRunner
+from draftstore.hf.graph_runner import GraphRunner
+from draftstore.hf.pass_shapes import MOST_ROWS, Entry
 from draftstore.hf.passes import Wants
 from draftstore.hf.pools import CachePool
 from draftstore.trees.tree import DraftTree

@@ -19,7 +19,8 @@ from benchmarks.gpu_bench import Part, free
 from benchmarks.gpu_decode import curve_of, requests_of, ways_of
 from benchmarks.measure import percentiles
 from draftstore.hf.batches import Batch
-from draftstore.hf.graph_runner import GraphRunner, PassShape
+from draftstore.hf.graph_runner import GraphRunner
+from draftstore.hf.pass_shapes import PassShape
 
 GOAL = 0.10
 """Most of a step that may be host work."""

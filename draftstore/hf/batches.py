@@ -26,10 +26,11 @@ from draftstore.decoding.loop import Step
 from draftstore.errors import DecodingError
 from draftstore.hf.checks import rope_settings, sees_whole_text
 from draftstore.hf.exactness import require_exact
-from draftstore.hf.graph_runner import LEAST_WIDTH, MOST_ROWS, TEXTS, GraphRunner, captures, padded
+from draftstore.hf.graph_runner import GraphRunner, captures
 from draftstore.hf.graphs import mark_of
 from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member, Outcome, Turn, draft_together
+from draftstore.hf.pass_shapes import LEAST_WIDTH, MOST_ROWS, TEXTS, padded
 from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.pools import CachePool, fits_pool
 from draftstore.hf.targets import vocab_size

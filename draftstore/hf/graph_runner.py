@@ -16,57 +16,26 @@ from numpy.typing import NDArray
 from draftstore.errors import DecodingError
 from draftstore.hf.attention import shared_keys
 from draftstore.hf.masks import shape_of
+from draftstore.hf.pass_shapes import (
+    BUCKETS,
+    LEAST_WIDTH,
+    MOST_ROWS,
+    MOST_TOGETHER,
+    TEXTS,
+    Entry,
+    PassShape,
+    most_rows,
+    padded,
+)
 from draftstore.hf.passes import CANDIDATES, Pass, PassPart, Wants, last_hidden, pass_of
 from draftstore.hf.pools import CachePool, host_buffer
-from draftstore.trees.tree import DraftTree
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
-"""Possible numbers of rows of each text in a pass."""
-TEXTS = (1, 2, 4, 8, 16, 32, 64)
-"""Possible numbers of texts in a pass."""
-MOST_ROWS = BUCKETS[-1]
-MOST_TOGETHER = 512
-"""Maximum rows of a pass over several texts: more of them cost as much as passes of their own."""
 MOST_GRAPHS = 128
 """Maximum graphs of a model; the least recently used one is dropped."""
 WARM_UPS = 2
 """Warm-up passes before capture, in which libraries choose kernels and allocate memory."""
-LEAST_WIDTH = 256
-"""Minimum columns of attention; the number doubles as the text grows, up to the length of the pool."""
 
 LOG = logging.getLogger(__name__)
-
-
-class Entry(NamedTuple):
-    """What a pass reads of one text.
-
-    Attributes:
-        tokens: int64 [n + 1], token of every row.
-        tree: tree of n nodes.
-        past: tokens of the text in the pool.
-        position: position of row 0.
-    """
-
-    tokens: NDArray[np.int64]
-    tree: DraftTree
-    past: int
-    position: int
-
-
-class PassShape(NamedTuple):
-    """The shape of a pass: what a graph is captured for.
-
-    Attributes:
-        texts: number of texts.
-        rows: rows of each.
-        width: columns that they see.
-        wants: outputs needed.
-    """
-
-    texts: int
-    rows: int
-    width: int
-    wants: Wants
 
 
 class GraphPass(Pass):
@@ -334,17 +303,6 @@ class GraphRunner:
                 return None
         LOG.debug("captured a graph of %d texts, %d rows and %d columns", *shape[:3])
         return CapturedPass(captured, graph)
-
-
-def padded(count: int, sizes: Sequence[int]) -> int:
-    """Return the next of some ascending sizes; the count itself beyond the last."""
-    return next((size for size in sizes if size >= count), count)
-
-
-def most_rows(texts: int) -> int:
-    """Return the maximum rows of each text in a pass."""
-    most = min(MOST_ROWS, max(1, MOST_TOGETHER // texts))
-    return max(size for size in BUCKETS if size <= most)
 
 
 def _parts(integers: Any, texts: int, rows: int) -> tuple[Any, Any, Any]:

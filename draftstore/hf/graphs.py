@@ -36,7 +36,8 @@ from transformers.cache_utils import StaticCache
 from draftstore.errors import DecodingError
 from draftstore.hf.caches import FixedCache
 from draftstore.hf.checks import rope_settings, takes_trees
-from draftstore.hf.graph_runner import LEAST_WIDTH, MOST_ROWS, Entry, GraphRunner
+from draftstore.hf.graph_runner import GraphRunner
+from draftstore.hf.pass_shapes import LEAST_WIDTH, MOST_ROWS, Entry
 from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.pools import CachePool, fits_pool
 from draftstore.hf.targets import Forward, Prefilled

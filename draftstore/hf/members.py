@@ -13,8 +13,8 @@ from draftstore.decoding.budget import trim_together
 from draftstore.decoding.loop import Planner, Speculation, Step
 from draftstore.drafting.drafter import Drafter, projection_of
 from draftstore.drafting.together import propose_many
-from draftstore.hf.graph_runner import Entry
 from draftstore.hf.limits import Limited
+from draftstore.hf.pass_shapes import Entry
 from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.targets import ModelVerdict, row_tokens
 from draftstore.hf.texts import GeneratedText

@@ -26,9 +26,9 @@ from draftstore.errors import CurveError, ModelError
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text
 from draftstore.hf.generation import default_forward
-from draftstore.hf.graph_runner import BUCKETS
 from draftstore.hf.graphs import GraphForward
 from draftstore.hf.loading import positions_of
+from draftstore.hf.pass_shapes import BUCKETS
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Forward, Prefilled
 from draftstore.storage.cache import cache_folder

@@ -22,8 +22,9 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DecodingError
 from draftstore.hf import batches, generate, pools
 from draftstore.hf.batches import Batch, why_alone
-from draftstore.hf.graph_runner import MOST_ROWS, GraphRunner, most_rows
+from draftstore.hf.graph_runner import GraphRunner
 from draftstore.hf.members import Member, Outcome
+from draftstore.hf.pass_shapes import MOST_ROWS, most_rows
 from draftstore.hf.planning import TYPICAL
 from draftstore.hf.texts import prepare_text
 from draftstore.trees.tree import DraftTree

@@ -26,9 +26,9 @@ from draftstore.hf import batches, generate, graph_runner, graphs, pools
 from draftstore.hf.batches import Batch
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text
-from draftstore.hf.graph_runner import BUCKETS, MOST_ROWS, PassShape
 from draftstore.hf.graphs import GraphForward, graph_forward, why_not
 from draftstore.hf.members import Member
+from draftstore.hf.pass_shapes import BUCKETS, MOST_ROWS, PassShape
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Prefilled, TreeForward
 from draftstore.hf.texts import prepare_text

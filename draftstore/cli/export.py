@@ -21,7 +21,12 @@ from draftstore.errors import counted
 
 @click.group()
 def export() -> None:
-    """Write what a store knows as a file of another program."""
+    """Write what a store knows as a file of another program.
+
+    \b
+    Example:
+      draftstore export llama-cpp stores/chat --out chat.bin
+    """
 
 
 @export.command("llama-cpp")

@@ -18,6 +18,7 @@ from draftstore.cli.build import build
 from draftstore.cli.check_model import check_model
 from draftstore.cli.crest import count
 from draftstore.cli.dresd import dresd
+from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
 from draftstore.cli.query import query
@@ -104,6 +105,7 @@ for command in (
     check_model,
     generate,
     responses,
+    export,
 ):
     cli.add_command(command)
 build.add_command(dresd)

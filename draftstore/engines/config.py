@@ -87,6 +87,8 @@ class EngineConfig:
             raise EngineError(
                 f"{path}: expected corpora as tables [corpora.NAME], found {type_name(corpora)}"
             )
+        if "" in corpora:
+            raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request could mean")
         where = path or "the environment"
         for name in (*_SOURCES, *_OTHERS):
             if (text := given.get(PREFIX + name.upper())) is not None:
@@ -109,7 +111,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EngineError(f"no settings at {path} ({error.strerror}): check {CONFIG_VARIABLE}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path} is not TOML: {error}") from None
 
 
@@ -121,7 +123,7 @@ def _parse(name: str, text: str) -> Any:
     """
     kinds = {**_SOURCES, **_OTHERS}[name]
     if list in kinds:
-        return [part for part in text.split(os.pathsep) if part]
+        return [str(Path(part).absolute()) for part in text.split(os.pathsep) if part]
     try:
         if bool in kinds:
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]

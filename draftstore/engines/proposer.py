@@ -10,6 +10,7 @@ asked for is forgotten after a while; one that comes back is read anew.
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
+from operator import index
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 PATIENCE = 64
 """Steps after which a text that is no longer asked for is forgotten."""
+TAIL = 64
+"""Tokens of a known text that are compared at every step."""
 QUIET = 60.0
 """Minimum seconds between two warnings."""
 
@@ -56,6 +59,7 @@ class _Text:
         session: its drafts; None where the drafter refused the text.
         size: number of its tokens that the session has observed.
         corpus: name of its corpus.
+        tail: its last tokens, by which another text under the same key is noticed.
         tree: the draft of the last step.
         step: number of the step in which it was asked for last.
     """
@@ -64,6 +68,7 @@ class _Text:
         self.session: Session | None = None
         self.size = 0
         self.corpus = corpus
+        self.tail: NDArray[np.int32] = np.empty(0, np.int32)
         self.tree = DraftTree.empty()
         self.step = 0
 
@@ -124,8 +129,11 @@ class Proposer:
     def propose(self, asked: Sequence[Asked]) -> list[DraftTree]:
         """Return a draft for each request; empty where there is none. Never raises."""
         self._steps += 1
-        texts = [self._follow(each) for each in asked]
-        budgets = [self._budget(each, text) for each, text in zip(asked, texts, strict=True)]
+        texts, budgets = [], []
+        for each in asked:
+            text, budget = self._follow(each)
+            texts.append(text)
+            budgets.append(budget)
         places = [place for place, budget in enumerate(budgets) if budget > 0]
         trees = [DraftTree.empty()] * len(asked)
         found = self._ask([texts[place] for place in places], [budgets[place] for place in places])
@@ -147,18 +155,15 @@ class Proposer:
         if (text := self._texts.get(key)) is not None:
             text.tree = tree
 
-    def _budget(self, asked: Asked, text: _Text) -> int:
-        if text.session is None:
-            return 0
-        return self.budget if asked.budget is None else min(self.budget, asked.budget)
-
-    def _follow(self, asked: Asked) -> _Text:
-        """Return a request's text, up to date."""
-        text = self._texts.get(asked.key)
-        if text is None or text.corpus != asked.corpus or len(asked.ids) < text.size:
-            text = self._texts[asked.key] = _Text(asked.corpus)
-        text.step = self._steps
-        new = asked.ids[text.size :]
+    def _follow(self, asked: Asked) -> tuple[_Text, int]:
+        """Return a request's text, up to date, and the maximum nodes of its draft."""
+        try:
+            budget = self.budget if asked.budget is None else min(self.budget, index(asked.budget))
+            text, tail = self._text(asked), np.array(asked.ids[-TAIL:])
+            text.step, new = self._steps, asked.ids[text.size :]
+        except Exception as error:  # noqa: BLE001 (an engine must not end)
+            self._failed("a request gets no draft", error)
+            return _Text(""), 0
         try:
             if text.size == 0:
                 text.session = self._sources(asked.corpus).session(new)
@@ -167,7 +172,19 @@ class Proposer:
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self._failed("a text gets no more drafts", error)
             text.session = None
-        text.size, text.tree = len(asked.ids), DraftTree.empty()
+        text.size, text.tail, text.tree = len(asked.ids), tail, DraftTree.empty()
+        return text, 0 if text.session is None else budget
+
+    def _text(self, asked: Asked) -> _Text:
+        """Return a request's text as it was, or a new one where another text has its key now."""
+        text = self._texts.get(asked.key)
+        if (
+            text is None
+            or text.corpus != asked.corpus
+            or len(asked.ids) < text.size
+            or not np.array_equal(asked.ids[text.size - len(text.tail) : text.size], text.tail)
+        ):
+            text = self._texts[asked.key] = _Text(asked.corpus)
         return text
 
     def _sources(self, corpus: str) -> Assembly:
@@ -177,7 +194,7 @@ class Proposer:
             EngineError: it is not configured. Its request gets no drafts, above all none of another corpus.
         """
         if corpus not in self._corpora:
-            raise EngineError(f"no corpus {corpus!r}: add [corpora.{corpus}] to the settings")
+            raise EngineError(f"no corpus {corpus!r:.100}: add it to [corpora] in the settings")
         return self._corpora[corpus]
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:

@@ -13,6 +13,7 @@ PAGES = (
     "docs/service.md",
     "docs/decoding.md",
     "docs/python.md",
+    "docs/llama-cpp.md",
     "docs/results.md",
     "docs/gpu.md",
     "docs/operations.md",

@@ -32,7 +32,7 @@ def test_variables_alone() -> None:
             "DRAFTSTORE_METRICS": "127.0.0.1:0", "DRAFTSTORE_STRATEGY": "longest",
         }
     )  # fmt: skip
-    assert found.sources == Sources(stores=(Path("a"), Path("b")), strategy="longest")
+    assert found.sources == Sources(stores=(Path.cwd() / "a", Path.cwd() / "b"), strategy="longest")
     assert (found.min_prob, found.metrics) == (0.25, "127.0.0.1:0")
     assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
 
@@ -50,6 +50,8 @@ def test_variables_alone() -> None:
         ("corpora.a = 3", r"\[corpora.a\]: expected a table"),
         ("[corpora.a]\nbudget = 3", r"\[corpora.a\]: unknown setting 'budget'"),
         ("[corpora", "is not TOML"),
+        ("budget = " + "[" * 9_000, "is not TOML"),
+        ('[corpora.""]\nrequest = true', "a corpus without a name"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:
@@ -71,3 +73,10 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:
 def test_what_is_wrong_with_a_variable_is_said(name: str, text: str, reason: str) -> None:
     with pytest.raises(EngineError, match=reason):
         EngineConfig.read({"DRAFTSTORE_" + name: text})
+
+
+def test_stores_of_a_variable_are_named_as_in_the_shell(tmp_path: Path) -> None:
+    path = tmp_path / "draftstore.toml"
+    path.write_text('stores = ["chat"]')
+    found = EngineConfig.read({CONFIG_VARIABLE: str(path), "DRAFTSTORE_STORES": "a:/far/code"})
+    assert found.sources.stores == (Path.cwd() / "a", Path("/far/code"))

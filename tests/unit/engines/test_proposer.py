@@ -103,6 +103,39 @@ def test_no_failure_leaves_it(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1  # one a minute
 
 
+def test_a_key_that_comes_back_with_another_text_begins_anew() -> None:
+    drafts = proposer()
+    drafts.propose([asked(0, [1, 2, 3, 1, 2])])
+    (tree,) = drafts.propose([asked(0, [7, 8, 9, 1, 3, 7, 8])])
+    assert tree.tokens[:1].tolist() == [9]
+    with assemble(Sources(request=True), vocab_size=VOCAB, tokenizer=NOBODY) as alone:
+        assert tree == alone.session([7, 8, 9, 1, 3, 7, 8]).propose(drafts.budget)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"ids": None}, {"ids": np.int32(3)}, {"ids": np.array([0.5])},
+        {"ids": np.array([-1, 1], np.int32)}, {"ids": np.array([2**40])}, {"ids": "text"}, {"key": [1]},
+        {"corpus": []}, {"corpus": 3}, {"budget": "4"}, {"budget": 2.5}, {"budget": -(2**70)},
+    ],
+)  # fmt: skip
+def test_whatever_is_asked_nothing_is_raised(strange: dict[str, Any]) -> None:
+    drafts = proposer()
+    right = asked(1, [1, 2, 1])
+    wrong: Any = asked(0, [1, 2, 1])._replace(**strange)
+    for _ in range(2):
+        first, second = drafts.propose([wrong, right])
+        assert len(first) == 0 < len(second)
+    assert len(drafts.propose([asked(0, [1, 2, 1])])[0]), "the same key with a right text"
+
+
+def test_a_name_of_a_corpus_writes_no_lines_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    proposer().propose([asked(0, [1], corpus="a\nERROR forged" + "x" * 10_000)])
+    assert "\n" not in caplog.records[0].getMessage()
+    assert len(caplog.records[0].getMessage()) < 500
+
+
 def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenizer) -> None:
     config = EngineConfig(sources=Sources(), corpora={"acme": Sources(stores=(small_store,))})
     drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)

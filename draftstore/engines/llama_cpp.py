@@ -1,0 +1,265 @@
+"""What follows two tokens, as a static n-gram cache for llama.cpp's lookup decoding (`--lookup-cache-static`).
+
+    i32 [4]        two tokens, then -1 -1 (llama.cpp holds up to four; it asks the static cache with two)
+    i32            number of followers, at least 1
+    i32 [any, 2]   token and count of each, counts at least 1
+
+Such records follow each other to the end of the file: no header, no order, little-endian. Read from
+common/ngram-cache.cpp of llama.cpp at 5c5f166e.
+
+From the static cache alone, llama.cpp drafts the most common follower if the counts of all followers sum up to 2 at
+least, and it has half of them or more. That follower is all we write by default, where it occurs twice: the drafts are
+those of the whole table, and llama.cpp keeps a hash map for each n-gram. A count also weighs candidates from the text
+so far, 100 times itself; there the whole table was no better (docs/llama-cpp.md).
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import BuildError, StoreError, needs_extra
+from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams, running_total
+from draftstore.storage.access import withheld, withhold
+from draftstore.storage.files import fsync_path
+from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
+from draftstore.storage.using import Use
+from draftstore.stores.crest.counts import KIND as COUNTS
+from draftstore.stores.crest.counts import parquet_name
+from draftstore.stores.rest.store import KIND as REST
+from draftstore.stores.rest.store import RestStore
+
+LEAST_SUM = 2
+"""Occurrences below which llama.cpp drafts nothing after two tokens; its least share of them is a half."""
+MOST_WEIGHT = 10_000
+"""What higher counts become: llama.cpp multiplies a count by 100 and by one of the text, in 32 bits."""
+MOST_SUM = 20_000_000
+"""What a sum of counts is scaled down to in a whole table: llama.cpp multiplies it by 100, in 32 bits."""
+HEAD = 5
+"""Numbers of a record before its followers."""
+CUT_NGRAMS = 1 << 20
+"""N-grams that are moved at a time where a limit in bytes leaves some out."""
+
+Progress = Callable[[int, int], None]
+
+
+class Followers(NamedTuple):
+    """Some 2-grams and what follows each, both ascending.
+
+    Attributes:
+        ngrams: [k, 2], tokens.
+        sizes: int64 [k], number of followers of each.
+        tokens: [m], followers of the first, of the second, ...
+        counts: int64 [m], occurrences of each follower, at least 1.
+    """
+
+    ngrams: NDArray[Any]
+    sizes: NDArray[np.int64]
+    tokens: NDArray[Any]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: NgramTable) -> "Followers":
+        """Return what follows each 2-gram of an ascending table of 3-grams."""
+        pairs = table.tokens[:, :2]
+        new = np.append(True, (pairs[1:] != pairs[:-1]).any(axis=1))[: len(pairs)]
+        starts = np.flatnonzero(new)
+        return cls(pairs[starts], np.diff(np.append(starts, len(pairs))), table.tokens[:, 2], table.counts)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """int64 [k], place of the first follower of each."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    def sums(self) -> NDArray[np.int64]:
+        """int64 [k], occurrences of all followers of each."""
+        return np.add.reduceat(self.counts, self.starts) if len(self.sizes) else self.sizes
+
+    def best(self) -> NDArray[np.int64]:
+        """int64 [k], place of the most common follower of each, of equal ones the smallest token."""
+        if not len(self.sizes):
+            return self.sizes
+        most = np.repeat(np.maximum.reduceat(self.counts, self.starts), self.sizes)
+        places = np.flatnonzero(self.counts == most)
+        return places[np.searchsorted(places, self.starts)]
+
+    def select(self, chosen: NDArray[np.bool_]) -> "Followers":
+        """Return some 2-grams; `chosen` is bool [k]."""
+        kept = np.repeat(chosen, self.sizes)
+        return Followers(self.ngrams[chosen], self.sizes[chosen], self.tokens[kept], self.counts[kept])
+
+    def encode(self) -> NDArray[np.int32]:
+        """Return the records, int32 [5 k + 2 m]."""
+        words = HEAD + 2 * self.sizes
+        heads = np.cumsum(words) - words
+        records = np.full(int(words.sum()), -1, "<i4")
+        records[heads], records[heads + 1] = self.ngrams[:, 0], self.ngrams[:, 1]
+        records[heads + 4] = self.sizes
+        places = np.repeat(heads + HEAD - 2 * self.starts, self.sizes) + 2 * np.arange(len(self.tokens))
+        records[places], records[places + 1] = self.tokens, self.counts
+        return records
+
+
+class Export(NamedTuple):
+    """An exported file.
+
+    Attributes:
+        path: the file.
+        ngrams: number of its 2-grams.
+        followers: number of their followers.
+        left_out: 2-grams that a limit in bytes left out.
+        size: bytes.
+    """
+
+    path: Path
+    ngrams: int
+    followers: int
+    left_out: int
+    size: int
+
+
+def export_cache(
+    store: Path,
+    out: Path,
+    *,
+    whole: bool = False,
+    min_count: int | None = None,
+    max_bytes: int | None = None,
+    overwrite: bool = False,
+    progress: Progress = lambda _done, _all: None,
+) -> Export:
+    """Write what follows two tokens of a store as a static cache of llama.cpp; the file appears when it is whole.
+
+    Args:
+        store: a REST store, or counts of one.
+        out: the file.
+        whole: whether to write all followers of all 2-grams, not only what llama.cpp drafts.
+        min_count: occurrences of its most common follower below which a 2-gram is left out; 2 at least, and 1
+            for `whole`.
+        max_bytes: maximum size; 2-grams that draft come first, by the count of the most common follower.
+        overwrite: whether to replace an existing file.
+        progress: called with the rows read and their total.
+
+    Raises:
+        BuildError: `out` exists, or there is nothing to write.
+        StoreError: the store cannot be opened, or is of another kind.
+    """
+    if out.is_dir():
+        raise BuildError(f"{out} is a directory: --out takes the name of a file")
+    if out.exists() and not overwrite:
+        raise BuildError(f"{out} exists: choose another --out, or pass --overwrite")
+    manifest = load_manifest(store)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    least = max(min_count or 1, 1 if whole else LEAST_SUM)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    use = Use(store)
+    try:
+        with temporary.open("w+b") as file:
+            withhold(temporary, withheld([store / MANIFEST_NAME]))
+            values, words = _write(file, _tables(store, manifest, progress), least, whole=whole)
+            kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
+            if not len(kept):
+                raise BuildError(
+                    f"nothing of {store} is left to export: lower --min-count, or raise --max-bytes"
+                )
+        fsync_path(temporary)
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
+        use.close()
+    fsync_path(out.parent)
+    followers = int((kept - HEAD).sum()) // 2
+    return Export(out, len(kept), followers, len(words) - len(kept), 4 * int(kept.sum()))
+
+
+def _tables(store: Path, manifest: Manifest, progress: Progress) -> Iterator[NgramTable]:
+    """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table.
+
+    Raises:
+        StoreError: the store cannot be opened, or does not know what follows two tokens.
+    """
+    if manifest.kind == COUNTS:
+        if manifest.parameters["max_n"] < 3:
+            raise StoreError(f"{store} counts n-grams of two tokens at most: count again with --max-n 3")
+        yield from _counted(store / parquet_name(3), progress)
+    elif manifest.kind == REST:
+        index = RestStore.open(store).index
+        for tables in count_ngrams(index, 3, on_rows=running_total(progress, len(index.suffixes))):
+            yield tables[2]
+    else:
+        raise StoreError(
+            f"{store} is a store of kind {manifest.kind!r}, which keeps drafts and no counts: export the REST store "
+            "that it was built from, or its counts (draftstore count)"
+        )
+
+
+def _counted(path: Path, progress: Progress) -> Iterator[NgramTable]:
+    """Yield the 3-grams of a Parquet file; the last 2-gram of a batch waits for the next one."""
+    with needs_extra("pyarrow"):
+        import pyarrow.parquet as pq
+    with pq.ParquetFile(path) as file:
+        total, done = file.metadata.num_rows, 0
+        rest: NgramTable | None = None
+        for batch in file.iter_batches(batch_size=PART_ROWS):
+            *columns, counts = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
+            table = NgramTable(np.stack(columns, axis=1), counts)
+            if rest is not None:
+                table = NgramTable(*map(np.concatenate, zip(rest, table, strict=True)))
+            last = int(np.flatnonzero((table.tokens[:, :2] == table.tokens[-1, :2]).all(axis=1))[0])
+            yield NgramTable(table.tokens[:last], table.counts[:last])
+            rest = NgramTable(table.tokens[last:], table.counts[last:])
+            done += len(counts)
+            progress(done, total)
+        if rest is not None:
+            yield rest
+
+
+def _write(
+    file: BinaryIO, tables: Iterator[NgramTable], least: int, *, whole: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Write all records; return int64 [k] each: how useful each 2-gram is, and the numbers of its record."""
+    values, words = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for table in tables:
+        found = Followers.of(table)
+        best, sums = found.best(), found.sums()
+        most = found.counts[best]
+        drafts = (sums >= LEAST_SUM) & (2 * most >= sums)
+        chosen = (most >= least) & (drafts | whole)
+        if whole:
+            kept = _scaled(found.select(chosen))
+        else:
+            taken = best[chosen]
+            counts = np.minimum(found.counts[taken], MOST_WEIGHT)
+            kept = Followers(found.ngrams[chosen], np.ones_like(taken), found.tokens[taken], counts)
+        file.write(kept.encode().tobytes())
+        values.append(np.where(drafts, most, most - (1 << 40))[chosen])
+        words.append(HEAD + 2 * kept.sizes)
+    return np.concatenate(values), np.concatenate(words)
+
+
+def _scaled(found: Followers) -> Followers:
+    """Return followers with counts whose sums llama.cpp can multiply."""
+    sums = np.maximum(np.repeat(found.sums(), found.sizes), MOST_SUM)
+    return found._replace(counts=np.maximum(found.counts * MOST_SUM // sums, 1))
+
+
+def _cut(
+    file: BinaryIO, values: NDArray[np.int64], words: NDArray[np.int64], max_bytes: int
+) -> NDArray[np.int64]:
+    """Cut a file down to its most useful records, of equal ones the first; return the numbers of those that stay."""
+    order = np.argsort(-values, kind="stable")
+    chosen = np.zeros(len(words), np.bool_)
+    chosen[order[4 * np.cumsum(words[order]) <= max_bytes]] = True
+    read = written = 0
+    for begin in range(0, len(words), CUT_NGRAMS):
+        part = slice(begin, begin + CUT_NGRAMS)
+        file.seek(read)
+        records = np.frombuffer(file.read(4 * int(words[part].sum())), "<i4")
+        read = file.tell()
+        file.seek(written)
+        written += file.write(records[np.repeat(chosen[part], words[part])].tobytes())
+    file.truncate(written)
+    return words[chosen]

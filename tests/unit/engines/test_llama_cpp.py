@@ -1,0 +1,230 @@
+"""Files for llama.cpp: read by another parser, compared with a plain count, and drafted from by llama.cpp's rule."""
+
+import shutil
+import struct
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.engines import llama_cpp
+from draftstore.engines.llama_cpp import Followers, export_cache
+from draftstore.errors import BuildError, StoreError
+from draftstore.search.ngrams import NgramTable
+from draftstore.stores.crest.counts import build_counts
+from tests import reference
+from tests.fakes.llama_cpp import LookupDrafter, from_static, read_cache
+from tests.reference import Documents
+from tests.unit.stores.crest.test_counts import documents_of
+from tests.unit.stores.rest.test_build import names
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+Table = dict[tuple[int, ...], dict[int, int]]
+
+
+def followers_of(documents: Documents) -> Table:
+    """Count what follows two tokens, the plain way."""
+    found: Table = defaultdict(dict)
+    for (first, second, third), count in reference.ngram_counts(documents, 3).items():
+        found[first, second, -1, -1][third] = count
+    return dict(found)
+
+
+def drafting(table: Table) -> Table:
+    """Return what the default file holds of a table."""
+    kept = {}
+    for ngram, part in table.items():
+        best = min(part, key=lambda token: (-part[token], token))
+        if part[best] >= 2 and 2 * part[best] >= sum(part.values()):
+            kept[ngram] = {best: part[best]}
+    return kept
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "files" / "cache.bin"
+
+
+@pytest.fixture(params=["small_store", "wide_store"])
+def store(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def test_the_whole_table_is_a_plain_count(store: Path, out: Path) -> None:
+    made = export_cache(store, out, whole=True)
+    table = followers_of(documents_of(store))
+    assert read_cache(out) == table
+    assert (made.path, made.ngrams, made.left_out) == (out, len(table), 0)
+    assert made.followers == sum(map(len, table.values()))
+    assert made.size == out.stat().st_size
+    assert names(out.parent) == ["cache.bin"]
+
+
+def test_the_usual_file_drafts_as_the_whole_table(store: Path, out: Path) -> None:
+    export_cache(store, out)
+    table, kept = followers_of(documents_of(store)), read_cache(out)
+    assert kept == drafting(table)
+    assert kept
+    for ngram, part in table.items():
+        drafted = from_static(kept, ngram[:2])
+        if sorted(part.values())[-2:] not in ([1, 1], [1]):  # once each: llama.cpp would draft one of two
+            ties = sum(count == max(part.values()) for count in part.values())
+            assert drafted == from_static(table, ngram[:2]) or ties > 1
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_drafts_of_llama_cpp_from_the_file(small_store: Path, out: Path, context: bool) -> None:
+    """Chains of the file are those of the table that holds the same, whatever the order of its records."""
+    documents = documents_of(small_store)
+    export_cache(small_store, out)
+    expected = drafting(followers_of(documents))
+    from_file, from_count = (LookupDrafter(cache, context=context) for cache in (read_cache(out), expected))
+    drafted = 0
+    for document in documents[:20]:
+        for end in range(1, len(document), 7):
+            chains = [drafter.session(document[:end]).chain(8) for drafter in (from_file, from_count)]
+            assert chains[0] == chains[1]
+            drafted += len(chains[0])
+    assert drafted > 50
+
+
+def test_the_bytes(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.array([[1, 2, 3], [1, 2, 70_000], [1, 5, 6], [4, 2, 9]], np.uint32)
+    table = NgramTable(tokens, np.array([1, 3, 1, 12_345]))
+    monkeypatch.setattr(llama_cpp, "_tables", lambda *_: iter([table]))
+    export_cache(small_store, out)
+    assert out.read_bytes() == struct.pack("<14i", 1, 2, -1, -1, 1, 70_000, 3, 4, 2, -1, -1, 1, 9, 10_000)
+    export_cache(small_store, out, whole=True, overwrite=True)
+    first = struct.pack("<9i", 1, 2, -1, -1, 2, 3, 1, 70_000, 3)
+    assert out.read_bytes() == first + struct.pack("<14i", 1, 5, -1, -1, 1, 6, 1, 4, 2, -1, -1, 1, 9, 12_345)
+
+
+def test_counts_that_llama_cpp_could_not_multiply(
+    small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = np.array([[1, 2, 3], [1, 2, 4], [1, 2, 5], [7, 8, 9]], np.uint16)
+    table = NgramTable(tokens, np.array([3 * 10**9, 10**9, 1, 10**12]))
+    monkeypatch.setattr(llama_cpp, "_tables", lambda *_: iter([table]))
+    export_cache(small_store, out, whole=True)
+    found = read_cache(out)
+    assert found[1, 2, -1, -1] == {3: 14_999_999, 4: 4_999_999, 5: 1}
+    assert from_static(found, (1, 2)) == 3
+    assert from_static(found, (7, 8)) == 9
+
+
+def test_counts_give_the_same_file(
+    store: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_counts(store, tmp_path / "counts", max_n=3)
+    done: list[tuple[int, int]] = []
+    for whole in (False, True):
+        export_cache(store, out, whole=whole, overwrite=True)
+        for rows in (7, 1 << 20):
+            monkeypatch.setattr(llama_cpp, "PART_ROWS", rows)
+            again = out.with_name("again.bin")
+            export_cache(
+                tmp_path / "counts", again, whole=whole, overwrite=True,
+                progress=lambda *step: done.append(step),
+            )  # fmt: skip
+            assert again.read_bytes() == out.read_bytes()
+    assert done[-1][0] == done[-1][1] > 0
+
+
+def test_the_best_come_first(small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp, "CUT_NGRAMS", 5)
+    table = drafting(followers_of(documents_of(small_store)))
+    ranked = sorted(table, key=lambda ngram: (-max(table[ngram].values()), ngram))
+    for size in (28, 28 * 10 + 27, 28 * len(table) - 1, 28 * len(table)):
+        made = export_cache(small_store, out, max_bytes=size, overwrite=True)
+        assert read_cache(out) == {ngram: table[ngram] for ngram in ranked[: size // 28]}
+        assert list(read_cache(out)) == sorted(ranked[: size // 28])
+        assert (made.ngrams, made.left_out) == (size // 28, len(table) - size // 28)
+        assert made.size == out.stat().st_size <= size
+
+
+def test_pairs_that_draft_stay_longest(store: Path, out: Path) -> None:
+    table = followers_of(documents_of(store))
+    drafts = {ngram for ngram in table if from_static(table, ngram[:2]) is not None}
+    made = export_cache(store, out, whole=True, max_bytes=sum(20 + 8 * len(table[each]) for each in drafts))
+    assert read_cache(out).keys() == drafts
+    assert made.left_out == len(table) - len(drafts)
+
+
+def test_rare_pairs_are_left_out(store: Path, out: Path) -> None:
+    table = followers_of(documents_of(store))
+    export_cache(store, out, min_count=4)
+    assert read_cache(out) == {k: part for k, part in drafting(table).items() if max(part.values()) >= 4}
+    export_cache(store, out, min_count=4, whole=True, overwrite=True)
+    assert read_cache(out) == {k: part for k, part in table.items() if max(part.values()) >= 4}
+    export_cache(store, out, min_count=1, overwrite=True)
+    assert read_cache(out) == drafting(table), "llama.cpp takes nothing that occurs once"
+
+
+def test_what_is_refused(
+    small_store: Path, small_crest: Path, small_dense: Path, out: Path, tmp_path: Path
+) -> None:
+    for other in (small_crest, small_dense):
+        with pytest.raises(StoreError, match="keeps drafts and no counts: export the REST store"):
+            export_cache(other, out)
+    build_counts(small_store, tmp_path / "pairs", max_n=2)
+    with pytest.raises(StoreError, match="count again with --max-n 3"):
+        export_cache(tmp_path / "pairs", out)
+    with pytest.raises(StoreError, match="nothing"):
+        export_cache(tmp_path / "nothing", out)
+    with pytest.raises(BuildError, match="is left to export: lower"):
+        export_cache(small_store, out, max_bytes=27)
+    with pytest.raises(BuildError, match="is left to export: lower"):
+        export_cache(small_store, out, min_count=10**6)
+    with pytest.raises(BuildError, match="is a directory"):
+        export_cache(small_store, tmp_path)
+    assert names(out.parent) == []
+
+
+def test_a_file_is_whole_or_the_one_before(
+    small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_cache(small_store, out)
+    before = out.read_bytes()
+    with pytest.raises(BuildError, match="exists: choose another --out, or pass --overwrite"):
+        export_cache(small_store, out, whole=True)
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(llama_cpp, "_cut", full)
+    with pytest.raises(OSError, match="No space"):
+        export_cache(small_store, out, max_bytes=10**6, overwrite=True)
+    assert out.read_bytes() == before
+    assert names(out.parent) == ["cache.bin"]
+
+
+def test_who_may_not_read_the_store_may_not_read_the_file(
+    small_store: Path, out: Path, tmp_path: Path
+) -> None:
+    private = shutil.copytree(small_store, tmp_path / "private")
+    (private / "manifest.json").chmod(0o600)
+    export_cache(private, out)
+    assert out.stat().st_mode & 0o077 == 0
+
+
+@given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.integers(1, 5), max_size=40))
+def test_followers_of_any_table(counts: dict[tuple[int, ...], int]) -> None:
+    rows = sorted(counts)
+    table = NgramTable(
+        np.array(rows, np.uint16).reshape(-1, 3), np.array([counts[row] for row in rows], np.int64)
+    )
+    found = Followers.of(table)
+    pairs = sorted({row[:2] for row in rows})
+    assert [tuple(pair) for pair in found.ngrams.tolist()] == pairs
+    parts = [{row[2]: counts[row] for row in rows if row[:2] == pair} for pair in pairs]
+    assert found.sums().tolist() == [sum(part.values()) for part in parts]
+    assert found.tokens[found.best()].tolist() == [
+        min(part, key=lambda token: (-part[token], token)) for part in parts
+    ]
+    assert len(found.encode()) == 5 * len(pairs) + 2 * len(rows)

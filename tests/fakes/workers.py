@@ -106,8 +106,8 @@ class FakeEngine:
         return self.most - len(self._answers)
 
     def join(self, answer: Answer) -> None:
-        self.works.append(answer.request)
         self._answers[answer] = self.passes(answer.request)
+        self.works.append(answer.request)  # last: who waits for it finds the room taken
 
     def leave(self, answer: Answer) -> None:
         self._answers.pop(answer, None)

@@ -18,7 +18,7 @@ from draftstore.errors import ProbabilityError, counted
 from services.worker.answers import Answering, UnwantedError
 from services.worker.figures import WorkerMetrics
 from services.worker.jobs import Answered, DecodingJob, Failed, Finished
-from services.worker.problems import ApiError
+from services.worker.problems import ApiError, explain
 from services.worker.work import Engine
 from services.worker.writing import EndedError
 
@@ -102,7 +102,8 @@ class Decoder:
     @property
     def idle(self) -> bool:
         """Whether nothing is being decoded or waiting."""
-        return not self._running and not self._waiting
+        with self._wakeup:  # a request on its way from one to the other is in neither
+            return not self._running and not self._waiting
 
     def start(self) -> None:
         """Load the model, then start decoding."""
@@ -259,29 +260,36 @@ class Decoder:
             try:
                 engine.join(answer)
             except Exception as error:  # noqa: BLE001 (of this request alone)
-                self._failures += self._finish(answer, error)
+                event = self._result(answer, error)
+                self._failures += _is_fault(event)
+                self._finish(answer, event)
         return True
 
     def _step(self, engine: Engine) -> None:
         """Run forward passes, and end the answers that end with them."""
         for answer in [answer for answer in self._running if answer.job.cancelled]:
             engine.leave(answer)
-            self._finish(answer, UnwantedError())
+            self._finish(answer, None)
         if not self._running:
             return
         ended = engine.step()
         if engine.last_pass is not None:
             self._figures.passed(*engine.last_pass)
-        faults = [self._finish(cast(Answering, answer), error) for answer, error in ended]
-        if faults:
-            self._failures = self._failures + 1 if any(faults) else 0
+        if not ended:
+            return
+        answers = [cast(Answering, answer) for answer, _ in ended]
+        events = [self._result(answer, error) for answer, (_, error) in zip(answers, ended, strict=True)]
+        self._failures = self._failures + 1 if any(map(_is_fault, events)) else 0
+        for answer, event in zip(answers, events, strict=True):
+            self._finish(answer, event)
 
-    def _finish(self, answer: Answering, error: Exception | None) -> bool:
-        """End an answer; return whether that is a fault of the engine.
+    def _finish(self, answer: Answering, event: Answered | ApiError | None) -> None:
+        """End an answer.
 
-        A request is counted before its last event is posted, so that clients see it in the metrics.
+        A request and its failure are counted before its last event is posted, so that clients see them in the metrics
+        and in the health.
         """
-        job, event = answer.job, self._result(answer, error)
+        job = answer.job
         self._mean_seconds += ((monotonic() - answer.begun) / len(self._running) - self._mean_seconds) / 8
         with self._wakeup:
             self._running.remove(answer)
@@ -301,7 +309,6 @@ class Decoder:
                 self._keep(job.record(event))
         if over:
             job.post(Finished(job.usage) if complete else Failed(job.failure or self.unavailable()))
-        return isinstance(event, ApiError) and event.status >= 500
 
     def _result(self, answer: Answering, error: Exception | None) -> Answered | ApiError | None:
         """Return an answer, or the client's view of why there is none; None where nobody wants it."""
@@ -315,7 +322,7 @@ class Decoder:
         if isinstance(error, ProbabilityError):
             return ApiError(400, str(error))
         LOG.error("decoding failed", exc_info=error, extra={"id": answer.job.id})
-        return _explain(error)
+        return explain(error)
 
     def _count(self, job: DecodingJob, outcome: str, message: str) -> None:
         """Count and log a request, without its text."""
@@ -337,9 +344,6 @@ class Decoder:
         )
 
 
-def _explain(error: Exception) -> ApiError:
-    """Return the client's view of an internal error: only what it can act on, since details may be private."""
-    if type(error).__name__ == "OutOfMemoryError":
-        message = "the device has no memory left for this request: send a shorter one"
-        return ApiError(503, message, code="out_of_memory", retry_after=1)
-    return ApiError(500, "an error inside the worker: its log says more")
+def _is_fault(event: Answered | ApiError | None) -> bool:
+    """Tell whether an answer ended by a fault of the engine."""
+    return isinstance(event, ApiError) and event.status >= 500

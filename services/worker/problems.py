@@ -57,3 +57,11 @@ class ApiError(ProblemError):
         """Return the HTTP response."""
         body = json.dumps(self.body(), ensure_ascii=False).encode(errors="backslashreplace")
         return Response(body, self.status, {"Cache-Control": "no-store", **self.headers}, "application/json")
+
+
+def explain(error: Exception) -> ApiError:
+    """Return the client's view of an internal error: only what it can act on, since details may be private."""
+    if type(error).__name__ == "OutOfMemoryError":
+        message = "the device has no memory left for this request: send a shorter one"
+        return ApiError(503, message, code="out_of_memory", retry_after=1)
+    return ApiError(500, "an error inside the worker: its log says more")

@@ -21,6 +21,8 @@ from draftstore.trees.batch import DraftBatch
 
 SECONDS = 60.0
 """How long a test waits for what should come at once."""
+PAUSE = 0.05
+"""Seconds that a service asks for which refuses: on a busy machine the next call comes within them, too."""
 NAME = "chat"
 TOKENIZER = "00000000000000aa" * 4
 OTHER = "00000000000000bb" * 4
@@ -222,12 +224,13 @@ def claims_much(peer: Peer) -> None:
 
 
 def never_ends(peer: Peer) -> None:
-    """Announce a frame of a megabyte and send it without haste."""
+    """Announce a frame of a megabyte and send it without haste, and never all of it."""
     number = peer.read().header.request_id
     peer.send(struct.pack("<IBBBBQ", 1 << 20, wire.VERSION, wire.Operation.DRAFT | wire.ANSWER, 0, 0, number))
     for _ in range(1000):
         peer.send(bytes(1024))
         peer.wait(0.005)
+    peer.wait()
 
 
 def claims_16_megabytes(peer: Peer) -> None:
@@ -342,11 +345,11 @@ def drafts_too_few(peer: Peer) -> None:
 
 
 def drips(peer: Peer) -> None:
-    """Answer a byte at a time, one each five milliseconds."""
-    while True:
-        for byte in peer.service.answer(peer.read()):
-            peer.send(bytes([byte]))
-            peer.wait(0.005)
+    """Answer a byte at a time, one each five milliseconds, all but the last."""
+    for byte in peer.service.answer(peer.read())[:-1]:
+        peer.send(bytes([byte]))
+        peer.wait(0.005)
+    peer.wait()
 
 
 def fails_with(status: wire.Status, retry_after: float = 0.0, number: int | None = None) -> Behaviour:
@@ -380,14 +383,24 @@ def mutates(seed: int) -> Behaviour:
     return behave
 
 
-def is_late(seconds: float) -> Behaviour:
-    """Answer right, but late."""
+def is_late(peer: Peer) -> None:
+    """Answer right, but each request only when the next one has come."""
+    frame = peer.read()
+    while True:
+        frame, late = peer.read(), frame
+        peer.send(peer.service.answer(late))
+
+
+def is_late_until(answering: threading.Event) -> Behaviour:
+    """Answer nothing at first; the first request after the event has everything answered."""
 
     def behave(peer: Peer) -> None:
-        while True:
-            frame = peer.read()
-            peer.wait(seconds)
+        frames = [peer.read()]
+        while not answering.is_set():
+            frames.append(peer.read())
+        for frame in frames:
             peer.send(peer.service.answer(frame))
+        right(peer)
 
     return behave
 
@@ -414,7 +427,7 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     "drips": (drips, Outcome.TIMEOUT),
     "never ends": (never_ends, Outcome.TIMEOUT),
     "greets without end": (greets_without_end, Outcome.GARBAGE),
-    "is late": (is_late(0.2), Outcome.TIMEOUT),
+    "is late": (is_late, Outcome.TIMEOUT),
     "closes": (closes, Outcome.CLOSED),
     "closes on request": (closes_on_request, Outcome.CLOSED),
     "closes mid-answer": (closes_mid_answer, Outcome.CLOSED),
@@ -434,9 +447,9 @@ FAULTS: dict[str, tuple[Behaviour, Outcome]] = {
     "too many drafts": (drafts_too_many, Outcome.INVALID),
     "too few drafts": (drafts_too_few, Outcome.INVALID),
     "another tokenizer": (answers_another_tokenizer, Outcome.OTHER_TOKENIZER),
-    "whole connection": (fails_with(wire.Status.BUSY, 0.001, number=0), Outcome.BUSY),
+    "whole connection": (fails_with(wire.Status.BUSY, PAUSE, number=0), Outcome.BUSY),
     **{
-        status.name.lower().replace("_", " "): (fails_with(status, 0.001), Outcome[status.name])
+        status.name.lower().replace("_", " "): (fails_with(status, PAUSE), Outcome[status.name])
         for status in wire.Status
         if status is not wire.Status.OK
     },

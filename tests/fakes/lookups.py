@@ -39,7 +39,7 @@ from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import load_kernels
 from tests import ROOT
 
-SECONDS = 30.0
+SECONDS = 60.0
 """How long a test waits for what should come at once."""
 T = TypeVar("T")
 

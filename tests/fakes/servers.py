@@ -1,6 +1,7 @@
 """Real servers for tests: PostgreSQL with a password on a port of its own, and free ports."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,13 +19,20 @@ from schema.postgres import programs
 from schema.postgres.placement import make_place
 
 SECONDS = 60.0
+PORTS = (12_000, 32_000)
+"""Ports that are no service's own here, and lie below the range of connections that go out."""
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of 127.0.0.1 that nothing listens on, from below those that the system gives away by itself.
+
+    Between this call and the use of the port, and while a server restarts, nobody else is given it.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

@@ -166,11 +166,11 @@ def running_site(stores: Mapping[str, Path], *grants: Grant) -> Iterator[Running
 
 
 @contextmanager
-def serving(app: Starlette) -> Iterator[str]:
+def serving(app: Starlette, drain_seconds: float = 1.0) -> Iterator[str]:
     """Serve an application as the web process does, in a thread; yields its address."""
     loop = Loop()
     listening = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(app)
+    server = HttpServer(app, drain_seconds)
     done = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listening]), loop.loop)
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"

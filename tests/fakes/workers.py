@@ -106,8 +106,8 @@ class FakeEngine:
         return self.most - len(self._answers)
 
     def join(self, answer: Answer) -> None:
-        self.works.append(answer.request)
         self._answers[answer] = self.passes(answer.request)
+        self.works.append(answer.request)  # last: who waits for it finds the room taken
 
     def leave(self, answer: Answer) -> None:
         self._answers.pop(answer, None)
@@ -296,6 +296,7 @@ def commands() -> None:
 @click.option("--load-seconds", type=float, default=0.0)
 @click.option("--fail", is_flag=True)
 @click.option("--pass-seconds", type=float, default=0.0)
+@click.option("--hold", type=click.Path(path_type=Path))
 @click.option("--tokens", type=click.Path(path_type=Path))
 @click.option("--grace-seconds", type=float, default=30.0)
 @click.option("--cut-seconds", type=float, default=5.0)
@@ -305,10 +306,10 @@ def commands() -> None:
 @click.option("--log-format")
 @access_options
 def worker(
-    tokenizer: Path, load_seconds: float, fail: bool, pass_seconds: float, cut_seconds: float, host: str, port: int,
-    json: bool, **more: Any,
+    tokenizer: Path, load_seconds: float, fail: bool, pass_seconds: float, hold: Path | None, cut_seconds: float,
+    host: str, port: int, json: bool, **more: Any,
 ) -> None:  # fmt: skip
-    """Run a worker whose model counts for ever, at its own pace."""
+    """Run a worker whose model counts for ever, at its own pace; with `--hold` it stops while that file is there."""
 
     def load() -> FakeEngine:
         time.sleep(load_seconds)
@@ -316,7 +317,7 @@ def worker(
             raise DraftstoreError("there is no model")
         loaded = load_tokenizer(tokenizer)
         counting = loaded.encode(" " + " ".join(map(str, range(300))), bos=False).tolist()
-        return SlowEngine(loaded, lambda _work: counting, pass_seconds)
+        return SlowEngine(loaded, lambda _work: counting, pass_seconds, hold)
 
     running.CUT_SECONDS = cut_seconds
     try:
@@ -333,14 +334,17 @@ class SlowEngine(FakeEngine):
         tokenizer: TextTokenizer,
         answer: Callable[[GenerationRequest], Sequence[int]],
         pass_seconds: float,
+        hold: Path | None,
     ) -> None:
         super().__init__(tokenizer, answer, positions=2000)
-        self._seconds = pass_seconds
+        self._seconds, self._hold = pass_seconds, hold
 
     def passes(self, work: GenerationRequest) -> Iterator[Step]:
         for step in super().passes(work):
             yield step
             time.sleep(self._seconds)
+            while self._hold and self._hold.exists():
+                time.sleep(0.005)
 
 
 if __name__ == "__main__":

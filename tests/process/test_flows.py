@@ -626,7 +626,7 @@ class TestProgress:
             logs.rest().tokenized(1, 5, 20)
         timings = logs.timings()
         assert timings.keys() == {"tokenizing", "other"}
-        assert 0.05 <= timings["tokenizing"] < 5
+        assert timings["tokenizing"] >= 0.05
 
 
 class TestLedger:

@@ -42,9 +42,9 @@ def events(service: Service) -> list[dict[str, Any]]:
 
 
 def test_the_answer_in_hand_is_finished_before_the_worker_ends(tokenizer: Path, tmp_path: Path) -> None:
-    with served_worker(
-        "--tokenizer", tokenizer, "--pass-seconds", 0.01, folder=tmp_path, module=FAKE
-    ) as service:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with served_worker("--tokenizer", tokenizer, "--hold", hold, folder=tmp_path, module=FAKE) as service:
         assert service.started["model"] == MODEL
         assert service.get("/readyz") == {"status": "ready"}
         connection = begin(service, prompt="zero", max_tokens=120, stream=True)
@@ -54,6 +54,7 @@ def test_the_answer_in_hand_is_finished_before_the_worker_ends(tokenizer: Path, 
         status, body = service.request("POST", "/v1/completions", {"prompt": "late"})
         assert (status, json.loads(body)["error"]["code"]) == (503, "stopping")
         assert service.request("GET", "/readyz")[0] == 503
+        hold.unlink()
         pieces = read_stream(answer)
         connection.close()
         assert text_of(pieces).startswith(" 0 1 2 3")

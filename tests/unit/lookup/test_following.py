@@ -289,7 +289,6 @@ class TestTheDatabaseIsAway:
     def test_it_hangs_later_on(
         self, open_stores: OpenStores, copies: Copies, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pooling.LimitedConnection, "limit", 0.5)
         with postgres_server() as server, freezing_proxy("127.0.0.1", server.port) as proxy:
             url = make_url(server.url).set(port=proxy.port).render_as_string(hide_password=False)
             monkeypatch.setenv(URL_VARIABLE, url)
@@ -301,8 +300,10 @@ class TestTheDatabaseIsAway:
             with following(Follower([], Catalogue(), Reconciler(open_stores), poll_seconds=0.2)) as follower:
                 assert follower.wait_for_first(SECONDS)
                 assert serves(open_stores, "chat", there.digests[one])()
-                proxy.freeze()
-                wait_until(lambda: follower.problem is not None, "the database hangs")
+                with monkeypatch.context() as patch:
+                    patch.setattr(pooling.LimitedConnection, "limit", 0.5)
+                    proxy.freeze()
+                    wait_until(lambda: follower.problem is not None, "the database hangs")
                 assert open_stores.get("chat").drafter().draft(CONTEXT)
                 there.publish("chat", two)
                 proxy.thaw()

@@ -15,7 +15,7 @@ from draftstore.remote.wire import Status
 from draftstore.stores.registry import open_store
 from draftstore.trees.frontier import MAX_BUDGET
 from services.common.permissions import Grant, Permissions, hash_token
-from services.lookup.frames import connection, turns
+from services.lookup.frames import connection, server, turns
 from services.lookup.limits import Limits
 from services.lookup.stores.served import OpenStores, ServedStore, open_served
 from services.lookup.stores.targets import Target
@@ -137,7 +137,7 @@ def test_frames_may_arrive_in_any_pieces(stores: dict[str, Path], caller: Caller
 
 
 class SlowDrafter:
-    """Takes its time for every context, and notes how many it was asked for at a time."""
+    """Takes its time for every context, and notes how many it was asked for at a time, and for how many nodes."""
 
     context_size, vocab_size = 16, 384
 
@@ -146,9 +146,11 @@ class SlowDrafter:
         self._seconds = seconds
         self._gate = gate
         self.batches: list[int] = []
+        self.budgets: list[int] = []
         self.fail: Exception | None = None
 
     def draft_batch(self, contexts: np.ndarray, budget: int = 64, min_prob: float = 0.0) -> object:
+        self.budgets.append(budget)
         self.batches.append(len(contexts))
         if self._gate:
             assert self._gate.wait(SECONDS)
@@ -171,37 +173,45 @@ def slow_shelf(
 
 
 def test_a_large_batch_is_cut_and_does_not_hold_up_others(small_crest: Path) -> None:
-    open_stores, served, drafter = slow_shelf(small_crest, 0.0002)
+    gate = threading.Event()
+    open_stores, served, drafter = slow_shelf(small_crest, 0.0002, gate)
     contexts = contexts_of(small_crest, 512)
     with serving(open_stores) as running, running.caller() as large, running.caller() as small:
+        gate.set()
         for _ in range(20):
-            small.draft("slow", contexts[:1])  # it learns what a context costs
+            small.draft("slow", contexts[:1], 65)  # it learns what a context costs
+        gate.clear()
         drafter.batches.clear()
+        drafter.budgets.clear()
         large.send(wire.encode_request(1, "slow", contexts, 64))
-        until(lambda: drafter.batches)
-        answered = 0
-        while not large.has_data():
-            small.draft("slow", contexts[:1])
-            answered += 1
-        assert answered >= 10  # a hundred fit
+        until(lambda: drafter.batches)  # the service stands still in the first piece
+        small.send(b"".join(wire.encode_request(i, "slow", contexts[:1], 65) for i in range(10)))
+        gate.set()
+        assert all(small.receive() for _ in range(10))
         frame = large.receive()
         assert frame
         assert frame.payload[24:] == expected(small_crest, contexts)
         assert max(drafter.batches) < 100
-        assert sum(drafter.batches) == 512 + answered
+        assert sum(drafter.batches) == 512 + 10
+        pieces = drafter.budgets
+        assert pieces.count(65) == 10
+        assert pieces[-1] == 64  # those that came in between went before its last piece
         assert served.readers == 0
 
 
 def test_large_batches_take_turns(small_crest: Path) -> None:
-    open_stores, _, _ = slow_shelf(small_crest, 0.0002)
+    gate = threading.Event()
+    open_stores, _, drafter = slow_shelf(small_crest, 0.0002, gate)
     contexts = contexts_of(small_crest, 400)
     with serving(open_stores) as running, running.caller() as first, running.caller() as second:
-        first.send(wire.encode_request(1, "slow", contexts, 64) * 2)
-        second.send(wire.encode_request(1, "slow", contexts[:100], 64))
-        assert second.receive()
-        assert not first.has_data() or first.receive()  # one of its two at most
-        assert not first.has_data()
-        assert first.receive()
+        first.send(b"".join(wire.encode_request(1, "slow", contexts, budget) for budget in (64, 65)))
+        until(lambda: drafter.batches)  # the service stands still in the first piece
+        second.send(wire.encode_request(1, "slow", contexts[:50], 66))
+        gate.set()
+        assert all(caller.receive() for caller in (second, first, first))
+        pieces = drafter.budgets
+        assert 64 in pieces[pieces.index(66) :]  # it did not have to wait for all of the first
+        assert 66 not in pieces[pieces.index(65) :]  # one of the two at most was done before
 
 
 def test_a_release_that_moves_does_not_mix_builds(small_crest: Path, small_store: Path) -> None:
@@ -254,6 +264,9 @@ def test_swaps_under_load(small_crest: Path, small_store: Path) -> None:
             thread.start()
         for turn in range(20):
             running.put("moving", small_crest if turn % 2 else small_store)
+            if turn in (9, 10):  # both are seen, however slow the others are
+                build = running.open_stores.get("moving").build
+                until(lambda build=build: build in seen or failures)  # type: ignore[misc]
         stop.set()
         for thread in threads:
             thread.join(SECONDS)
@@ -432,12 +445,24 @@ def test_strangers_cannot_send_much(stores: dict[str, Path]) -> None:
 def test_strangers_have_to_say_who_they_are_in_time(stores: dict[str, Path]) -> None:
     permissions = keyed(("one", "s", ["*"]))
     limits = Limits(hello_seconds=0.2)
+
+    def held_up(running: Lookups) -> Caller:
+        """Return a connection that said who it is while the service was held up, and so in time."""
+        greeted = threading.Event()
+        running.loop.call_soon_threadsafe(greeted.wait)
+        caller = running.caller()
+        caller.send(wire.frame(wire.Operation.HELLO, 1, b"s"))
+        greeted.set()
+        frame = caller.receive()
+        assert frame
+        assert frame.header.status == Status.OK
+        return caller
+
     with (
         serving(stores, permissions=permissions, limits=limits) as running,
-        running.caller() as known,
+        held_up(running) as known,
         running.caller() as silent,
     ):
-        known.hello("s")
         assert failure(silent.receive()).status == Status.UNAUTHORIZED
         assert silent.ended()
         time.sleep(0.3)
@@ -516,7 +541,10 @@ def test_busy_when_too_much_waits(small_crest: Path) -> None:
         assert served.readers == 0
 
 
-def test_a_database_that_hangs_delays_its_own_readers_alone(small_crest: Path, small_store: Path) -> None:
+def test_a_database_that_hangs_delays_its_own_readers_alone(
+    small_crest: Path, small_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", SECONDS)
     gate = threading.Event()
     open_stores, served, drafter = slow_shelf(small_crest, 0.0, gate, blocking=True)
     open_stores.put("rest", open_served(Target("rest", small_store)))
@@ -601,14 +629,23 @@ def test_a_client_that_reads_nothing_is_not_read_either(small_store: Path) -> No
         request = wire.encode_request(1, "rest", contexts, 64)
         lazy.socket.setblocking(False)
         sent, stream = 0, request * 2000
-        end = time.monotonic() + SECONDS
-        last = time.monotonic()
-        while sent < len(stream) and time.monotonic() - last < 1.0 and time.monotonic() < end:
+
+        def send() -> bool:
+            """Send what is taken; tell whether that was nothing."""
+            nonlocal sent
             try:
                 sent += lazy.socket.send(stream[sent : sent + 65536])
-                last = time.monotonic()
             except BlockingIOError:
-                time.sleep(0.01)
+                return True
+            return False
+
+        def held_up() -> bool:
+            return send() and any(not link._open for link in list(running.server.connections))
+
+        until(held_up, "the server takes more and more")
+        time.sleep(0.2)
+        while not send():  # what still fits into the sockets
+            pass
         assert sent < len(stream)  # the server takes no more
         [held] = [link for link in running.server.connections if not link._open]
         assert running.call(held.transport.get_write_buffer_size) < 1_000_000
@@ -663,7 +700,8 @@ def test_small_requests_are_answered_though_no_more_is_sent(small_crest: Path) -
         assert caller.ended()
 
 
-def test_drain_finishes_what_was_asked(small_crest: Path) -> None:
+def test_drain_finishes_what_was_asked(small_crest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_QUIET_LOOKS", 10**9)  # this thread may be held up between two requests
     gate = threading.Event()
     open_stores, _, drafter = slow_shelf(small_crest, 0.0001, gate)
     contexts = contexts_of(small_crest, 300)
@@ -688,10 +726,11 @@ def test_drain_finishes_what_was_asked(small_crest: Path) -> None:
         answer = busy.receive()
         assert answer
         assert answer.payload[24:] == expected(small_crest, contexts)
-        assert idle.ended()
         for _ in range(20):
             assert steady.draft("slow", contexts[:1])
             time.sleep(0.02)
+        monkeypatch.undo()
+        assert idle.ended()
         steady.close()
         assert busy.ended()
         drained.result(SECONDS)  # type: ignore[call-arg]

@@ -686,27 +686,27 @@ def test_slow_bodies_and_slow_headers_are_cut_off(site: Running, monkeypatch: py
     import socket
 
     monkeypatch.setattr(guards, "BODY_SECONDS", 0.2)
-    monkeypatch.setattr(webserver, "HEAD_SECONDS", 0.2)
     with serving(site.app()) as address:
         place = ("127.0.0.1", int(address.rsplit(":", 1)[1]))
         start = b"POST /v1/draft HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         with socket.create_connection(place, 30) as slow:
             slow.sendall(start + b"Content-Length: 10\r\n\r\n{")
             assert slow.recv(65_536).startswith(b"HTTP/1.1 408")
+        with socket.create_connection(place, 30) as large:
+            large.sendall(start + b"X: " + b"x" * (2 * webserver.HEADERS))
+            assert large.recv(65_536).startswith(b"HTTP/1.1 400")
+        monkeypatch.setattr(webserver, "HEAD_SECONDS", 0.2)
         with socket.create_connection(place, 30) as slow:
             slow.sendall(start)
             assert slow.recv(65_536) == b""
         with socket.create_connection(place, 30) as silent:
             assert silent.recv(65_536) == b""
-        with socket.create_connection(place, 30) as large:
-            large.sendall(start + b"X: " + b"x" * (2 * webserver.HEADERS))
-            assert large.recv(65_536).startswith(b"HTTP/1.1 400")
 
 
 def test_requests_that_are_under_way_are_finished(site: Running) -> None:
     """The event loop ends after the answer, not before."""
     answers: list[int] = []
-    with serving(site.app()) as address:
+    with serving(site.app(), drain_seconds=60) as address:
         host, port = address.removeprefix("http://").split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=30)
         connection.putrequest("POST", "/v1/draft")

@@ -169,20 +169,33 @@ def test_a_cancelled_probe_lets_the_next_one_through(run: Any, store: RestStore,
 def test_an_answer_that_is_there_counts_though_the_loop_comes_late(
     run: Any, store: RestStore, story: list[int]
 ) -> None:
+    free, sent = threading.Event(), threading.Event()
+
+    def waits(peer: faults.Peer) -> None:
+        peer.send(peer.service.answer(peer.read()))
+        frame = peer.read()
+        assert free.wait(SECONDS)
+        peer.send(peer.service.answer(frame))
+        sent.set()
+
+    def block() -> None:
+        """Do what a loop must not do, and loops do, until the answer is there and the deadline is over."""
+        free.set()
+        assert sent.wait(SECONDS)
+        time.sleep(0.6)
+
     async def main() -> None:
-        async with AsyncRemoteStore(service.address, "chat", deadline=0.2) as remote:
+        async with AsyncRemoteStore(service.address, "chat", deadline=SECONDS) as remote:
             drafter, local = remote.drafter(), store.drafter()
             contexts = contexts_of(local, story, 1)
-            while not remote.counters["answered"]:
-                await drafter.draft(contexts)
-            answered = service.requests
+            await drafter.draft(contexts)
+            remote.deadline = 0.5
             task = asyncio.create_task(drafter.draft(contexts))
-            while service.requests == answered:
-                await asyncio.sleep(0)
-            time.sleep(0.5)  # what a loop must not do, and loops do
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, block)  # when the request has been sent
             assert await task == local.draft(contexts)
 
-    with Service(store) as service:
+    with Service(store, waits) as service:
         run(main)
 
 

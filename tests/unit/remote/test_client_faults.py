@@ -1,3 +1,4 @@
+import threading
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -279,22 +280,24 @@ def test_a_service_that_says_goodbye_gets_no_more_requests_on_that_connection(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_late_answers_are_dropped_and_never_taken_for_others(
-    kind: str, store: RestStore, story: list[int]
+    kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = store.drafter()
+    monkeypatch.setattr(protocol, "SILENCE", SECONDS)
+    local, answering = store.drafter(), threading.Event()
     with (
-        Service(store, faults.is_late(0.05)) as service,
+        Service(store, faults.is_late_until(answering)) as service,
         client_of(kind, service, deadline=0.01, breaker=Open()) as client,
     ):
         drafter = client.drafter()
-        for seed in range(5):
-            drafts = drafter.draft(contexts_of(local, story, 1, seed))
+        while service.requests < 5:  # where this thread is held up, a call ends before it has asked
+            drafts = drafter.draft(contexts_of(local, story, 1, client.counters.calls))
             assert len(drafts[0].tree) == 0
-        assert client.counters["timeout"] == 5
+        assert client.counters["timeout"] == client.counters.calls
+        answering.set()
         client_deadline(client, SECONDS)
         contexts = contexts_of(local, story, 3, 77)
         assert drafter.draft(contexts) == local.draft(contexts)
-        assert client.counters["late"] == 5
+        assert client.counters["late"] == service.requests - 1
         assert client.counters["connections"] == 1
 
 

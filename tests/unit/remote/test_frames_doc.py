@@ -24,6 +24,7 @@ from draftstore.stores.registry import open_store
 from draftstore.trees import codec, tree
 from draftstore.trees.tree import DraftTree
 from services.common.permissions import Grant, Permissions, hash_token
+from services.lookup.frames import server
 from services.lookup.limits import Limits
 from services.lookup.settings import DRAFT_PORT
 from tests import ROOT
@@ -531,13 +532,15 @@ def test_shutting_down_the_sending_side_counts_as_leaving(lookups: Lookups, stor
     until(lambda: lookups.server.waiting == 0)
 
 
-def test_closing(stores: dict[str, Path]) -> None:
+def test_closing(stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_QUIET_LOOKS", 10**9)  # this thread may be held up before its next request
     with serving({"rest": stores["rest"]}) as running, running.caller() as caller:
         assert caller.draft_frame("rest", CHAT).header.flags == 0
-        done = running.start_drain()
+        done = running.start_drain(SECONDS)
         until(lambda: running.server.flags)
         assert caller.draft_frame("rest", CHAT).header.flags == wire.CLOSING  # still answered
         with pytest.raises(OSError, match="refused"):
             running.caller()
+        monkeypatch.undo()
         assert caller.ended()  # once it is quiet
         done.result(SECONDS)  # type: ignore[call-arg]

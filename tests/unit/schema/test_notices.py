@@ -123,7 +123,6 @@ def test_a_server_that_takes_connections_and_says_nothing(monkeypatch: pytest.Mo
 
 
 def test_a_server_that_hangs_later_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooling.LimitedConnection, "limit", 0.5)
     with postgres_server() as server, freezing_proxy("127.0.0.1", server.port) as proxy:
         url = make_url(server.url).set(port=proxy.port).render_as_string(hide_password=False)
         monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", url)
@@ -132,8 +131,10 @@ def test_a_server_that_hangs_later_on(monkeypatch: pytest.MonkeyPatch) -> None:
             assert listening.releases() == []
             proxy.freeze()
             began = time.monotonic()
-            with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
-                listening.releases()
+            with monkeypatch.context() as patch:  # a machine may take longer for answers that do come
+                patch.setattr(pooling.LimitedConnection, "limit", 0.5)
+                with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
+                    listening.releases()
             assert time.monotonic() - began >= 0.5
             proxy.thaw()
         with closing(Notices()) as listening:

@@ -39,6 +39,7 @@ from schema.database import migrate
 from schema.errors import DatabaseAwayError
 from schema.pooling import MOST_CONNECTIONS, join_pool
 from schema.trees import PostgresEntries, load_store
+from tests.fakes.lookups import until
 from tests.fakes.proxies import freezing_proxy
 from tests.fakes.servers import postgres_server
 
@@ -106,8 +107,10 @@ def tree_of(ngram: tuple[int, ...]) -> DraftTree:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give lookups the time that they may need where every processor is busy."""
-    monkeypatch.setattr(trees, "GET_SECONDS", 30.0)
+    """Give lookups and connections the time that they may need where every processor is busy."""
+    monkeypatch.setattr(trees, "GET_SECONDS", 60.0)
+    monkeypatch.setattr(pooling, "CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(pooling, "CONNECT_TIMEOUT", 60)
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +361,7 @@ def backends(database: str) -> int:
 
 def wait_for_backends(database: str, number: int) -> None:
     """Wait until so many others are connected: the server takes a moment to see that one has gone."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while (found := backends(database)) != number:
         assert time.monotonic() < end, f"{found} are connected, expected {number}"
         time.sleep(0.02)
@@ -389,18 +392,19 @@ def test_entries_that_nobody_closes_let_go_too(database: str, loaded: Entries, c
 
 def test_threads_look_up_beside_each_other(database: str, crest: Crest, loaded: PostgresEntries) -> None:
     pool = join_pool()
-    meeting = threading.Barrier(3, timeout=30)
     found = list[list[Any]]()
 
-    def sleep() -> None:
-        meeting.wait()
-        found.append(pool.fetch(b"SELECT pg_backend_pid() FROM pg_sleep(0.5)", (), 30))
+    def wait_for_lock() -> None:
+        found.append(pool.fetch(b"SELECT pg_backend_pid() FROM pg_advisory_lock_shared(7)", (), 60))
 
-    threads = [threading.Thread(target=sleep) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    meeting.wait()
-    assert loaded.get([crest.items[0][0]]) == [crest.items[0][1]]
+    threads = [threading.Thread(target=wait_for_lock) for _ in range(2)]
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(7)")
+        for thread in threads:
+            thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        until(lambda: connection.execute(waiting).fetchone() == (2,))
+        assert loaded.get([crest.items[0][0]]) == [crest.items[0][1]]
     for thread in threads:
         thread.join()
     assert len({row[0] for rows in found for row in rows}) == 2
@@ -448,8 +452,6 @@ def test_connections_that_the_server_ends_go_unnoticed(database: str, crest: Cre
 def test_a_database_that_hangs_costs_a_bounded_wait(
     server_of_ones_own: Any, crest: Crest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trees, "GET_SECONDS", 0.5)
-    monkeypatch.setattr(pooling, "CONNECT_SECONDS", 0.5)
     with freezing_proxy("127.0.0.1", server_of_ones_own.port) as proxy:
         url = make_url(server_of_ones_own.url).set(port=proxy.port).render_as_string(hide_password=False)
         monkeypatch.setenv("DRAFTSTORE_DATABASE_URL", url)
@@ -458,12 +460,15 @@ def test_a_database_that_hangs_costs_a_bounded_wait(
         key, value = crest.items[0]
         assert entries.get([key]) == [value]
         proxy.freeze()
-        with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
-            entries.get([key])
-        with pytest.raises(DatabaseAwayError, match=r"no connection within 0\.5 seconds"):
-            entries.get([key])
+        with monkeypatch.context() as patch:
+            patch.setattr(trees, "GET_SECONDS", 0.5)
+            patch.setattr(pooling, "CONNECT_SECONDS", 0.5)
+            patch.setattr(pooling, "CONNECT_TIMEOUT", 3)
+            with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
+                entries.get([key])
+            with pytest.raises(DatabaseAwayError, match=r"no connection within 0\.5 seconds"):
+                entries.get([key])
         proxy.thaw()
-        monkeypatch.setattr(pooling, "CONNECT_SECONDS", 30.0)
         assert entries.get([key]) == [value]
         entries.close()
 

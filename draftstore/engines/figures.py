@@ -86,7 +86,7 @@ class DraftFigures:
         for place in range(len(path)):
             self._count("accepted_tokens_per_position", corpus, str(place), 1)
         for source, count in shares.items():
-            self._count("foretold_tokens", corpus, source, count)
+            self.foretold(corpus, source, count)
         decline = self._declines.setdefault(corpus, Decline(self._now))
         if (fallen := decline.add(1 + len(path))) is not None:
             LOG.warning(
@@ -94,6 +94,10 @@ class DraftFigures:
                 f" of corpus {corpus!r}" * bool(corpus),
                 *fallen,
             )
+
+    def foretold(self, corpus: str, source: str, count: int) -> None:
+        """Count tokens of texts that a source's own drafts had."""
+        self._count("foretold_tokens", corpus, source, count)
 
     def _count(self, name: str, corpus: str, label: str, count: int) -> None:
         self._counts.setdefault((name, corpus), Counter())[label] += count

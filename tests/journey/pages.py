@@ -14,6 +14,7 @@ PAGES = (
     "docs/decoding.md",
     "docs/python.md",
     "docs/results.md",
+    "docs/vllm.md",
     "docs/gpu.md",
     "docs/operations.md",
     "docs/security.md",

@@ -22,6 +22,7 @@ from draftstore.assembly import Sources, assemble
 from draftstore.decoding.replay import Recording, replay
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from services.lookup.stores.warming import load_kernels
 from tests import ROOT
 from tests.engines_vllm.counting import NAME, Counting
 from tests.fakes.lookups import Caller, until
@@ -174,6 +175,7 @@ def test_a_local_store_and_the_request(
 @contextmanager
 def lookup_service(store: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
     """Run a lookup service in a process of its own; yield its socket, and the process."""
+    load_kernels()  # on disk then: to compile them there may take longer than a test waits
     with tempfile.TemporaryDirectory(prefix="draftstore-") as folder:
         command = [sys.executable, "-m", "tests.fakes.lookups", folder, f"{RELEASE}={store}"]
         process = subprocess.Popen(command, cwd=ROOT)

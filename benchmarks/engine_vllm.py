@@ -149,7 +149,7 @@ def run(space: Workspace, *, quick: bool, steps: int) -> dict[str, Any]:
         service = stack.enter_context(running({RELEASE: store.path}, log=space.work / "engine-service.log"))
         lookup = f"unix:{service.address}"
         progress("drafters")
-        drafters = {
+        drafters: dict[str, Any] = {
             "request": own(vocab, folder),
             "request + REST": own(vocab, folder, stores=str(store.path)),
             "request + REST, service": own(vocab, folder, lookup=lookup, release=RELEASE),
@@ -157,9 +157,8 @@ def run(space: Workspace, *, quick: bool, steps: int) -> dict[str, Any]:
         }
         progress(f"{steps} steps")
         rows = measure(drafters, recordings, steps)
-        failures = sum(
-            each.proposer.figures.failures for each in drafters.values() if isinstance(each, Drafter)
-        )
+        ours = [each.proposer for each in drafters.values() if isinstance(each, Drafter)]
+        failures = sum(each.figures.failures for each in ours if each is not None)
     tokens = int(store.manifest.counts["tokens"])
     return {"store": source.name, "store_tokens": tokens, "failures": failures, "drafters": rows}
 

@@ -82,15 +82,15 @@ class Rows:
         missing = [place for place in range(len(rows)) if place not in found]
         for place in missing:
             same = (key for key in by_size.get(len(before[place]), ()) if key in free)
-            key = next((key for key in same if self._texts[key].ids == before[place]), None)
-            if key is not None:
-                found[place] = key
-                free.remove(key)
+            moved = next((key for key in same if self._texts[key].ids == before[place]), None)
+            if moved is not None:
+                found[place] = moved
+                free.remove(moved)
         for place in missing:
-            key = self._there.get(rows[place].place)
-            if place not in found and key in free and before[place].startswith(self._texts[key].ids):
-                found[place] = key
-                free.remove(key)
+            there = self._there.get(rows[place].place)
+            if place not in found and there in free and before[place].startswith(self._texts[there].ids):
+                found[place] = there
+                free.remove(there)
 
     def _next(self) -> int:
         self._last += 1

@@ -32,7 +32,9 @@ def expected_chain(text: list[int]) -> list[int]:
     """Return what a session of this text alone drafts."""
     room = LONGEST - 1 - len(text)
     session = RequestDrafter(VOCAB).session(np.array(text, np.int32))
-    return best_chain(session.propose(16 if room >= CHAIN else max(0, room)), CHAIN).tokens.tolist()
+    tree = session.propose(16 if room >= CHAIN else max(0, room))
+    chain: list[int] = best_chain(tree, CHAIN).tokens.tolist()
+    return chain
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -78,7 +80,7 @@ class Fails:
     def __init__(self, vllm_config: object) -> None:
         self.vllm_config = vllm_config
 
-    def propose(self, *_: object, **__: object) -> list[list[int]]:
+    def propose(self, sampled: Any, sizes: Any, ids: Any, slot_mappings: Any = None) -> Any:
         raise MemoryError
 
 

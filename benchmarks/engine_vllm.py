@@ -4,6 +4,7 @@ All drafters get the same calls, as vLLM makes them: a batch of 32 recorded outp
 which grow by two tokens a step. Ours draft from the request alone, and from the request and a REST store, opened here
 and behind the lookup service. Beside them runs vLLM's own n-gram drafter, with its default (5 tokens have to match) and
 with 2 to 5. In every step they take turns in a random order, on one core; the service has the others.
+Processor time is that of the engine's thread, which says more on a busy machine.
 
 Tokens a pass are those which each step's chain would have given, at the places where the steps are. Table first; the
 last line of stdout is one JSON document, also written to OUT/engine_vllm.json. It needs `make .venv-vllm/.done`.
@@ -17,7 +18,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ from tests.fakes.vllm_batch import vllm_config
 BATCH, CHAIN, GROWTH, LONGEST = 32, 8, 2, 4096
 STEPS, QUICK_STEPS, UNTIMED = 400, 20, 5
 RELEASE = "bench"
+DEADLINE = "0.05"
+"""Seconds: none is to be missed here, also on a busy machine."""
 NGRAM = {"vLLM n-gram, 5": (5, 5), "vLLM n-gram, 2 to 5": (2, 5)}
 
 
@@ -112,6 +115,7 @@ def measure(drafters: Mapping[str, Any], recordings: Sequence[Recording], steps:
     """Have all drafters take turns; return their figures."""
     texts, salad = Texts(recordings, BATCH), np.random.default_rng(SEED)
     times: dict[str, list[float]] = {name: [] for name in drafters}
+    worked: dict[str, list[float]] = {name: [] for name in drafters}
     accepted, drafted = dict.fromkeys(drafters, 0), dict.fromkeys(drafters, 0)
     names = list(drafters)
     with undisturbed():
@@ -119,11 +123,12 @@ def measure(drafters: Mapping[str, Any], recordings: Sequence[Recording], steps:
             sampled = texts.grow()
             for which in salad.permutation(len(names)).tolist():
                 name = names[which]
-                begin = perf_counter_ns()
+                begin, began = perf_counter_ns(), thread_time_ns()
                 chains = drafters[name].propose(sampled, texts.sizes, texts.ids)
-                took = (perf_counter_ns() - begin) / 1000
+                took, work = (perf_counter_ns() - begin) / 1000, (thread_time_ns() - began) / 1000
                 if step >= UNTIMED:
                     times[name].append(took)
+                    worked[name].append(work)
                     accepted[name] += texts.accepted(chains)
                     drafted[name] += sum(map(len, chains))
     asked = steps * BATCH
@@ -131,7 +136,7 @@ def measure(drafters: Mapping[str, Any], recordings: Sequence[Recording], steps:
         {
             "drafter": name,
             "step_us": percentiles(times[name]),
-            "text_us": round(float(np.median(times[name])) / BATCH, 2),
+            "processor_us": percentiles(worked[name]),
             "tokens_per_pass": round(1 + accepted[name] / asked, 3),
             "drafted_per_pass": round(drafted[name] / asked, 2),
         }
@@ -152,7 +157,7 @@ def run(space: Workspace, *, quick: bool, steps: int) -> dict[str, Any]:
         drafters: dict[str, Any] = {
             "request": own(vocab, folder),
             "request + REST": own(vocab, folder, stores=str(store.path)),
-            "request + REST, service": own(vocab, folder, lookup=lookup, release=RELEASE),
+            "request + REST, service": own(vocab, folder, lookup=lookup, release=RELEASE, deadline=DEADLINE),
             **{name: Ngram(*sizes) for name, sizes in NGRAM.items()},
         }
         progress(f"{steps} steps")
@@ -172,13 +177,13 @@ def main() -> None:
     before = os.getloadavg()[0]
     with open_workspace(args) as space:
         figures = run(space, quick=args.quick, steps=steps)
-    columns = ("drafter", "step p50 µs", "p99 µs", "a text µs", "tokens a pass", "drafted")
+    columns = ("drafter", "step p50 µs", "p99 µs", "processor p50 µs", "tokens a pass", "drafted")
     show_table(
         f"a step of {BATCH} texts, chains of {CHAIN}, store of {figures['store_tokens']:,} tokens",
         columns,
         [
             (
-                row["drafter"], row["step_us"]["p50"], row["step_us"]["p99"], row["text_us"],
+                row["drafter"], row["step_us"]["p50"], row["step_us"]["p99"], row["processor_us"]["p50"],
                 row["tokens_per_pass"], row["drafted_per_pass"],
             )
             for row in figures["drafters"]

@@ -1,6 +1,7 @@
 """The drafter inside vLLM, against doubles of vLLM's calls: right for every row, clear at the start, never failing."""
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,22 @@ VOCAB, CHAIN, LONGEST, ROWS = 50, 4, 64, 4
 HERE = "tests.unit.engines.test_vllm"
 
 
+MADE: list[Drafter] = []
+
+
 def drafter(**about: Any) -> Drafter:
-    return Drafter(vllm_config(**{"chain": CHAIN, "vocab": VOCAB, "longest": LONGEST, "rows": ROWS, **about}))
+    about = {"chain": CHAIN, "vocab": VOCAB, "longest": LONGEST, "rows": ROWS, **about}
+    MADE.append(Drafter(vllm_config(**about)))
+    return MADE[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Close what a test has opened: other tests look at whether a store is in use."""
+    yield
+    while MADE:
+        if (proposer := MADE.pop().proposer) is not None:
+            proposer.close()
 
 
 def expected_chain(text: list[int]) -> list[int]:

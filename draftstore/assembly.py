@@ -24,7 +24,7 @@ from draftstore.drafting.projection import Projection
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
-from draftstore.remote.client import RemoteStore
+from draftstore.remote.client import DEADLINE, RemoteStore
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
 from draftstore.storage.using import Use
 from draftstore.stores.dresd.store import KIND as DENSE
@@ -47,6 +47,7 @@ class Sources:
         lookup: address of a lookup service; None: this user's service on this machine, if a release is named.
         release: name of a release or store of the lookup service.
         token: bearer token, if the lookup service needs one.
+        deadline: seconds to wait for it at each step; None: its client's default, which suits few texts at a time.
         request: whether to draft from the prompt and the output so far.
         recycling: whether to draft from the model's own last candidates.
     """
@@ -57,6 +58,7 @@ class Sources:
     lookup: str | None = None
     release: str | None = None
     token: str | None = None
+    deadline: float | None = None
     request: bool = False
     recycling: bool = False
 
@@ -257,6 +259,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
+        deadline=DEADLINE if sources.deadline is None else sources.deadline,
     )  # fmt: skip
     opened.callback(store.close)
     strategies = store.check().get("strategies")

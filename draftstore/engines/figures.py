@@ -1,7 +1,7 @@
 """What an engine made of our drafts: counts by corpus, source and position, for Prometheus; and a warning of a fall."""
 
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -68,7 +68,7 @@ class DraftFigures:
         self.engine = engine
         self.failures = 0
         self._now = now
-        self._counts: dict[tuple[str, str], Counter[str]] = {}
+        self._counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self._declines: dict[str, Decline] = {}
 
     def add(self, corpus: str, tree: DraftTree, path: Sequence[int], shares: Mapping[str, int]) -> None:
@@ -86,7 +86,7 @@ class DraftFigures:
         for place in range(len(path)):
             self._count("accepted_tokens_per_position", corpus, str(place), 1)
         for source, count in shares.items():
-            self._count("foretold_tokens", corpus, source, count)
+            self.foretold(corpus, source, count)
         decline = self._declines.setdefault(corpus, Decline(self._now))
         if (fallen := decline.add(1 + len(path))) is not None:
             LOG.warning(
@@ -95,8 +95,12 @@ class DraftFigures:
                 *fallen,
             )
 
+    def foretold(self, corpus: str, source: str, count: int) -> None:
+        """Count tokens of texts that a source's own drafts had."""
+        self._count("foretold_tokens", corpus, source, count)
+
     def _count(self, name: str, corpus: str, label: str, count: int) -> None:
-        self._counts.setdefault((name, corpus), Counter())[label] += count
+        self._counts[name, corpus][label] += count
 
     def total(self, name: str, corpus: str = "") -> int:
         """Return a count over all its labels."""

@@ -22,9 +22,10 @@ def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
         sums[node], depths[node] = sums[parent] + probs[node], depths[parent] + 1
         if depths[node] <= ends and sums[node] > sums[best]:
             best = node
-    chosen = np.zeros(len(parents), np.bool_)
-    chosen[tree.path(best)] = True
-    return select(tree, chosen)
+    path = tree.path(best)
+    if len(path) == len(parents):
+        return tree
+    return DraftTree(tree.tokens[path], np.arange(-1, len(path) - 1, dtype=np.int16), tree.levels[path])
 
 
 def select(tree: DraftTree, chosen: Any) -> DraftTree:

@@ -15,6 +15,7 @@ PAGES = (
     "docs/python.md",
     "docs/llama-cpp.md",
     "docs/results.md",
+    "docs/vllm.md",
     "docs/gpu.md",
     "docs/operations.md",
     "docs/security.md",

@@ -1,0 +1,243 @@
+"""Drafts inside vLLM: one line in the command that serves a model.
+
+    vllm serve MODEL --speculative-config \
+      '{"method": "custom_class", "model": "draftstore.engines.vllm.Drafter", "num_speculative_tokens": 8}'
+
+Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and tells
+its drafter no request: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
+imported here.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.assembly import Sources
+from draftstore.engines.beside import Contest
+from draftstore.engines.config import EngineConfig
+from draftstore.engines.figures import serve_metrics
+from draftstore.engines.proposer import QUIET, Asked, Proposer
+from draftstore.engines.rows import Row, Rows
+from draftstore.errors import EngineError, TokenizerError
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.text.tokenizer import load_tokenizer
+from draftstore.trees.chains import best_chain
+from draftstore.trees.tree import DraftTree
+
+LOG = logging.getLogger(__name__)
+ENGINE = "vllm"
+UNREAD = TokenizerIdentity("not read", "0" * 64)
+"""Stands for the tokenizer where no source needs one."""
+
+
+class Drafter:
+    """The drafter of a vLLM engine, a class for its method `custom_class`.
+
+    Attributes:
+        proposer: its drafts and their figures; None in processes whose drafts vLLM does not read.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Open all sources.
+
+        Args:
+            vllm_config: the configuration of the engine.
+
+        Raises:
+            EngineError: the settings are wrong, name no source, or ask for what vLLM cannot do.
+            DraftstoreError: a source cannot be opened or does not fit the model.
+        """
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        self._longest = _chain_length(vllm_config.speculative_config)
+        self._max_model_len = int(model.max_model_len)
+        self._rows = Rows()
+        self._spoke = -QUIET
+        self.proposer: Proposer | None = None
+        self._beside: _Beside | None = None
+        config = EngineConfig.read()
+        _check(config)
+        if parallel.rank % parallel.tensor_parallel_size:
+            return  # all processes are asked, and one is read
+        self.proposer = Proposer(
+            config,
+            engine=ENGINE,
+            vocab_size=int(model.get_vocab_size()),
+            tokenizer=_tokenizer(config, model.tokenizer),
+            shape=partial(best_chain, longest=self._longest),
+        )
+        if config.beside is not None:
+            self._beside = _Beside(config.beside, vllm_config, self._longest)
+        if config.metrics is not None:
+            port = serve_metrics(
+                self.proposer.figures, _own_port(config.metrics, parallel.data_parallel_index)
+            )
+            LOG.info("metrics of drafts are served on port %d", port)
+
+    def load_model(self, target_model: Any) -> None:
+        """Pass the model to the drafter beside ours; ours needs none."""
+        if self._beside is not None:
+            self._beside.load_model(target_model)
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Return a chain for each row; empty where there is none. Never raises.
+
+        Args:
+            sampled_token_ids: new tokens of each row; none where the prompt is not read to its end.
+            num_tokens_no_spec: int32 [at least rows], tokens of each text, the new ones included.
+            token_ids_cpu: int32 [at least rows, max_model_len], the texts.
+            slot_mappings: passed to the drafter beside ours.
+        """
+        if self.proposer is not None:
+            try:
+                arguments = (sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)
+                return self._propose(self.proposer, *arguments)
+            except Exception as error:  # noqa: BLE001 (an engine must not end)
+                self._failed(self.proposer, "a step gets no drafts", error)
+        return [[] for _ in sampled_token_ids]
+
+    def _propose(
+        self, proposer: Proposer, sampled: Sequence[Sequence[int]], sizes: Any, ids: Any, slot_mappings: Any
+    ) -> list[list[int]]:
+        rows = [Row(row, ids[row, : sizes[row]], len(new)) for row, new in enumerate(sampled) if len(new)]
+        keys = self._rows.find(rows)
+        trees = proposer.propose(
+            [Asked(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]
+        )
+        chains: list[list[int]] = [[] for _ in sampled]
+        for row, tree in zip(rows, trees, strict=True):
+            chains[row.place] = tree.tokens.tolist()
+        if self._beside is not None:
+            try:
+                self._beside.replace(
+                    chains, proposer, rows, keys, trees, (sampled, sizes, ids, slot_mappings)
+                )
+            except Exception as error:  # noqa: BLE001 (it is not even ours)
+                self._failed(proposer, f"{self._beside.name} fails", error)
+        return chains
+
+    def _room(self, row: Row) -> int | None:
+        """Return how many tokens vLLM verifies at most, where the text is near the longest; else None."""
+        room = self._max_model_len - 1 - len(row.ids)
+        return None if room >= self._longest else max(room, 0)
+
+    def _failed(self, proposer: Proposer, what: str, error: Exception) -> None:
+        """Count a failure, and tell of one a minute."""
+        proposer.figures.failures += 1
+        if monotonic() - self._spoke >= QUIET:
+            self._spoke = monotonic()
+            LOG.warning("%s: %s: %s", what, type(error).__name__, error)
+
+
+class _Beside:
+    """Another drafter of vLLM's interface, whose chains compete with ours."""
+
+    def __init__(self, name: str, vllm_config: Any, longest: int) -> None:
+        """Make it as vLLM would.
+
+        Raises:
+            EngineError: there is none of that name.
+        """
+        module, _, attribute = name.rpartition(".")
+        try:
+            self._drafter = getattr(import_module(module), attribute)(vllm_config)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise EngineError(f"no drafter {name!r} to run beside the store: {error}") from None
+        self.name = name
+        self._longest = longest
+        self._contest = Contest(longest)
+
+    def load_model(self, target_model: Any) -> None:
+        """Pass it the model, if it takes one."""
+        if hasattr(self._drafter, "load_model"):
+            self._drafter.load_model(target_model)
+
+    def replace(
+        self,
+        chains: list[list[int]],
+        proposer: Proposer,
+        rows: Sequence[Row],
+        keys: Sequence[int],
+        trees: Sequence[DraftTree],
+        call: tuple[Any, Any, Any, Any],
+    ) -> None:
+        """Replace those of our chains of which less is expected; see `Drafter.propose` for the call."""
+        proposer.figures.foretold(
+            "", f"beside:{self.name}", self._contest.learn(keys, [row.ids for row in rows])
+        )
+        sampled, sizes, ids, slot_mappings = call
+        theirs = self._drafter.propose(sampled, sizes, ids, slot_mappings=slot_mappings)
+        for row, key, tree in zip(rows, keys, trees, strict=True):
+            chain = [int(token) for token in theirs[row.place]][: self._longest]
+            if not self._contest.choose(key, len(row.ids), tree, chain):
+                chains[row.place] = chain
+                proposer.replaced(key, chain_of(chain))
+
+
+def chain_of(tokens: Sequence[int]) -> DraftTree:
+    """Return a chain of unknown probability, which counts as 1."""
+    size = len(tokens)
+    return DraftTree(
+        np.array(tokens, np.int32), np.arange(-1, size - 1, dtype=np.int16), np.zeros(size, np.uint8)
+    )
+
+
+def _chain_length(speculative: Any) -> int:
+    """Return how long a chain may be.
+
+    Raises:
+        EngineError: it is not said.
+    """
+    longest = getattr(speculative, "num_speculative_tokens", None)
+    if not longest or longest < 1:
+        raise EngineError('give "num_speculative_tokens" in --speculative-config, for example 8')
+    return int(longest)
+
+
+def _check(config: EngineConfig) -> None:
+    """Refuse settings that come to nothing here.
+
+    Raises:
+        EngineError: no source is named, or one for some requests alone.
+    """
+    if config.corpora:
+        raise EngineError(
+            "vLLM does not tell its drafter which request a text belongs to, so [corpora.NAME] cannot be told apart: "
+            "leave them out, and run an engine for each corpus"
+        )
+    if config.sources == Sources():
+        raise EngineError(
+            "no source of drafts: set DRAFTSTORE_STORES, DRAFTSTORE_RELEASE (with DRAFTSTORE_LOOKUP), or "
+            "DRAFTSTORE_REQUEST=true"
+        )
+
+
+def _tokenizer(config: EngineConfig, own: str) -> TokenizerIdentity:
+    """Return the identity of the model's tokenizer.
+
+    Raises:
+        EngineError: a source needs it, and it cannot be read.
+    """
+    if not config.sources.stores and config.sources.release is None and config.tokenizer is None:
+        return UNREAD
+    try:
+        return load_tokenizer(config.tokenizer or own).identity
+    except TokenizerError as error:
+        raise EngineError(f"{error}; or name the model's in DRAFTSTORE_TOKENIZER") from None
+
+
+def _own_port(address: str | int, index: int) -> str | int:
+    """Return where one of several engines of this machine serves metrics: each has the next port."""
+    host, colon, digits = str(address).rpartition(":")
+    return f"{host}{colon}{int(digits) + index}" if digits.isdecimal() and int(digits) and index else address

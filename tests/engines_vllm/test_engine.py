@@ -1,0 +1,229 @@
+"""Greedy answers of a vLLM engine: those of plain decoding, in as many passes as the replay foretells.
+
+The model is a tiny random Llama. With DRAFTSTORE_VLLM_MODEL it is one from a folder, with its tokenizer.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from draftstore.assembly import Sources, assemble
+from draftstore.decoding.replay import Recording, replay
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from services.lookup.stores.warming import load_kernels
+from tests import ROOT
+from tests.engines_vllm.counting import NAME, Counting
+from tests.fakes.lookups import Caller, until
+
+VOCAB, PROMPTS, TOKENS, CHAIN, ROWS = 256, 50, 48, 8, 8
+RELEASE = "answers"
+Texts = list[list[int]]
+
+
+def make_model(folder: Path) -> Path:
+    """Write a random Llama and a tokenizer of words `w0` to `w255`, whose texts and ids are the same."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    about = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512,
+    )  # fmt: skip
+    LlamaForCausalLM(about).save_pretrained(folder)
+    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = os.environ.get("DRAFTSTORE_VLLM_MODEL")
+    return Path(own) if own else make_model(tmp_path_factory.mktemp("vllm") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> TextTokenizer:
+    return load_tokenizer(model)
+
+
+@pytest.fixture(scope="module")
+def vocab_size(model: Path) -> int:
+    return int(json.loads((model / "config.json").read_text())["vocab_size"])
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: TextTokenizer) -> Texts:
+    salad = np.random.default_rng(0)
+    return [salad.integers(3, tokenizer.vocab_size, salad.integers(4, 24)).tolist() for _ in range(PROMPTS)]
+
+
+class Run(NamedTuple):
+    """What an engine answered.
+
+    Attributes:
+        answers: int [any] each.
+        passes: after those that read the prompts.
+        preemptions: of requests.
+        foretold: tokens that each source had.
+    """
+
+    answers: Texts
+    passes: int
+    preemptions: int
+    foretold: dict[str, int]
+
+    @property
+    def accepted_length(self) -> float:
+        return (sum(map(len, self.answers)) - len(self.answers)) / self.passes
+
+
+def run(model: Path, prompts: Texts, *, drafts: bool, tokens: int = TOKENS, **settings: Any) -> Run:
+    """Answer prompts in batches of 1, 2, ... 8, 1, 2, ..."""
+    from vllm import LLM, SamplingParams
+
+    speculative = {"method": "custom_class", "model": NAME, "num_speculative_tokens": CHAIN}
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM 0.32.0 looks for kernels in the attributes of every module when it starts on a CPU, and fails at one of
+        # numba's, which a process with its first engine loads later.
+        patch.delitem(sys.modules, "llvmlite.binding.ffi", raising=False)
+        engine: Any = LLM(
+            str(model), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, seed=0, disable_log_stats=False,
+            max_num_seqs=ROWS, **{"max_model_len": 256, "kv_cache_memory_bytes": 64 << 20} | settings,
+            **({"speculative_config": speculative} if drafts else {}),
+        )  # fmt: skip
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    answers: Texts = []
+    for size in cycle(range(1, ROWS + 1)):
+        asked: Any = [{"prompt_token_ids": ids} for ids in prompts[len(answers) : len(answers) + size]]
+        if not asked:
+            break
+        answers += [
+            list(done.outputs[0].token_ids) for done in engine.generate(asked, greedy, use_tqdm=False)
+        ]
+    preempted = sum(metric.value for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions")
+    del engine
+    gc.collect()
+    if not drafts:
+        return Run(answers, len(answers) * (tokens - 1), preempted, {})
+    made = Counting.last
+    assert made.proposer is not None
+    assert made.proposer.figures.failures == 0
+    return Run(
+        answers, made.passes - len(answers), preempted, made.proposer.figures.by_label("foretold_tokens")
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, prompts: Texts) -> Run:
+    return run(model, prompts, drafts=False)
+
+
+@pytest.fixture(scope="module")
+def store(
+    plain: Run, prompts: Texts, tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return a store of every other answer."""
+    folder = tmp_path_factory.mktemp("store")
+    both = [[*prompt, *answer] for prompt, answer in zip(prompts, plain.answers, strict=True)]
+    lines = [json.dumps({"text": tokenizer.decode(ids)}) + "\n" for ids in both[::2]]
+    (folder / "answers.jsonl").write_text("".join(lines))
+    build_rest(RestOptions((folder / "answers.jsonl",), RELEASE), tokenizer, folder / RELEASE, workers=1)
+    return folder / RELEASE
+
+
+def test_a_local_store_and_the_request(
+    model: Path,
+    plain: Run,
+    prompts: Texts,
+    store: Path,
+    vocab_size: int,
+    tokenizer: TextTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DRAFTSTORE_STORES", str(store))
+    done = run(model, prompts, drafts=True)
+    assert done.answers == plain.answers
+    sources = Sources(stores=(store,), request=True)
+    recordings = [
+        Recording(str(place), np.array(prompt, np.int32), np.array(answer, np.int32))
+        for place, (prompt, answer) in enumerate(zip(prompts, plain.answers, strict=True))
+    ]
+    with assemble(sources, vocab_size=vocab_size, tokenizer=tokenizer.identity) as alone:
+        foretold = replay(alone, recordings, budget=16, chain=CHAIN)
+    print(
+        f"tokens a pass: {done.accepted_length:.4f}, replay {foretold.accepted_length:.4f}; {done.foretold}"
+    )
+    assert done.accepted_length == pytest.approx(foretold.accepted_length, rel=0.02)
+    assert done.foretold[f"rest:{RELEASE}"] > PROMPTS
+
+
+@contextmanager
+def lookup_service(store: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+    """Run a lookup service in a process of its own; yield its socket, and the process."""
+    load_kernels()  # on disk then: to compile them there may take longer than a test waits
+    with tempfile.TemporaryDirectory(prefix="draftstore-") as folder:
+        command = [sys.executable, "-m", "tests.fakes.lookups", folder, f"{RELEASE}={store}"]
+        process = subprocess.Popen(command, cwd=ROOT)
+
+        def answers() -> bool:
+            assert process.poll() is None
+            with suppress(OSError):
+                Caller(Path(folder) / "s").close()
+                return True
+            return False
+
+        try:
+            until(answers, "the service does not start")
+            yield Path(folder) / "s", process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_lookup_service(
+    killed: bool, model: Path, plain: Run, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lookup_service(store) as (socket, process):
+        monkeypatch.setenv("DRAFTSTORE_LOOKUP", f"unix:{socket}")
+        monkeypatch.setenv("DRAFTSTORE_RELEASE", RELEASE)
+        monkeypatch.setattr(Counting, "then", {40: process.kill} if killed else {})
+        done = run(model, prompts, drafts=True)
+        assert (process.poll() is not None) is killed
+    print(f"tokens a pass: {done.accepted_length:.4f}; {done.foretold}")
+    assert done.answers == plain.answers
+    assert done.foretold[f"lookup:{RELEASE}"] > 0
+    assert done.accepted_length > 1.0
+
+
+def test_prompts_in_chunks_and_preemptions(
+    model: Path, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have memory for a few texts only, and read prompts 64 tokens at a time."""
+    few = {"kv_cache_memory_bytes": KV_BYTES, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
+    longer = [(prompt * 30)[:90] for prompt in prompts[: 2 * ROWS]]
+    expected = run(model, longer, drafts=False, tokens=96)
+    monkeypatch.setenv("DRAFTSTORE_STORES", str(store))
+    done = run(model, longer, drafts=True, tokens=96, **few)
+    assert done.answers == expected.answers
+    if "DRAFTSTORE_VLLM_MODEL" not in os.environ:
+        assert done.preemptions > 0
+
+
+KV_BYTES = 768 << 10
+"""For 768 tokens of the tiny model."""

@@ -1,0 +1,88 @@
+"""The texts in the rows of an engine's batch: one for each row, kept through every move."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.engines.proposer import PATIENCE
+from draftstore.engines.rows import Row, Rows
+
+
+def row(place: int, ids: list[int], new: int = 1) -> Row:
+    return Row(place, np.array(ids, np.int32), new)
+
+
+def test_a_text_keeps_its_name_in_another_row() -> None:
+    rows = Rows()
+    first, second = rows.find([row(0, [1, 2]), row(1, [1, 3])])
+    assert rows.find([row(0, [1, 3, 4]), row(1, [1, 2, 4])]) == [second, first]
+    assert rows.find([row(0, [1, 2, 4, 9, 9], 2)]) == [first]
+    assert rows.find([row(3, [1, 3, 4, 9])]) == [second]
+
+
+def test_equal_texts_have_two_names() -> None:
+    rows = Rows()
+    names = rows.find([row(0, [5, 5]), row(1, [5, 5])])
+    assert len(set(names)) == 2
+    assert rows.find([row(1, [5, 5, 6]), row(0, [5, 5, 7])]) == names[::-1]
+    assert rows.find([row(7, [5, 5, 7, 1]), row(6, [5, 5, 6, 1])]) == names
+
+
+def test_the_beginning_of_a_text_is_another_text() -> None:
+    rows = Rows()
+    longer, shorter = rows.find([row(0, [1, 2, 3]), row(1, [1, 2])])
+    assert rows.find([row(0, [1, 2, 9]), row(1, [1, 2, 3, 9])]) == [shorter, longer]
+
+
+def test_a_text_that_went_on_unseen_is_found_where_it_was() -> None:
+    rows = Rows()
+    (name,) = rows.find([row(2, [1, 2])])
+    assert rows.find([row(2, [1, 2, 3, 4, 5])]) == [name]
+    assert rows.find([row(2, [9, 2, 3, 4, 5, 6])]) != [name]
+
+
+def test_what_is_not_seen_for_long_is_forgotten() -> None:
+    rows = Rows()
+    rows.find([row(place, [place]) for place in range(50)])
+    for size in range(1, 2 * PATIENCE):
+        rows.find([row(0, [7] * size)])
+    assert len(rows) == 1
+
+
+moves = st.lists(
+    st.tuples(
+        st.permutations(range(5)), st.lists(st.lists(st.integers(1, 2), max_size=3), min_size=5, max_size=5)
+    ),
+    max_size=PATIENCE // 2,
+)
+
+
+@given(moves)
+def test_every_text_keeps_its_name_through_all_moves(steps: list[tuple[list[int], list[list[int]]]]) -> None:
+    rows = Rows()
+    texts = [[number + 10, 1] for number in range(5)]
+    names = dict(enumerate(rows.find([row(number, text) for number, text in enumerate(texts)])))
+    for order, added in steps:
+        present = [number for number in order if added[number]]
+        for number in present:
+            texts[number] = texts[number] + added[number]
+        given = [row(place, texts[number], len(added[number])) for place, number in enumerate(present)]
+        assert rows.find(given) == [names[number] for number in present]
+
+
+@given(moves)
+def test_no_two_rows_have_one_name(steps: list[tuple[list[int], list[list[int]]]]) -> None:
+    rows = Rows()
+    texts, known = [[1]] * 5, dict[int, list[int]]()
+    for order, added in steps:
+        present = [number for number in order if added[number]]
+        for number in present:
+            texts[number] = texts[number] + added[number]
+        given = [row(place, texts[number], len(added[number])) for place, number in enumerate(present)]
+        names = rows.find(given)
+        assert len(set(names)) == len(names)
+        for name, number in zip(names, present, strict=True):
+            before = texts[number][: -len(added[number])]
+            assert known.setdefault(name, before) == before
+            known[name] = texts[number]
+        assert len(known) <= 5

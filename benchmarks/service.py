@@ -1,6 +1,7 @@
 """The real lookup service for benchmarks and their tests: started as a command, looked at from outside."""
 
 import os
+import random
 import signal
 import socket
 import struct
@@ -113,10 +114,12 @@ def running(
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of 127.0.0.1 that nothing listens on, from below those that the system gives away by itself."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def ask_status(address: str, name: str) -> int:

@@ -279,9 +279,9 @@ class Machine:
         self._changes = {name: str(here)} | self._changes
 
     def _here(self, texts: list[str]) -> list[str]:
-        for old, new in self._changes.items():
-            texts = [text.replace(old, new) for text in texts]
-        return texts
+        """Change all at once: a port that was chosen may hold the digits of another one."""
+        names = re.compile("|".join(map(re.escape, self._changes)))
+        return [names.sub(lambda found: self._changes[found[0]], text) for text in texts]
 
     def _wait_healthy(self, name: str, test: list[str]) -> None:
         assert test[0] == "CMD"

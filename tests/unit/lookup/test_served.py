@@ -346,7 +346,7 @@ class TestShelf:
                     time.sleep(0.01)
                     if turn < 3:  # each is seen, however slow the others are
                         build = short_hash(target.digest)
-                        wait_until(lambda build=build: build in seen or problems, "a store")  # type: ignore[misc]
+                        wait_until(lambda build=build: build in seen or bool(problems), "a store")  # type: ignore[misc]
             except DraftstoreError as error:
                 problems.append(repr(error))
             finally:

@@ -174,7 +174,7 @@ class TestCutOff:
                 with pytest.raises(CatalogueError, match="is being made"):
                     catalogue.drop_build(session, build_id)
             process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
         self._wait_until_gone(engine)
         with Session(engine) as session, session.begin():
             assert catalogue.fail_cut_off(session) == [build_id]

@@ -219,7 +219,7 @@ def test_the_embedded_server_ends_after_the_last_process_and_close(home: Path) -
     state = server_state(home / "postgres")
     assert state.status == "ready"
     database.close()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while server_state(home / "postgres").status != "stopped":
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -307,6 +307,7 @@ def test_timeouts_rights_and_lost_servers_are_told_apart(named: str) -> None:
         connection.execute("SET statement_timeout = '50ms'")
         with pytest.raises(DatabaseTimeoutError, match="statement timeout"), database_errors():
             connection.execute("SELECT pg_sleep(5)")
+        connection.execute("SET statement_timeout = 0")  # what follows may take longer on a busy machine
         with connect(check=False) as other:
             other.execute("LOCK TABLE busy")
             connection.execute("SET lock_timeout = '20ms'")

@@ -402,7 +402,10 @@ def test_threads_look_up_beside_each_other(database: str, crest: Crest, loaded: 
         connection.execute("SELECT pg_advisory_lock(7)")
         for thread in threads:
             thread.start()
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        waiting = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
+            " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
+        )
         until(lambda: connection.execute(waiting).fetchone() == (2,))
         assert loaded.get([crest.items[0][0]]) == [crest.items[0][1]]
     for thread in threads:

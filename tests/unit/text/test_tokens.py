@@ -359,10 +359,15 @@ from draftstore.storage.report import ReadReport
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.encoding import tokenize_corpus
 
-source, tokenizer, directory, pause = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), float(sys.argv[4])
+source, tokenizer, directory, last = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+
+def wait_for_the_end(*_):
+    while (directory / last).exists():
+        time.sleep(1)
+
 tokenize_corpus(
     read_corpus([source], render=str, report=ReadReport()), load_tokenizer(tokenizer, name="t"), directory,
-    corpus_fingerprint="c", shard_tokens=2_000, batch_chars=500, on_progress=lambda *_: time.sleep(pause),
+    corpus_fingerprint="c", shard_tokens=2_000, batch_chars=500, on_progress=wait_for_the_end,
 )
 """
 
@@ -377,11 +382,11 @@ def test_a_killed_build_goes_on_to_the_same_bytes(small_tokenizer: TextTokenizer
                 json.dumps({"text": f"record {number} " + "the quick brown fox " * (number % 9)}) + "\n"
             )
 
-    def command(directory: str, pause: float) -> list[str]:
-        return [sys.executable, "-c", KILLED, str(source), str(saved), str(tmp_path / directory), str(pause)]
+    def command(directory: str, last: str) -> list[str]:
+        return [sys.executable, "-c", KILLED, str(source), str(saved), str(tmp_path / directory), last]
 
     for shard in ("shard-00001.json", "shard-00004.json"):  # killed twice, the second time after going on
-        process = subprocess.Popen(command("killed", 0.02))
+        process = subprocess.Popen(command("killed", shard))
         deadline = time.monotonic() + 60
         while not (tmp_path / "killed" / shard).exists():
             assert process.poll() is None, "the build ended before it could be killed"
@@ -391,8 +396,8 @@ def test_a_killed_build_goes_on_to_the_same_bytes(small_tokenizer: TextTokenizer
         assert process.wait() == -signal.SIGKILL
         with pytest.raises(StoreError, match="unfinished"):
             open_shards(tmp_path / "killed")
-    subprocess.run(command("killed", 0), check=True)
-    subprocess.run(command("whole", 0), check=True)
+    subprocess.run(command("killed", "none"), check=True)
+    subprocess.run(command("whole", "none"), check=True)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert len(open_shards(tmp_path / "whole").shards) > 6
 

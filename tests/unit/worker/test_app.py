@@ -747,8 +747,12 @@ def test_a_full_queue(gated: tuple[Worker, FakeEngine], monkeypatch: pytest.Monk
     worker, engine = gated
     waiting = [worker.begin(prompt="a", max_tokens=50)]
     until(lambda: engine.works)
-    for place, asked in enumerate((("completions", {"prompt": "b"}), ("chat", {"messages": CHAT})), 1):
-        waiting.append(worker.begin(asked[0], **asked[1]))  # one after the other: two threads read requests
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("completions", {"prompt": "b"}),
+        ("chat", {"messages": CHAT}),
+    ]
+    for place, (what, asked) in enumerate(others, 1):
+        waiting.append(worker.begin(what, **asked))  # one after the other: two threads read requests
         until(lambda place=place: worker.metric("queue_depth") == place)  # type: ignore[misc]
     assert worker.metric("running") == 1
     with monkeypatch.context() as patch:

@@ -91,7 +91,7 @@ class EngineConfig:
             raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request could mean")
         where = path or "the environment"
         for name in (*_SOURCES, *_OTHERS):
-            if (text := given.get(PREFIX + name.upper())) is not None:
+            if text := given.get(PREFIX + name.upper()):  # an empty one is as none
                 found[name] = _parse(name, text)
         _check(found, {**_SOURCES, **_OTHERS}, where)
         sources = {name: found.pop(name) for name in _SOURCES if name in found}

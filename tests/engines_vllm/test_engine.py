@@ -146,29 +146,26 @@ def store(
     return folder / RELEASE
 
 
-def test_a_local_store_and_the_request(
-    model: Path,
-    plain: Run,
-    prompts: Texts,
-    store: Path,
-    vocab_size: int,
-    tokenizer: TextTokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("DRAFTSTORE_STORES", str(store))
-    done = run(model, prompts, drafts=True)
-    assert done.answers == plain.answers
-    sources = Sources(stores=(store,), request=True)
+@pytest.fixture(scope="module")
+def foretold(plain: Run, prompts: Texts, store: Path, vocab_size: int, tokenizer: TextTokenizer) -> float:
+    """Return the accepted length of our replay with chains of the same length."""
     recordings = [
         Recording(str(place), np.array(prompt, np.int32), np.array(answer, np.int32))
         for place, (prompt, answer) in enumerate(zip(prompts, plain.answers, strict=True))
     ]
+    sources = Sources(stores=(store,), request=True)
     with assemble(sources, vocab_size=vocab_size, tokenizer=tokenizer.identity) as alone:
-        foretold = replay(alone, recordings, budget=16, chain=CHAIN)
-    print(
-        f"tokens a pass: {done.accepted_length:.4f}, replay {foretold.accepted_length:.4f}; {done.foretold}"
-    )
-    assert done.accepted_length == pytest.approx(foretold.accepted_length, rel=0.02)
+        return replay(alone, recordings, budget=16, chain=CHAIN).accepted_length
+
+
+def test_a_local_store_and_the_request(
+    model: Path, plain: Run, prompts: Texts, store: Path, foretold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTSTORE_STORES", str(store))
+    done = run(model, prompts, drafts=True)
+    assert done.answers == plain.answers
+    print(f"tokens a pass: {done.accepted_length:.4f}, replay {foretold:.4f}; {done.foretold}")
+    assert done.accepted_length == pytest.approx(foretold, rel=0.02)
     assert done.foretold[f"rest:{RELEASE}"] > PROMPTS
 
 
@@ -197,18 +194,28 @@ def lookup_service(store: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_lookup_service(
-    killed: bool, model: Path, plain: Run, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
+    killed: bool,
+    model: Path,
+    plain: Run,
+    prompts: Texts,
+    store: Path,
+    foretold: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with lookup_service(store) as (socket, process):
         monkeypatch.setenv("DRAFTSTORE_LOOKUP", f"unix:{socket}")
         monkeypatch.setenv("DRAFTSTORE_RELEASE", RELEASE)
+        monkeypatch.setenv("DRAFTSTORE_DEADLINE", "30")  # this machine may be busy
         monkeypatch.setattr(Counting, "then", {40: process.kill} if killed else {})
         done = run(model, prompts, drafts=True)
         assert (process.poll() is not None) is killed
     print(f"tokens a pass: {done.accepted_length:.4f}; {done.foretold}")
     assert done.answers == plain.answers
     assert done.foretold[f"lookup:{RELEASE}"] > 0
-    assert done.accepted_length > 1.0
+    if killed:
+        assert 1.0 < done.accepted_length < foretold
+    else:
+        assert done.accepted_length == pytest.approx(foretold, rel=0.02)
 
 
 def test_prompts_in_chunks_and_preemptions(

@@ -11,6 +11,7 @@ from draftstore.errors import EngineError
 
 def test_without_anything_the_request_drafts() -> None:
     assert EngineConfig.read({}) == EngineConfig(sources=Sources(request=True))
+    assert EngineConfig.read({"DRAFTSTORE_REQUEST": "", "DRAFTSTORE_RELEASE": ""}) == EngineConfig()
 
 
 def test_a_file_names_stores_beside_it_and_corpora(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:
     [
         ("BUDGET", "many", "DRAFTSTORE_BUDGET='many': expected a number"),
         ("REQUEST", "maybe", "DRAFTSTORE_REQUEST='maybe': expected true or false"),
-        ("MIN_PROB", "", "DRAFTSTORE_MIN_PROB='': expected a number"),
+        ("MIN_PROB", "x", "DRAFTSTORE_MIN_PROB='x': expected a number"),
         ("ENGINE_CONFIG", "/nowhere.toml", "no settings at /nowhere.toml"),
     ],
 )

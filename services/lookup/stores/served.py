@@ -78,6 +78,7 @@ class ServedStore:
         self.blocking = backend == POSTGRES
         self.opened_at = datetime.now(UTC)
         self._store: Store | None = store
+        self._closed = False
         self._use = use
         self._drafters: dict[str, StoreDrafter] = {"": store.drafter()}
         self._lock = threading.Lock()
@@ -96,8 +97,8 @@ class ServedStore:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._store is None
+        """Whether it is closed, and its files are no longer mapped."""
+        return self._closed
 
     def drafter(self, strategy: str = "") -> StoreDrafter:
         """Return the drafter of a strategy; callers must not keep it longer than the store.
@@ -157,6 +158,7 @@ class ServedStore:
             store.close()
         if self._use is not None:
             self._use.close()
+        self._closed = True
 
     def describe(self) -> dict[str, Any]:
         """Return its public description as JSON values, without its path."""

@@ -8,7 +8,6 @@ carry `"custom_params": {"draftstore": {"corpus": "acme", "budget": 0}}`. Writte
 import dataclasses
 import inspect
 import logging
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -77,8 +76,8 @@ def settle(server_args: Any) -> None:
     config = _config()
     if server_args.device not in ("cuda", "cpu", "xpu"):
         raise EngineError(f"device {server_args.device!r}: SGLang verifies trees on cuda, cpu or xpu")
-    if server_args.enable_dp_attention:
-        raise EngineError("SGLang verifies no n-gram trees with --enable-dp-attention: leave it out")
+    if (server_args.attn_dp_size or 1) > 1:
+        raise EngineError("SGLang verifies no n-gram trees with data-parallel attention: leave it out")
     if server_args.speculative_num_draft_tokens is None:
         server_args.speculative_num_draft_tokens = config.budget + 1
     rows, breadth = server_args.speculative_num_draft_tokens, server_args.speculative_ngram_max_bfs_breadth
@@ -167,7 +166,7 @@ class BatchDrafts:
             self.erase_match_state([request.rid])
             text = self._texts[request.rid] = _Text(request)
         start = text.prompt + text.settled
-        new = np.array(array("q", [*request.output_ids[text.settled :], *pending]), np.int32)
+        new = np.array([*request.output_ids[text.settled :], *pending], np.int32)
         seen, end = text.ids[start : text.size], start + len(new)
         if len(new) < len(seen) or not np.array_equal(new[: len(seen)], seen):
             self.proposer.forget([request.rid])

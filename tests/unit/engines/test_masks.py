@@ -1,6 +1,7 @@
 """Arrays for engines: those of a slow reference, every padding row a draft as any other."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from hypothesis import given
@@ -54,7 +55,7 @@ def test_the_engine_finds_the_tree_again_and_one_chain_below_a_leaf(tree: DraftT
         while child >= 0:
             children.setdefault(row, []).append(child)
             child = links.siblings[child]
-    assert sorted(sum(children.values(), [])) == list(range(1, rows))
+    assert sorted(chain.from_iterable(children.values())) == list(range(1, rows))
     for parent, found in children.items():
         assert len({int(tokens[child]) for child in found}) == len(found), "siblings carry one token"
         for child in found:

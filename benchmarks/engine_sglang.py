@@ -208,7 +208,7 @@ def ways_of(space: Workspace, store: RestStore, nodes: int, args: argparse.Names
         "store and request": ours(space, Sources(stores=(store.path,), request=True), nodes),
     }
     if args.lookup:
-        sources = Sources(lookup=args.lookup, release=args.release, request=True)
+        sources = Sources(lookup=args.lookup, release=args.release, request=True, deadline=args.deadline)
         ways["service and request"] = ours(space, sources, nodes)
     if find_spec("sglang"):
         ways["NGRAM, half from the corpus"] = theirs(store, nodes, nodes // 2)
@@ -237,6 +237,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add_arguments(parser)
     parser.add_argument("--lookup", help="address of a lookup service that serves the store")
     parser.add_argument("--release", default="chat", help="its name there (default: %(default)s)")
+    parser.add_argument(
+        "--deadline", type=float, default=0.1, help="seconds that a step waits for it (default: %(default)s)"
+    )
     return parser.parse_args(arguments)
 
 

@@ -49,6 +49,7 @@ class Sources:
         token: bearer token, if the lookup service needs one.
         request: whether to draft from the prompt and the output so far.
         recycling: whether to draft from the model's own last candidates.
+        deadline: maximum seconds that a draft waits for the lookup service; None: its client's default, 2 ms.
     """
 
     stores: tuple[Path, ...] = ()
@@ -59,6 +60,7 @@ class Sources:
     token: str | None = None
     request: bool = False
     recycling: bool = False
+    deadline: float | None = None
 
 
 class Part(NamedTuple):
@@ -257,6 +259,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
+        **({} if sources.deadline is None else {"deadline": sources.deadline}),
     )  # fmt: skip
     opened.callback(store.close)
     strategies = store.check().get("strategies")

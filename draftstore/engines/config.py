@@ -29,7 +29,7 @@ PREFIX = "DRAFTSTORE_"
 _TEXT, _NUMBER = (str,), (int, float)
 _SOURCES: dict[str, tuple[type, ...]] = {
     "stores": (list,), "strategy": _TEXT, "backend": _TEXT, "lookup": _TEXT, "release": _TEXT, "token": _TEXT,
-    "request": (bool,),
+    "request": (bool,), "deadline": _NUMBER,
 }  # fmt: skip
 _OTHERS: dict[str, tuple[type, ...]] = {
     "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str), "beside": _TEXT,

@@ -29,10 +29,10 @@ def test_variables_alone() -> None:
     found = EngineConfig.read(
         {
             "DRAFTSTORE_STORES": "a:b", "DRAFTSTORE_REQUEST": "false", "DRAFTSTORE_MIN_PROB": "0.25",
-            "DRAFTSTORE_METRICS": "127.0.0.1:0", "DRAFTSTORE_STRATEGY": "longest",
+            "DRAFTSTORE_METRICS": "127.0.0.1:0", "DRAFTSTORE_STRATEGY": "longest", "DRAFTSTORE_DEADLINE": "0.01",
         }
     )  # fmt: skip
-    assert found.sources == Sources(stores=(Path("a"), Path("b")), strategy="longest")
+    assert found.sources == Sources(stores=(Path("a"), Path("b")), strategy="longest", deadline=0.01)
     assert (found.min_prob, found.metrics) == (0.25, "127.0.0.1:0")
     assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -256,10 +256,10 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     """
     if not sources.release:
         raise DraftstoreError(f"no release of {sources.lookup} is named: give --release" + _served(sources))
+    waits: dict[str, Any] = {} if sources.deadline is None else {"deadline": sources.deadline}
     store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
-        vocab_size=model.vocab_size, target_model=model.name,
-        **({} if sources.deadline is None else {"deadline": sources.deadline}),
+        vocab_size=model.vocab_size, target_model=model.name, **waits,
     )  # fmt: skip
     opened.callback(store.close)
     strategies = store.check().get("strategies")

@@ -46,7 +46,7 @@ def _algorithm() -> type:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-    class StoreAlgorithm(CustomSpecAlgo):
+    class StoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         def handle_server_args(self, server_args: Any) -> None:
             settle(server_args)
 

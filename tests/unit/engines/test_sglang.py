@@ -193,10 +193,10 @@ def tenants(
         build_rest(RestOptions((corpus,), name), small_tokenizer, folder / name, workers=1)
         corpora[name] = Sources(stores=(folder / name,), request=True)
         texts[name] = small_tokenizer.encode(text, bos=False).tolist()
-    about = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
-    corpus = drafts(EngineConfig(Sources(), corpora, ROWS - 1), **about)
-    yield corpus, texts
-    corpus.proposer.close()
+    about: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
+    found = drafts(EngineConfig(Sources(), corpora, ROWS - 1), **about)
+    yield found, texts
+    found.proposer.close()
 
 
 visits = st.lists(

@@ -3,8 +3,8 @@
 101 outputs of Vicuna-7B-v1.5 (AlpacaEval) are replayed in batches of 32, as SGLang schedules them: whoever ends makes
 room for the next. What its worker would verify are the very arrays that the plug-in returns for a step
 (`BatchDrafts.draft`); accepted is what a walk through tokens and mask finds, as SGLang walks. Every mask is checked.
-Stores: the first 4.5 M tokens of ShareGPT, alone, with drafts of the request, and, where `--lookup` names a service
-that serves the store, from there.
+Stored is every sixth conversation of ShareGPT, 4.5 M tokens: alone, with drafts of the request, and, where `--lookup`
+names a service that serves the store, from there.
 
 Where SGLang is installed, its own NGRAM runs beside it, with the same tokens as external corpus and the calls of its
 worker. Half of its nodes may come from that corpus (all of them were worse); the others from the answers so far.
@@ -15,7 +15,7 @@ Table first; the last line of stdout is one JSON document, also written to OUT/e
 
 Example:
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engine_sglang --work ~/bench
-    draftstore serve --store chat=$HOME/bench/stores/chat_sharegpt_4500k &
+    draftstore serve --store chat=$HOME/bench/stores/chat_sharegpt_sixth &
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engine_sglang --work ~/bench --lookup 127.0.0.1:7781
 """
 
@@ -43,7 +43,7 @@ from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokens import sentinel
 
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
-STORE = Source("chat_sharegpt_4500k", CHAT.files, tokens=4_500_000)
+STORE = Source("chat_sharegpt_sixth", CHAT.files, tokens=4_500_000, every=6)
 TINY = Source("chat_sharegpt_500k", CHAT.files, tokens=500_000)
 OUTPUTS, QUICK_OUTPUTS = 101, 8
 BATCH = 32

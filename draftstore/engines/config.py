@@ -34,6 +34,11 @@ _SOURCES: dict[str, tuple[type, ...]] = {
 _OTHERS: dict[str, tuple[type, ...]] = {
     "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str), "beside": _TEXT,
 }  # fmt: skip
+_WORDS: dict[tuple[type, ...], str] = {
+    (list,): "a list", _TEXT: "text in quotes", _NUMBER: "a number", (bool,): "true or false", (int,): "a whole number",
+    (int, str): "a whole number or text in quotes",
+}  # fmt: skip
+"""What is expected of a setting, in the words of who writes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +136,7 @@ def _parse(name: str, text: str) -> Any:
             if kind in kinds and (kind is float or str not in kinds or text.isdecimal()):
                 return kind(text) if kind is float or float not in kinds else float(text)
     except (KeyError, ValueError):
-        wanted = "true or false" if bool in kinds else "a number"
-        raise EngineError(f"{PREFIX}{name.upper()}={text!r}: expected {wanted}") from None
+        raise EngineError(f"{PREFIX}{name.upper()}={text!r}: expected {_WORDS[kinds]}") from None
     return text
 
 
@@ -146,8 +150,7 @@ def _check(found: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], wher
         if name not in known:
             raise EngineError(f"{where}: unknown setting {name!r}; known are {', '.join(known)}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and bool not in known[name]):
-            wanted = " or ".join(kind.__name__ for kind in known[name])
-            raise EngineError(f"{where}: {name} is {value!r}, expected {wanted}")
+            raise EngineError(f"{where}: {name} is {value!r}, expected {_WORDS[known[name]]}")
     wrong = [part for part in found.get("stores", ()) if not isinstance(part, str)]
     if wrong:
         raise EngineError(f"{where}: stores holds {wrong[0]!r}, expected folders as text")

@@ -153,7 +153,9 @@ class _Beside:
         try:
             self._drafter = getattr(import_module(module), attribute)(vllm_config)
         except (ImportError, AttributeError, ValueError) as error:
-            raise EngineError(f"no drafter {name!r} to run beside the store: {error}") from None
+            raise EngineError(
+                f"no drafter {name!r} to run beside the store ({error}): expected module.Class"
+            ) from None
         self.name = name
         self._longest = longest
         self._contest = Contest(longest)

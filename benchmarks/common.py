@@ -51,11 +51,13 @@ class Source:
         name: of the store.
         files: under corpora/ of the data folder; none stands for the Python code of `CODE_LIST`.
         tokens: only the first documents, of at most so many tokens; None takes all.
+        every: of which only every so many are taken.
     """
 
     name: str
     files: tuple[str, ...] = ()
     tokens: int | None = None
+    every: int = 1
 
 
 CHAT = Source("chat_sharegpt", ("chat_sharegpt.jsonl.zst",))
@@ -104,7 +106,7 @@ class Workspace:
         if not path.exists():
             report = ReadReport()
             render = partial(self.tokenizer.render_chat, add_generation_prompt=False)
-            documents = read_corpus(files, render=render, report=report)
+            documents = islice(read_corpus(files, render=render, report=report), 0, None, source.every)
             _write_corpus(path, _within(documents, self.tokenizer, tokens))
         return path
 

@@ -12,6 +12,7 @@ PAGES = (
     "docs/flows.md",
     "docs/service.md",
     "docs/decoding.md",
+    "docs/sglang.md",
     "docs/python.md",
     "docs/llama-cpp.md",
     "docs/results.md",

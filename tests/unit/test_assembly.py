@@ -271,15 +271,14 @@ def test_recycled_candidates_are_a_start_for_their_own_model(
 
 
 def test_a_release_of_the_lookup_service_drafts_as_the_store(
-    small_store: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+    small_store: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    monkeypatch.setattr("draftstore.assembly.RemoteStore", partial(RemoteStore, deadline=5.0))
     alone = open_store(small_store).drafter()
     with serving({"chat": small_store}) as lookups, lookups.caller() as caller:
         caller.draft(
             "chat", contexts_of(small_store, 1)
         )  # kernels may have to be compiled, clients do not wait
-        sources = Sources(lookup=str(lookups.socket), release="chat")
+        sources = Sources(lookup=str(lookups.socket), release="chat", deadline=5.0)
         with assembled(sources, small_tokenizer) as assembly:
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
             for context in some_contexts(small_store):

@@ -1,0 +1,64 @@
+"""Arrays that an engine verifies: rows of tokens, and which of them each row attends to.
+
+    row      0     1     2     3     4     5            mask   1 . . . . .
+    token    the   cat   dog   sat   sat   sat                 1 1 . . . .
+    above    -     0     0     1     3     4                   1 . 1 . . .
+             |     `-- the tree --'  `-------'                 1 1 . 1 . .
+             last token              padding                   1 1 . 1 1 .
+             of the text                                       1 1 . 1 1 1
+
+Every text has the same number of rows. A shorter tree is padded with a chain below its last node, which is a leaf: a
+padding row is a draft as any other, and siblings keep different tokens, on which exact sampling depends.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.jit import kernel
+from draftstore.trees.tree import DraftTree
+
+
+def rows_and_mask(
+    trees: Sequence[DraftTree], lasts: Sequence[int], rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the rows of all texts, one text after the other.
+
+    Args:
+        trees: drafts in canonical order; of larger ones the likeliest `rows - 1` nodes are taken.
+        lasts: last token of each text.
+        rows: of each text, at least 1.
+
+    Returns:
+        int64 [texts * rows], the tokens; bool [texts * rows * rows], whether a row attends to one of its text.
+    """
+    tokens = np.empty((len(trees), rows), np.int64)
+    mask = np.zeros((len(trees), rows, rows), np.bool_)
+    if len(trees):
+        nodes = np.concatenate([tree.tokens for tree in trees])
+        parents = np.concatenate([tree.parents for tree in trees])
+        sizes = np.array([len(tree) for tree in trees], np.int64)
+        _fill(tokens, mask, nodes, parents, sizes, np.array(lasts, np.int64))
+    return tokens.ravel(), mask.ravel()
+
+
+@kernel
+def _fill(tokens: Any, mask: Any, nodes: Any, parents: Any, sizes: Any, lasts: Any) -> None:
+    """Fill tokens and the mask, which is all False, from concatenated trees."""
+    first = 0
+    for text in range(len(sizes)):
+        tokens[text, 0] = lasts[text]
+        mask[text, 0, 0] = True
+        for row in range(1, tokens.shape[1]):
+            if row <= sizes[text]:
+                tokens[text, row] = nodes[first + row - 1]
+                above = parents[first + row - 1] + 1
+            else:
+                tokens[text, row] = tokens[text, row - 1]
+                above = row - 1
+            for column in range(above + 1):
+                mask[text, row, column] = mask[text, above, column]
+            mask[text, row, row] = True
+        first += sizes[text]

@@ -1,0 +1,293 @@
+"""Drafts inside SGLang: `--speculative-algorithm DRAFTSTORE`, a plug-in of its entry point `sglang.srt.plugins`.
+
+SGLang verifies a tree for every request in every step. Its n-gram worker does all of that; here it gets other drafts,
+from the whole text of each request. What SGLang asks of an algorithm by name is answered as for NGRAM. A request may
+carry `"custom_params": {"draftstore": {"corpus": "acme", "budget": 0}}`. Written for SGLang 0.5.23.
+"""
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.assembly import Sources
+from draftstore.engines.config import EngineConfig
+from draftstore.engines.figures import serve_metrics
+from draftstore.engines.masks import rows_and_mask
+from draftstore.engines.proposer import Asked, Proposer
+from draftstore.errors import EngineError
+from draftstore.text.tokenizer import load_tokenizer
+from draftstore.trees.chains import best_chain
+
+LOG = logging.getLogger(__name__)
+NAME = "DRAFTSTORE"
+TRIE_NODES = 1024
+"""Capacity of the n-gram tree that SGLang's worker makes and nobody uses; by default it takes 100 MB."""
+
+
+def register() -> None:
+    """Tell SGLang of the algorithm; it calls this in each of its processes."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    add = SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=_algorithm())
+    add(lambda _server_args: _worker())
+
+
+def _algorithm() -> type:
+    """Return the class of the algorithm: every question but those for worker and settings is answered as for NGRAM.
+
+    Plug-ins' classes lack methods that the scheduler calls (`create_future_map`, `carries_draft_hidden_states`).
+    """
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    class StoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
+        def handle_server_args(self, server_args: Any) -> None:
+            settle(server_args)
+
+    for name, method in vars(SpeculativeAlgorithm).items():
+        own = name.startswith("_") or name in ("create_worker", "handle_server_args")
+        if inspect.isfunction(method) and not own:
+            setattr(StoreAlgorithm, name, _as_ngram(getattr(SpeculativeAlgorithm.NGRAM, name)))
+    return StoreAlgorithm
+
+
+def _as_ngram(answer: Any) -> Any:
+    def asked(_self: Any, *args: Any, **kwargs: Any) -> Any:
+        return answer(*args, **kwargs)
+
+    return asked
+
+
+def settle(server_args: Any) -> None:
+    """Choose what the command line leaves open and refuse what cannot be, before a model is loaded, as for NGRAM.
+
+    Args:
+        server_args: what SGLang hands to a plug-in: attributes can be read and written.
+
+    Raises:
+        EngineError: our settings cannot be read, or SGLang's do not go with trees.
+    """
+    config = _config()
+    if server_args.device not in ("cuda", "cpu", "xpu"):
+        raise EngineError(f"device {server_args.device!r}: SGLang verifies trees on cuda, cpu or xpu")
+    if (server_args.attn_dp_size or 1) > 1:
+        raise EngineError("SGLang verifies no n-gram trees with data-parallel attention: leave it out")
+    if server_args.speculative_num_draft_tokens is None:
+        server_args.speculative_num_draft_tokens = config.budget + 1
+    rows, breadth = server_args.speculative_num_draft_tokens, server_args.speculative_ngram_max_bfs_breadth
+    if rows < 2:
+        raise EngineError(f"--speculative-num-draft-tokens {rows}: the first one is no draft, pass 2 or more")
+    if breadth > 1 and (server_args.page_size or 1) > 1 and server_args.attention_backend != "flashinfer":
+        raise EngineError(
+            f"pages of {server_args.page_size} tokens: trees need --page-size 1 or --attention-backend flashinfer; or "
+            "verify chains with --speculative-ngram-max-bfs-breadth 1"
+        )
+    server_args.speculative_eagle_topk = breadth
+    if server_args.speculative_num_steps is None:
+        server_args.speculative_num_steps = max(1, rows // breadth)
+    if server_args.max_running_requests is None:
+        server_args.max_running_requests = 48
+    if server_args.device == "cpu":
+        server_args.disable_overlap_schedule = True
+    server_args.enable_mixed_chunk = False
+    server_args.speculative_ngram_capacity = TRIE_NODES
+    server_args.speculative_ngram_external_corpus_path = None
+
+
+def _config() -> EngineConfig:
+    """Read our settings.
+
+    Raises:
+        EngineError: they cannot be read, or hold one that is not for SGLang.
+    """
+    config = EngineConfig.read()
+    if config.beside is not None:
+        raise EngineError(f"beside = {config.beside!r}: SGLang runs one drafter; leave it out")
+    return config
+
+
+class _Text:
+    """A request's text: int32 `ids`, of which `size` were handed out; `settled` of its output tokens are final."""
+
+    def __init__(self, request: Any) -> None:
+        self.outputs = request.output_ids
+        prompt = np.array(request.origin_input_ids_unpadded, np.int32)
+        self.prompt = self.size = len(prompt)
+        self.ids = np.concatenate([prompt, np.empty(256 + len(self.outputs), np.int32)])
+        self.settled = 0
+
+
+class BatchDrafts:
+    """Drafts for batches of SGLang's requests; stands where its worker has a corpus of n-grams.
+
+    Attributes:
+        proposer: makes the drafts.
+        rows: tokens that are verified for each request: the last token of its text, and a tree.
+    """
+
+    def __init__(self, proposer: Proposer, rows: int) -> None:
+        """Draft with `proposer`, trees of up to `rows - 1` nodes."""
+        self.proposer, self.rows = proposer, rows
+        self._texts: dict[str, _Text] = {}
+
+    def __len__(self) -> int:
+        """Return the number of requests that are remembered."""
+        return len(self._texts)
+
+    def draft(
+        self, requests: Sequence[Any], pending: Sequence[Sequence[int]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the arrays of a step, see `draftstore.engines.masks.rows_and_mask`.
+
+        Args:
+            requests: `Req` of SGLang, or what has its `rid`, `origin_input_ids_unpadded`, `output_ids` and
+                `sampling_params.custom_params`.
+            pending: tokens of each that are accepted, but not in its `output_ids` yet.
+        """
+        asked = []
+        for request, new in zip(requests, pending, strict=True):
+            corpus, budget = _wishes(request.sampling_params.custom_params)
+            asked.append(Asked(request.rid, self._ids(request, new), corpus, budget))
+        return rows_and_mask(self.proposer.propose(asked), [int(each.ids[-1]) for each in asked], self.rows)
+
+    def _ids(self, request: Any, pending: Sequence[int]) -> NDArray[np.int32]:
+        """Return the whole text of a request; costs no more than what is new.
+
+        A request that was put back may lose pending tokens, and an id may be used again: such a text begins anew.
+        """
+        text = self._texts.get(request.rid)
+        if text is None or text.outputs is not request.output_ids:
+            self.erase_match_state([request.rid])
+            text = self._texts[request.rid] = _Text(request)
+        start = text.prompt + text.settled
+        new = np.array([*request.output_ids[text.settled :], *pending], np.int32)
+        seen, end = text.ids[start : text.size], start + len(new)
+        if len(new) < len(seen) or not np.array_equal(new[: len(seen)], seen):
+            self.proposer.forget([request.rid])
+        if end > len(text.ids):
+            text.ids = np.concatenate([text.ids, np.empty(end, np.int32)])
+        text.ids[start:end] = new
+        text.settled, text.size = len(request.output_ids), end
+        return text.ids[:end]
+
+    def erase_match_state(self, rids: Iterable[str]) -> None:
+        """Forget requests that have left the batch; one that comes back is read anew."""
+        for rid in rids:
+            self._texts.pop(rid, None)
+            self.proposer.forget([rid])
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        self.erase_match_state(list(self._texts))
+
+    def synchronize(self) -> None:
+        """Do nothing: there is no thread to wait for."""
+
+    def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
+        """Do nothing: the whole text comes with the next step."""
+
+    def list_external_corpora(self) -> dict[str, int]:
+        """Return nothing: corpora are settings."""
+        return {}
+
+
+def _wishes(params: Any) -> tuple[str, int | None]:
+    """Return corpus and budget that a request names; what makes no sense names a corpus that does not exist."""
+    wishes = params.get("draftstore") if isinstance(params, Mapping) else None
+    if wishes is None:
+        return "", None
+    if not isinstance(wishes, Mapping):
+        return f"{wishes!r}", 0
+    budget = wishes.get("budget")
+    return str(wishes.get("corpus") or ""), budget if isinstance(budget, int) else None
+
+
+class StoreDrafts:
+    """What differs from SGLang's `NGRAMWorker`; stands before it among the bases of the worker."""
+
+    enable_overlap: bool
+    draft_token_num: int
+    topk: int
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        """Make SGLang's worker, and open all sources in the first rank.
+
+        Raises:
+            DraftstoreError: a source cannot be opened or does not fit the model.
+        """
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
+        self._ranks = self._tensor_parallel()
+        config = _config() if self._drafts_here else EngineConfig(sources=Sources())
+        config = dataclasses.replace(config, budget=max(1, self.draft_token_num - 1))
+        model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
+        tokenizer = load_tokenizer(config.tokenizer or server_args.tokenizer_path or server_args.model_path)
+        chains = {"shape": partial(best_chain, longest=longest)} if self.topk == 1 else {}
+        proposer = Proposer(
+            config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer.identity,
+            model=server_args.model_path, **chains,
+        )  # fmt: skip
+        if config.metrics is not None:
+            _serve(proposer, config.metrics)
+        self.ngram_corpus = BatchDrafts(proposer, self.draft_token_num)
+
+    def _tensor_parallel(self) -> Any:
+        """Return the group of processes that share the model."""
+        from sglang.srt.runtime_context import get_parallel
+
+        return get_parallel().tp_group
+
+    @property
+    def _drafts_here(self) -> bool:
+        return bool(self._ranks.rank_in_group == 0)
+
+    def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the tokens and the mask of a step.
+
+        Where several processes share the model, all must verify the same: a lookup that one misses would leave the
+        others waiting. The first one drafts for all.
+        """
+        if self._ranks.world_size == 1:
+            return self.ngram_corpus.draft(batch.reqs, self._pending(batch))
+        import torch
+
+        rows = len(batch.reqs) * self.draft_token_num
+        tokens, mask = np.empty(rows, np.int64), np.empty(rows * self.draft_token_num, np.bool_)
+        if self._drafts_here:
+            tokens, mask = self.ngram_corpus.draft(batch.reqs, self._pending(batch))
+        for part in (tokens, mask.view(np.uint8)):
+            torch.distributed.broadcast(
+                torch.from_numpy(part), src=self._ranks.ranks[0], group=self._ranks.cpu_group
+            )
+        return tokens, mask
+
+    def _pending(self, batch: Any) -> list[list[int]]:
+        """Return the accepted tokens that are in no `output_ids` yet: with overlap, those of the last step."""
+        if not self.enable_overlap or batch.grammar_needs_sync():
+            return [[]] * len(batch.reqs)
+        rows, tokens = self.draft_token_num, batch.spec_info.accept_tokens.tolist()
+        counts = batch.spec_info.accept_lens.tolist()
+        return [tokens[text * rows : text * rows + count] for text, count in enumerate(counts)]
+
+    def _update_ngram_corpus(self, batch: Any) -> None:
+        """Do nothing: the whole text comes with the next step."""
+
+
+def _serve(proposer: Proposer, address: str | int) -> None:
+    """Serve metrics; the second replica on a machine finds the port taken, and does without."""
+    try:
+        serve_metrics(proposer.figures, address)
+    except EngineError as error:
+        LOG.warning("%s", error)
+
+
+def _worker() -> type:
+    """Return the class of SGLang's worker with our drafts."""
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+    return type("DraftstoreWorker", (StoreDrafts, NGRAMWorker), {})

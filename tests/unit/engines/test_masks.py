@@ -1,0 +1,70 @@
+"""Arrays for engines: those of a slow reference, every padding row a draft as any other."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from draftstore.engines.masks import rows_and_mask
+from draftstore.trees.tree import DraftTree
+from tests.fakes.adversaries import tree_of
+from tests.fakes.sglang_engine import links_of
+
+paths = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
+trees = st.dictionaries(paths, st.floats(0.01, 1.0), max_size=12).map(tree_of)
+
+
+def expected(tree: DraftTree, last: int, rows: int) -> tuple[list[int], NDArray[np.bool_]]:
+    """Return the rows of one text, slowly: a path from row 0 for each row."""
+    above, tokens = [-1], [last]
+    for row in range(1, rows):
+        above.append(int(tree.parents[row - 1]) + 1 if row <= len(tree) else row - 1)
+        tokens.append(int(tree.tokens[row - 1]) if row <= len(tree) else tokens[-1])
+    mask = np.zeros((rows, rows), np.bool_)
+    for row in range(rows):
+        column = row
+        while column >= 0:
+            mask[row, column] = True
+            column = above[column]
+    return tokens, mask
+
+
+@given(st.lists(trees, max_size=4), st.integers(1, 16))
+def test_arrays_are_those_of_the_reference(drafts: Sequence[DraftTree], rows: int) -> None:
+    lasts = [100 + place for place in range(len(drafts))]
+    tokens, mask = rows_and_mask(drafts, lasts, rows)
+    assert (tokens.dtype, mask.dtype) == (np.dtype("int64"), np.dtype("bool"))
+    assert (tokens.shape, mask.shape) == ((len(drafts) * rows,), (len(drafts) * rows * rows,))
+    for place, (draft, last) in enumerate(zip(drafts, lasts, strict=True)):
+        want_tokens, want_mask = expected(draft, last, rows)
+        assert tokens.reshape(-1, rows)[place].tolist() == want_tokens
+        assert mask.reshape(-1, rows, rows)[place].tobytes() == want_mask.tobytes()
+
+
+@given(trees, st.integers(1, 16))
+def test_the_engine_finds_the_tree_again_and_one_chain_below_a_leaf(tree: DraftTree, rows: int) -> None:
+    tokens, mask = rows_and_mask([tree], [9], rows)
+    links, kept = links_of(mask.reshape(rows, rows)), tree.prefix(rows - 1)
+    assert links.depths[1 : 1 + len(kept)] == kept.depths.tolist()
+    children: dict[int, list[int]] = {}
+    for row in range(rows):
+        child = links.children[row]
+        while child >= 0:
+            children.setdefault(row, []).append(child)
+            child = links.siblings[child]
+    assert sorted(chain.from_iterable(children.values())) == list(range(1, rows))
+    for parent, found in children.items():
+        assert len({int(tokens[child]) for child in found}) == len(found), "siblings carry one token"
+        for child in found:
+            assert parent == (kept.parents[child - 1] + 1 if child <= len(kept) else child - 1)
+    assert not set(kept.parents.tolist()) & {len(kept) - 1}, "the padding hangs below a leaf"
+
+
+def test_only_the_likeliest_nodes_have_room() -> None:
+    tree = tree_of({(1,): 0.9, (1, 2): 0.8, (3,): 0.1})
+    assert rows_and_mask([tree], [7], 3)[0].tolist() == [7, 1, 2]
+    assert rows_and_mask([tree], [7], 1)[0].tolist() == [7]
+    assert rows_and_mask([DraftTree.empty()], [7], 3)[0].tolist() == [7, 7, 7]

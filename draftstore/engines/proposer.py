@@ -162,7 +162,7 @@ class Proposer:
             text, tail = self._text(asked), np.array(asked.ids[-TAIL:])
             text.step, new = self._steps, asked.ids[text.size :]
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self._failed("a request gets no draft", error)
+            self.failed("a request gets no draft", error)
             return _Text(""), 0
         try:
             if text.size == 0:
@@ -170,7 +170,7 @@ class Proposer:
             elif text.session is not None and len(new):
                 self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self._failed("a text gets no more drafts", error)
+            self.failed("a text gets no more drafts", error)
             text.session = None
         text.size, text.tail, text.tree = len(asked.ids), tail, DraftTree.empty()
         return text, 0 if text.session is None else budget
@@ -225,11 +225,11 @@ class Proposer:
         try:
             return self._shape(text.session.propose(budget, self._min_prob))
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self._failed("a text gets no more drafts", error)
+            self.failed("a text gets no more drafts", error)
             text.session = None
             return DraftTree.empty()
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
         """Count a failure, and tell of one a minute."""
         self.figures.failures += 1
         if monotonic() - self._spoke >= QUIET:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from draftstore.assembly import Sources
 from draftstore.engines.beside import Contest
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.figures import serve_metrics
-from draftstore.engines.proposer import QUIET, Asked, Proposer
+from draftstore.engines.proposer import Asked, Proposer
 from draftstore.engines.rows import Row, Rows
 from draftstore.errors import EngineError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity
@@ -57,7 +56,6 @@ class Drafter:
         self._longest = _chain_length(vllm_config.speculative_config)
         self._max_model_len = int(model.max_model_len)
         self._rows = Rows()
-        self._spoke = -QUIET
         self.proposer: Proposer | None = None
         self._beside: _Beside | None = None
         config = EngineConfig.read()
@@ -104,7 +102,7 @@ class Drafter:
                 arguments = (sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)
                 return self._propose(self.proposer, *arguments)
             except Exception as error:  # noqa: BLE001 (an engine must not end)
-                self._failed(self.proposer, "a step gets no drafts", error)
+                self.proposer.failed("a step gets no drafts", error)
         return [[] for _ in sampled_token_ids]
 
     def _propose(
@@ -124,20 +122,13 @@ class Drafter:
                     chains, proposer, rows, keys, trees, (sampled, sizes, ids, slot_mappings)
                 )
             except Exception as error:  # noqa: BLE001 (it is not even ours)
-                self._failed(proposer, f"{self._beside.name} fails", error)
+                proposer.failed(f"{self._beside.name} fails", error)
         return chains
 
     def _room(self, row: Row) -> int | None:
         """Return how many tokens vLLM verifies at most, where the text is near the longest; else None."""
         room = self._max_model_len - 1 - len(row.ids)
         return None if room >= self._longest else max(room, 0)
-
-    def _failed(self, proposer: Proposer, what: str, error: Exception) -> None:
-        """Count a failure, and tell of one a minute."""
-        proposer.figures.failures += 1
-        if monotonic() - self._spoke >= QUIET:
-            self._spoke = monotonic()
-            LOG.warning("%s: %s: %s", what, type(error).__name__, error)
 
 
 class _Beside:

@@ -61,6 +61,7 @@ class _Text:
         corpus: name of its corpus.
         tail: its last tokens, by which another text under the same key is noticed.
         tree: the draft of the last step.
+        verified: what the engine verifies in its place.
         step: number of the step in which it was asked for last.
     """
 
@@ -69,7 +70,7 @@ class _Text:
         self.size = 0
         self.corpus = corpus
         self.tail: NDArray[np.int32] = np.empty(0, np.int32)
-        self.tree = DraftTree.empty()
+        self.tree = self.verified = DraftTree.empty()
         self.step = 0
 
 
@@ -138,7 +139,7 @@ class Proposer:
         trees = [DraftTree.empty()] * len(asked)
         found = self._ask([texts[place] for place in places], [budgets[place] for place in places])
         for place, tree in zip(places, found, strict=True):
-            trees[place] = texts[place].tree = tree
+            trees[place] = texts[place].tree = texts[place].verified = tree
         if self._steps % PATIENCE == 0:
             old = [key for key, text in self._texts.items() if text.step <= self._steps - PATIENCE]
             for key in old:
@@ -153,7 +154,7 @@ class Proposer:
     def replaced(self, key: Hashable, tree: DraftTree) -> None:
         """Note that another draft than ours is verified for a request in this step."""
         if (text := self._texts.get(key)) is not None:
-            text.tree = tree
+            text.verified = tree
 
     def _follow(self, asked: Asked) -> tuple[_Text, int]:
         """Return a request's text, up to date, and the maximum nodes of its draft."""
@@ -172,7 +173,8 @@ class Proposer:
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a text gets no more drafts", error)
             text.session = None
-        text.size, text.tail, text.tree = len(asked.ids), tail, DraftTree.empty()
+        text.size, text.tail = len(asked.ids), tail
+        text.tree = text.verified = DraftTree.empty()
         return text, 0 if text.session is None else budget
 
     def _text(self, asked: Asked) -> _Text:
@@ -199,17 +201,15 @@ class Proposer:
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
         """Tell a session what came, and count it."""
-        path = text.tree.accepted(new)
+        path = text.verified.accepted(new)
         known = len(path) + 1 == len(new)  # else the engine has verified something else
-        assembly = self._corpora[text.corpus]
+        shares = {}
         if len(text.tree):
             parts = session.proposed if isinstance(session, MixtureSession) else [text.tree]
-            names = [f"{part.kind}:{part.name}" for part in assembly.parts]
+            names = [f"{part.kind}:{part.name}" for part in self._corpora[text.corpus].parts]
             shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
-            self.figures.add(text.corpus, text.tree, path, shares)
-        else:
-            self.figures.add(text.corpus, text.tree, [], {})
-        session.observe(new, tree=text.tree if known else None)
+        self.figures.add(text.corpus, text.verified, path, shares)
+        session.observe(new, tree=text.verified if known else None)
 
     def _ask(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
         """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class Drafter:
             shape=partial(best_chain, longest=self._longest),
         )
         if config.beside is not None:
-            self._beside = _Beside(config.beside, vllm_config, self._longest)
+            self._beside = _Beside(config.beside, vllm_config, self._longest, int(model.get_vocab_size()))
         if config.metrics is not None:
             port = serve_metrics(
                 self.proposer.figures, _own_port(config.metrics, parallel.data_parallel_index)
@@ -134,7 +135,7 @@ class Drafter:
 class _Beside:
     """Another drafter of vLLM's interface, whose chains compete with ours."""
 
-    def __init__(self, name: str, vllm_config: Any, longest: int) -> None:
+    def __init__(self, name: str, vllm_config: Any, longest: int, vocab_size: int) -> None:
         """Make it as vLLM would.
 
         Raises:
@@ -146,7 +147,7 @@ class _Beside:
         except (ImportError, AttributeError, ValueError) as error:
             raise EngineError(f"no drafter {name!r} to run beside the store: {error}") from None
         self.name = name
-        self._longest = longest
+        self._longest, self._vocab_size = longest, vocab_size
         self._contest = Contest(longest)
 
     def load_model(self, target_model: Any) -> None:
@@ -170,10 +171,13 @@ class _Beside:
         sampled, sizes, ids, slot_mappings = call
         theirs = self._drafter.propose(sampled, sizes, ids, slot_mappings=slot_mappings)
         for row, key, tree in zip(rows, keys, trees, strict=True):
-            chain = [int(token) for token in theirs[row.place]][: self._longest]
+            chain = list(takewhile(self._in_vocabulary, map(int, theirs[row.place])))[: self._longest]
             if not self._contest.choose(key, len(row.ids), tree, chain):
                 chains[row.place] = chain
                 proposer.replaced(key, chain_of(chain))
+
+    def _in_vocabulary(self, token: int) -> bool:
+        return 0 <= token < self._vocab_size
 
 
 def chain_of(tokens: Sequence[int]) -> DraftTree:

@@ -134,6 +134,23 @@ def test_another_drafter_is_taken_where_it_is_better(monkeypatch: pytest.MonkeyP
     assert (
         figures.by_label("foretold_tokens")[f"beside:{HERE}.Oracle"] == figures.total("accepted_tokens") > 30
     )
+    assert not figures.by_label("foretold_tokens").get("request:the request itself")  # nothing repeats
+
+
+class Odd(Fails):
+    """A drafter of ids that no model has, for some rows."""
+
+    def propose(self, sampled: Any, sizes: Any, ids: Any, slot_mappings: Any = None) -> Any:
+        return np.array([[7, VOCAB, 7], [-1, 7, 7], [2**40, 7, 7], [7, 8, 9], [7, 7, 7]])
+
+
+def test_what_another_drafter_gives_is_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSTORE_BESIDE", f"{HERE}.Odd")
+    made = drafter()
+    ids = np.arange(ROWS, dtype=np.int32).repeat(LONGEST).reshape(ROWS, LONGEST)
+    assert made.propose([[0], [1], [2], [3]], np.full(ROWS, 1), ids) == [[7], [], [], [7, 8, 9]]
+    assert made.proposer is not None
+    assert made.proposer.figures.failures == 0
 
 
 def test_another_drafter_that_fails_costs_nothing(

@@ -8,7 +8,7 @@ asked for is forgotten after a while; one that comes back is read anew.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from operator import index
 from time import monotonic
@@ -30,10 +30,29 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 PATIENCE = 64
 """Steps after which a text that is no longer asked for is forgotten."""
+REMEMBERED = 1 << 20
+"""Tokens of such texts that are remembered at most, up to 8 steps late: a session takes about 100 bytes for each."""
 TAIL = 64
 """Tokens of a known text that are compared at every step."""
 QUIET = 60.0
 """Minimum seconds between two warnings."""
+
+
+def forget_old(texts: MutableMapping[Any, Any], step: int) -> None:
+    """Forget texts that are gone: after a while, and sooner where they hold much.
+
+    Args:
+        texts: each with its `size` in tokens, and the last `step` in which it was there; in the order of their coming.
+        step: number of this step; in seven of eight nothing is done.
+    """
+    if step % 8:
+        return
+    room = REMEMBERED
+    for key, text in reversed(list(texts.items())):
+        if text.step < step:
+            room -= text.size
+            if room < 0 or step - text.step >= PATIENCE:
+                del texts[key]
 
 
 class Asked(NamedTuple):
@@ -140,10 +159,7 @@ class Proposer:
         found = self._ask([texts[place] for place in places], [budgets[place] for place in places])
         for place, tree in zip(places, found, strict=True):
             trees[place] = texts[place].tree = texts[place].verified = tree
-        if self._steps % PATIENCE == 0:
-            old = [key for key, text in self._texts.items() if text.step <= self._steps - PATIENCE]
-            for key in old:
-                del self._texts[key]
+        forget_old(self._texts, self._steps)
         return trees
 
     def forget(self, keys: Sequence[Hashable]) -> None:

@@ -73,6 +73,15 @@ def test_no_drafts_for_those_who_want_none() -> None:
     assert [len(tree) for tree in trees] == [0, 1]
 
 
+def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftstore.engines.proposer.REMEMBERED", 1000)
+    drafts = proposer()
+    for step in range(40):
+        drafts.propose([asked("stays", [1] * (2000 + step)), asked(step, [step] * 200)])
+        assert len(drafts) <= 1 + 5 + 8
+    assert drafts.propose([asked(38, [38] * 200)])[0].tokens[:1].tolist() == [38]
+
+
 def test_texts_that_are_no_longer_asked_for_are_forgotten() -> None:
     drafts = proposer()
     drafts.propose([asked(key, [1]) for key in range(100)])

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.assembly import Sources
-from draftstore.engines.config import EngineConfig
+from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.masks import rows_and_mask
 from draftstore.engines.proposer import Asked, Proposer
 from draftstore.errors import EngineError
-from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.chains import best_chain
+from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 NAME = "DRAFTSTORE"
@@ -135,6 +135,7 @@ class BatchDrafts:
         """Draft with `proposer`, trees of up to `rows - 1` nodes."""
         self.proposer, self.rows = proposer, rows
         self._texts: dict[str, _Text] = {}
+        rows_and_mask([DraftTree.empty()], [0], rows)  # compiles it before the first request
 
     def __len__(self) -> int:
         """Return the number of requests that are remembered."""
@@ -242,10 +243,10 @@ class StoreDrafts:
         config = _config() if self._drafts_here else EngineConfig(sources=Sources())
         config = dataclasses.replace(config, budget=max(1, self.draft_token_num - 1))
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
-        tokenizer = load_tokenizer(config.tokenizer or server_args.tokenizer_path or server_args.model_path)
+        tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)
         chains = {"shape": partial(best_chain, longest=longest)} if self.topk == 1 else {}
         proposer = Proposer(
-            config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer.identity,
+            config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer,
             model=server_args.model_path, **chains,
         )  # fmt: skip
         if config.metrics is not None:

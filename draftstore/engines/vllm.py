@@ -20,20 +20,16 @@ from numpy.typing import NDArray
 
 from draftstore.assembly import Sources
 from draftstore.engines.beside import Contest
-from draftstore.engines.config import EngineConfig
+from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.proposer import Asked, Proposer
 from draftstore.engines.rows import Row, Rows
-from draftstore.errors import EngineError, TokenizerError
-from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.text.tokenizer import load_tokenizer
+from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
 from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 ENGINE = "vllm"
-UNREAD = TokenizerIdentity("not read", "0" * 64)
-"""Stands for the tokenizer where no source needs one."""
 
 
 class Drafter:
@@ -61,13 +57,13 @@ class Drafter:
         self._beside: _Beside | None = None
         config = EngineConfig.read()
         _check(config)
-        if parallel.rank % parallel.tensor_parallel_size:
+        if parallel.rank % (parallel.tensor_parallel_size * parallel.prefill_context_parallel_size):
             return  # all processes are asked, and one is read
         self.proposer = Proposer(
             config,
             engine=ENGINE,
             vocab_size=int(model.get_vocab_size()),
-            tokenizer=_tokenizer(config, model.tokenizer),
+            tokenizer=tokenizer_identity(config, model.tokenizer),
             shape=partial(best_chain, longest=self._longest),
         )
         if config.beside is not None:
@@ -216,20 +212,6 @@ def _check(config: EngineConfig) -> None:
             "no source of drafts: set DRAFTSTORE_STORES, DRAFTSTORE_RELEASE (with DRAFTSTORE_LOOKUP), or "
             "DRAFTSTORE_REQUEST=true"
         )
-
-
-def _tokenizer(config: EngineConfig, own: str) -> TokenizerIdentity:
-    """Return the identity of the model's tokenizer.
-
-    Raises:
-        EngineError: a source needs it, and it cannot be read.
-    """
-    if not config.sources.stores and config.sources.release is None and config.tokenizer is None:
-        return UNREAD
-    try:
-        return load_tokenizer(config.tokenizer or own).identity
-    except TokenizerError as error:
-        raise EngineError(f"{error}; or name the model's in DRAFTSTORE_TOKENIZER") from None
 
 
 def _own_port(address: str | int, index: int) -> str | int:

@@ -289,6 +289,21 @@ def test_all_processes_of_a_model_verify_what_the_first_one_drafts(
     assert found[1][1].dtype == np.bool_
 
 
+def test_only_what_needs_the_tokenizer_reads_it(
+    model: Path, small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    open_worker(nowhere, monkeypatch).ngram_corpus.proposer.close()
+    stored = {"STORES": small_store, "TOKENIZER": model}
+    for rank in (0, 1):
+        group = SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[0, 1], cpu_group="processors")
+        made = open_worker(nowhere, monkeypatch, group=group, environment=stored)
+        made.ngram_corpus.proposer.close()
+    monkeypatch.delenv("DRAFTSTORE_TOKENIZER")
+    with pytest.raises(EngineError, match="DRAFTSTORE_TOKENIZER"):
+        open_worker(nowhere, monkeypatch)
+
+
 def test_settings_are_those_of_the_ngram_worker() -> None:
     args = server_args()
     settle(args)

@@ -190,6 +190,7 @@ def test_of_several_processes_one_drafts() -> None:
     assert made.proposer is None
     assert made.propose([[1], []], np.array([3, 0]), np.ones((2, 4), np.int32)) == [[], []]
     assert drafter(rank=4, tensor_parallel_size=4).proposer is not None
+    assert drafter(rank=4, tensor_parallel_size=4, prefill_context_parallel_size=2).proposer is None
 
 
 def test_each_engine_of_a_machine_serves_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

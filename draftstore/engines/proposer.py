@@ -224,7 +224,8 @@ class Proposer:
             parts = session.proposed if isinstance(session, MixtureSession) else [text.tree]
             names = [f"{part.kind}:{part.name}" for part in self._corpora[text.corpus].parts]
             shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
-        self.figures.add(text.corpus, text.verified, path, shares)
+        # The last token is the model's own, even where it is one of a draft that the engine has cut.
+        self.figures.add(text.corpus, text.verified, path[: len(new) - 1], shares)
         session.observe(new, tree=text.verified if known else None)
 
     def _ask(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:

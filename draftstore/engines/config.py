@@ -21,11 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.assembly import Sources
-from draftstore.errors import EngineError, type_name
+from draftstore.errors import EngineError, TokenizerError, type_name
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
 
 CONFIG_VARIABLE = "DRAFTSTORE_ENGINE_CONFIG"
 PREFIX = "DRAFTSTORE_"
+UNREAD = TokenizerIdentity("not read", "0" * 64)
+"""Stands for the tokenizer where no source needs one."""
 _TEXT, _NUMBER = (str,), (int, float)
 _SOURCES: dict[str, tuple[type, ...]] = {
     "stores": (list,), "strategy": _TEXT, "backend": _TEXT, "lookup": _TEXT, "release": _TEXT, "token": _TEXT,
@@ -171,3 +175,22 @@ def _corpus(table: Any, where: str, folder: Path) -> Sources:
 def _sources(found: dict[str, Any], folder: Path) -> Sources:
     stores = tuple(folder / part for part in found.pop("stores", ()))
     return Sources(stores=stores, **{"request": True, **found})
+
+
+def tokenizer_identity(config: EngineConfig, own: str) -> TokenizerIdentity:
+    """Return the identity of the model's tokenizer.
+
+    Args:
+        config: settings.
+        own: folder or hub name of the tokenizer that the engine uses.
+
+    Raises:
+        EngineError: a source needs it, and it cannot be read.
+    """
+    sources = (config.sources, *config.corpora.values())
+    if config.tokenizer is None and not any(each.stores or each.lookup or each.release for each in sources):
+        return UNREAD
+    try:
+        return load_tokenizer(config.tokenizer or own).identity
+    except TokenizerError as error:
+        raise EngineError(f"{error}; or name the model's in DRAFTSTORE_TOKENIZER") from None

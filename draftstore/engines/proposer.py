@@ -8,7 +8,7 @@ asked for is forgotten after a while; one that comes back is read anew.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from operator import index
 from time import monotonic
@@ -30,10 +30,29 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 PATIENCE = 64
 """Steps after which a text that is no longer asked for is forgotten."""
+REMEMBERED = 1 << 20
+"""Tokens of such texts that are remembered at most, up to 8 steps late: a session takes about 100 bytes for each."""
 TAIL = 64
 """Tokens of a known text that are compared at every step."""
 QUIET = 60.0
 """Minimum seconds between two warnings."""
+
+
+def forget_old(texts: MutableMapping[Any, Any], step: int) -> None:
+    """Forget texts that are gone: after a while, and sooner where they hold much.
+
+    Args:
+        texts: each with its `size` in tokens, and the last `step` in which it was there; in the order of their coming.
+        step: number of this step; in seven of eight nothing is done.
+    """
+    if step % 8:
+        return
+    room = REMEMBERED
+    for key, text in reversed(list(texts.items())):
+        if text.step < step:
+            room -= text.size
+            if room < 0 or step - text.step >= PATIENCE:
+                del texts[key]
 
 
 class Asked(NamedTuple):
@@ -61,6 +80,7 @@ class _Text:
         corpus: name of its corpus.
         tail: its last tokens, by which another text under the same key is noticed.
         tree: the draft of the last step.
+        verified: what the engine verifies in its place.
         step: number of the step in which it was asked for last.
     """
 
@@ -69,7 +89,7 @@ class _Text:
         self.size = 0
         self.corpus = corpus
         self.tail: NDArray[np.int32] = np.empty(0, np.int32)
-        self.tree = DraftTree.empty()
+        self.tree = self.verified = DraftTree.empty()
         self.step = 0
 
 
@@ -138,11 +158,8 @@ class Proposer:
         trees = [DraftTree.empty()] * len(asked)
         found = self._ask([texts[place] for place in places], [budgets[place] for place in places])
         for place, tree in zip(places, found, strict=True):
-            trees[place] = texts[place].tree = tree
-        if self._steps % PATIENCE == 0:
-            old = [key for key, text in self._texts.items() if text.step <= self._steps - PATIENCE]
-            for key in old:
-                del self._texts[key]
+            trees[place] = texts[place].tree = texts[place].verified = tree
+        forget_old(self._texts, self._steps)
         return trees
 
     def forget(self, keys: Sequence[Hashable]) -> None:
@@ -153,7 +170,7 @@ class Proposer:
     def replaced(self, key: Hashable, tree: DraftTree) -> None:
         """Note that another draft than ours is verified for a request in this step."""
         if (text := self._texts.get(key)) is not None:
-            text.tree = tree
+            text.verified = tree
 
     def _follow(self, asked: Asked) -> tuple[_Text, int]:
         """Return a request's text, up to date, and the maximum nodes of its draft."""
@@ -162,7 +179,7 @@ class Proposer:
             text, tail = self._text(asked), np.array(asked.ids[-TAIL:])
             text.step, new = self._steps, asked.ids[text.size :]
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self._failed("a request gets no draft", error)
+            self.failed("a request gets no draft", error)
             return _Text(""), 0
         try:
             if text.size == 0:
@@ -170,9 +187,10 @@ class Proposer:
             elif text.session is not None and len(new):
                 self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self._failed("a text gets no more drafts", error)
+            self.failed("a text gets no more drafts", error)
             text.session = None
-        text.size, text.tail, text.tree = len(asked.ids), tail, DraftTree.empty()
+        text.size, text.tail = len(asked.ids), tail
+        text.tree = text.verified = DraftTree.empty()
         return text, 0 if text.session is None else budget
 
     def _text(self, asked: Asked) -> _Text:
@@ -199,17 +217,16 @@ class Proposer:
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
         """Tell a session what came, and count it."""
-        path = text.tree.accepted(new)
+        path = text.verified.accepted(new)
         known = len(path) + 1 == len(new)  # else the engine has verified something else
-        assembly = self._corpora[text.corpus]
+        shares = {}
         if len(text.tree):
             parts = session.proposed if isinstance(session, MixtureSession) else [text.tree]
-            names = [f"{part.kind}:{part.name}" for part in assembly.parts]
+            names = [f"{part.kind}:{part.name}" for part in self._corpora[text.corpus].parts]
             shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
-            self.figures.add(text.corpus, text.tree, path, shares)
-        else:
-            self.figures.add(text.corpus, text.tree, [], {})
-        session.observe(new, tree=text.tree if known else None)
+        # The last token is the model's own, even where it is one of a draft that the engine has cut.
+        self.figures.add(text.corpus, text.verified, path[: len(new) - 1], shares)
+        session.observe(new, tree=text.verified if known else None)
 
     def _ask(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
         """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""
@@ -225,11 +242,11 @@ class Proposer:
         try:
             return self._shape(text.session.propose(budget, self._min_prob))
         except Exception as error:  # noqa: BLE001 (an engine must not end)
-            self._failed("a text gets no more drafts", error)
+            self.failed("a text gets no more drafts", error)
             text.session = None
             return DraftTree.empty()
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
         """Count a failure, and tell of one a minute."""
         self.figures.failures += 1
         if monotonic() - self._spoke >= QUIET:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.engines.proposer import PATIENCE
+from draftstore.engines.proposer import TAIL, forget_old
 
 
 class Row(NamedTuple):
@@ -28,15 +28,31 @@ class Row(NamedTuple):
     new: int
 
 
-class _Known(NamedTuple):
-    """A text, and the step in which a row had it last."""
+class _Known:
+    """A text: the first `size` of its `ids`, as a row had it last in step `step`."""
 
-    ids: bytes
-    step: int
+    def __init__(self) -> None:
+        self.ids: NDArray[np.int32] = np.empty(0, np.int32)
+        self.size = self.step = 0
+
+    def begins(self, row: Row, *, whole: bool = True) -> bool:
+        """Tell whether a row goes on with this text; unless `whole`, tokens may have come unseen."""
+        before = len(row.ids) - row.new
+        fits = self.size == before if whole else self.size <= before
+        return fits and bool(np.array_equal(self.ids[: self.size], row.ids[: self.size]))
+
+    def grow(self, row: Row, step: int) -> None:
+        """Take the new tokens of a row that goes on with this text."""
+        if len(row.ids) > len(self.ids):
+            room = np.empty(len(row.ids) * 5 // 4 + 16, np.int32)
+            room[: self.size] = self.ids[: self.size]
+            self.ids = room
+        self.ids[self.size : len(row.ids)] = row.ids[self.size :]
+        self.size, self.step = len(row.ids), step
 
 
 class Rows:
-    """Finds the text of every row; costs a copy and a comparison of its ids."""
+    """Finds the text of every row; costs a comparison of its ids."""
 
     def __init__(self) -> None:
         """Begin without texts."""
@@ -55,43 +71,47 @@ class Rows:
             rows: all rows with new tokens, each place once.
         """
         self._steps += 1
-        ids = [row.ids.tobytes() for row in rows]
-        before = [text[: len(text) - row.ids.itemsize * row.new] for row, text in zip(rows, ids, strict=True)]
         found = {
             place: key
             for place, row in enumerate(rows)
-            if (key := self._there.get(row.place)) is not None and self._texts[key].ids == before[place]
+            if (key := self._there.get(row.place)) is not None and self._texts[key].begins(row)
         }
         if len(found) < len(rows):
-            self._find_moved(rows, before, found)
+            self._find_moved(rows, found)
         keys = [found[place] if place in found else self._next() for place in range(len(rows))]
-        for key, text in zip(keys, ids, strict=True):
-            self._texts[key] = _Known(text, self._steps)
+        for key, row in zip(keys, rows, strict=True):
+            self._texts[key].grow(row, self._steps)
         self._there = {row.place: key for row, key in zip(rows, keys, strict=True)}
-        if self._steps % PATIENCE == 0:
-            oldest = self._steps - PATIENCE
-            self._texts = {key: text for key, text in self._texts.items() if text.step > oldest}
+        forget_old(self._texts, self._steps)
         return keys
 
-    def _find_moved(self, rows: Sequence[Row], before: Sequence[bytes], found: dict[int, int]) -> None:
+    def _find_moved(self, rows: Sequence[Row], found: dict[int, int]) -> None:
         """Find texts that were in other rows, then those that went on unseen where they were."""
         free = self._texts.keys() - found.values()
-        by_size: dict[int, list[int]] = {}
+        by_end: dict[tuple[int, bytes], list[int]] = {}
         for key in sorted(free):
-            by_size.setdefault(len(self._texts[key].ids), []).append(key)
+            text = self._texts[key]
+            by_end.setdefault(_end(text.ids, text.size), []).append(key)
         missing = [place for place in range(len(rows)) if place not in found]
         for place in missing:
-            same = (key for key in by_size.get(len(before[place]), ()) if key in free)
-            moved = next((key for key in same if self._texts[key].ids == before[place]), None)
+            row = rows[place]
+            same = (key for key in by_end.get(_end(row.ids, len(row.ids) - row.new), ()) if key in free)
+            moved = next((key for key in same if self._texts[key].begins(row)), None)
             if moved is not None:
                 found[place] = moved
                 free.remove(moved)
         for place in missing:
             there = self._there.get(rows[place].place)
-            if place not in found and there in free and before[place].startswith(self._texts[there].ids):
+            if place not in found and there in free and self._texts[there].begins(rows[place], whole=False):
                 found[place] = there
                 free.remove(there)
 
     def _next(self) -> int:
         self._last += 1
+        self._texts[self._last] = _Known()
         return self._last
+
+
+def _end(ids: NDArray[np.int32], size: int) -> tuple[int, bytes]:
+    """Return the size and the last ids of a text, by which few others have to be compared with it."""
+    return size, ids[max(0, size - TAIL) : max(0, size)].tobytes()

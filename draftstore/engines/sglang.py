@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.assembly import Sources
-from draftstore.engines.config import EngineConfig
+from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.masks import rows_and_mask
 from draftstore.engines.proposer import Asked, Proposer
 from draftstore.errors import EngineError
-from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.chains import best_chain
+from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 NAME = "DRAFTSTORE"
@@ -135,6 +135,7 @@ class BatchDrafts:
         """Draft with `proposer`, trees of up to `rows - 1` nodes."""
         self.proposer, self.rows = proposer, rows
         self._texts: dict[str, _Text] = {}
+        rows_and_mask([DraftTree.empty()], [0], rows)  # compiles it before the first request
 
     def __len__(self) -> int:
         """Return the number of requests that are remembered."""
@@ -150,11 +151,20 @@ class BatchDrafts:
                 `sampling_params.custom_params`.
             pending: tokens of each that are accepted, but not in its `output_ids` yet.
         """
-        asked = []
-        for request, new in zip(requests, pending, strict=True):
+        both = list(zip(requests, pending, strict=True))
+        asked = [self._asked(request, new) for request, new in both]
+        return rows_and_mask(
+            self.proposer.propose(asked), [_last(request, new) for request, new in both], self.rows
+        )
+
+    def _asked(self, request: Any, pending: Sequence[int]) -> Asked:
+        """Return what a request wants; nothing, if it cannot be read. Never raises."""
+        try:
             corpus, budget = _wishes(request.sampling_params.custom_params)
-            asked.append(Asked(request.rid, self._ids(request, new), corpus, budget))
-        return rows_and_mask(self.proposer.propose(asked), [int(each.ids[-1]) for each in asked], self.rows)
+            return Asked(request.rid, self._ids(request, pending), corpus, budget)
+        except Exception as error:  # noqa: BLE001 (an engine must not end, nor its other ranks wait)
+            self.proposer.failed("a request gets no draft", error)
+            return Asked(request.rid, np.empty(0, np.int32), budget=0)
 
     def _ids(self, request: Any, pending: Sequence[int]) -> NDArray[np.int32]:
         """Return the whole text of a request; costs no more than what is new.
@@ -162,18 +172,19 @@ class BatchDrafts:
         A request that was put back may lose pending tokens, and an id may be used again: such a text begins anew.
         """
         text = self._texts.get(request.rid)
-        if text is None or text.outputs is not request.output_ids:
+        outputs = request.output_ids
+        if text is None or text.outputs is not outputs or len(outputs) < text.settled:
             self.erase_match_state([request.rid])
             text = self._texts[request.rid] = _Text(request)
         start = text.prompt + text.settled
-        new = np.array([*request.output_ids[text.settled :], *pending], np.int32)
+        new = np.array([*outputs[text.settled :], *pending], np.int32)
         seen, end = text.ids[start : text.size], start + len(new)
         if len(new) < len(seen) or not np.array_equal(new[: len(seen)], seen):
             self.proposer.forget([request.rid])
         if end > len(text.ids):
             text.ids = np.concatenate([text.ids, np.empty(end, np.int32)])
         text.ids[start:end] = new
-        text.settled, text.size = len(request.output_ids), end
+        text.settled, text.size = len(outputs), end
         return text.ids[:end]
 
     def erase_match_state(self, rids: Iterable[str]) -> None:
@@ -195,6 +206,12 @@ class BatchDrafts:
     def list_external_corpora(self) -> dict[str, int]:
         """Return nothing: corpora are settings."""
         return {}
+
+
+def _last(request: Any, pending: Sequence[int]) -> int:
+    """Return the last token of a request's text."""
+    parts = (pending, request.output_ids, request.origin_input_ids_unpadded)
+    return next((int(part[-1]) for part in parts if part), 0)
 
 
 def _wishes(params: Any) -> tuple[str, int | None]:
@@ -226,10 +243,10 @@ class StoreDrafts:
         config = _config() if self._drafts_here else EngineConfig(sources=Sources())
         config = dataclasses.replace(config, budget=max(1, self.draft_token_num - 1))
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
-        tokenizer = load_tokenizer(config.tokenizer or server_args.tokenizer_path or server_args.model_path)
+        tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)
         chains = {"shape": partial(best_chain, longest=longest)} if self.topk == 1 else {}
         proposer = Proposer(
-            config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer.identity,
+            config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer,
             model=server_args.model_path, **chains,
         )  # fmt: skip
         if config.metrics is not None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from time import monotonic
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,16 @@ from numpy.typing import NDArray
 
 from draftstore.assembly import Sources
 from draftstore.engines.beside import Contest
-from draftstore.engines.config import EngineConfig
+from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
-from draftstore.engines.proposer import QUIET, Asked, Proposer
+from draftstore.engines.proposer import Asked, Proposer
 from draftstore.engines.rows import Row, Rows
-from draftstore.errors import EngineError, TokenizerError
-from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.text.tokenizer import load_tokenizer
+from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
 from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
 ENGINE = "vllm"
-UNREAD = TokenizerIdentity("not read", "0" * 64)
-"""Stands for the tokenizer where no source needs one."""
 
 
 class Drafter:
@@ -57,22 +53,21 @@ class Drafter:
         self._longest = _chain_length(vllm_config.speculative_config)
         self._max_model_len = int(model.max_model_len)
         self._rows = Rows()
-        self._spoke = -QUIET
         self.proposer: Proposer | None = None
         self._beside: _Beside | None = None
         config = EngineConfig.read()
         _check(config)
-        if parallel.rank % parallel.tensor_parallel_size:
+        if parallel.rank % (parallel.tensor_parallel_size * parallel.prefill_context_parallel_size):
             return  # all processes are asked, and one is read
         self.proposer = Proposer(
             config,
             engine=ENGINE,
             vocab_size=int(model.get_vocab_size()),
-            tokenizer=_tokenizer(config, model.tokenizer),
+            tokenizer=tokenizer_identity(config, model.tokenizer),
             shape=partial(best_chain, longest=self._longest),
         )
         if config.beside is not None:
-            self._beside = _Beside(config.beside, vllm_config, self._longest)
+            self._beside = _Beside(config.beside, vllm_config, self._longest, int(model.get_vocab_size()))
         if config.metrics is not None:
             port = serve_metrics(
                 self.proposer.figures, _own_port(config.metrics, parallel.data_parallel_index)
@@ -104,7 +99,7 @@ class Drafter:
                 arguments = (sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)
                 return self._propose(self.proposer, *arguments)
             except Exception as error:  # noqa: BLE001 (an engine must not end)
-                self._failed(self.proposer, "a step gets no drafts", error)
+                self.proposer.failed("a step gets no drafts", error)
         return [[] for _ in sampled_token_ids]
 
     def _propose(
@@ -124,7 +119,7 @@ class Drafter:
                     chains, proposer, rows, keys, trees, (sampled, sizes, ids, slot_mappings)
                 )
             except Exception as error:  # noqa: BLE001 (it is not even ours)
-                self._failed(proposer, f"{self._beside.name} fails", error)
+                proposer.failed(f"{self._beside.name} fails", error)
         return chains
 
     def _room(self, row: Row) -> int | None:
@@ -132,18 +127,11 @@ class Drafter:
         room = self._max_model_len - 1 - len(row.ids)
         return None if room >= self._longest else max(room, 0)
 
-    def _failed(self, proposer: Proposer, what: str, error: Exception) -> None:
-        """Count a failure, and tell of one a minute."""
-        proposer.figures.failures += 1
-        if monotonic() - self._spoke >= QUIET:
-            self._spoke = monotonic()
-            LOG.warning("%s: %s: %s", what, type(error).__name__, error)
-
 
 class _Beside:
     """Another drafter of vLLM's interface, whose chains compete with ours."""
 
-    def __init__(self, name: str, vllm_config: Any, longest: int) -> None:
+    def __init__(self, name: str, vllm_config: Any, longest: int, vocab_size: int) -> None:
         """Make it as vLLM would.
 
         Raises:
@@ -157,7 +145,7 @@ class _Beside:
                 f"no drafter {name!r} to run beside the store ({error}): expected module.Class"
             ) from None
         self.name = name
-        self._longest = longest
+        self._longest, self._vocab_size = longest, vocab_size
         self._contest = Contest(longest)
 
     def load_model(self, target_model: Any) -> None:
@@ -181,10 +169,13 @@ class _Beside:
         sampled, sizes, ids, slot_mappings = call
         theirs = self._drafter.propose(sampled, sizes, ids, slot_mappings=slot_mappings)
         for row, key, tree in zip(rows, keys, trees, strict=True):
-            chain = [int(token) for token in theirs[row.place]][: self._longest]
+            chain = list(takewhile(self._in_vocabulary, map(int, theirs[row.place])))[: self._longest]
             if not self._contest.choose(key, len(row.ids), tree, chain):
                 chains[row.place] = chain
                 proposer.replaced(key, chain_of(chain))
+
+    def _in_vocabulary(self, token: int) -> bool:
+        return 0 <= token < self._vocab_size
 
 
 def chain_of(tokens: Sequence[int]) -> DraftTree:
@@ -223,20 +214,6 @@ def _check(config: EngineConfig) -> None:
             "no source of drafts: set DRAFTSTORE_STORES, DRAFTSTORE_RELEASE (with DRAFTSTORE_LOOKUP), or "
             "DRAFTSTORE_REQUEST=true"
         )
-
-
-def _tokenizer(config: EngineConfig, own: str) -> TokenizerIdentity:
-    """Return the identity of the model's tokenizer.
-
-    Raises:
-        EngineError: a source needs it, and it cannot be read.
-    """
-    if not config.sources.stores and config.sources.release is None and config.tokenizer is None:
-        return UNREAD
-    try:
-        return load_tokenizer(config.tokenizer or own).identity
-    except TokenizerError as error:
-        raise EngineError(f"{error}; or name the model's in DRAFTSTORE_TOKENIZER") from None
 
 
 def _own_port(address: str | int, index: int) -> str | int:

@@ -35,7 +35,10 @@ def vllm_config(
         model_config=SimpleNamespace(max_model_len=longest, tokenizer=tokenizer, get_vocab_size=lambda: vocab),
         scheduler_config=SimpleNamespace(max_num_seqs=rows),
         parallel_config=SimpleNamespace(
-            **{"rank": 0, "tensor_parallel_size": 1, "data_parallel_index": 0, **parallel}
+            **{
+                "rank": 0, "tensor_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_index": 0,
+                **parallel,
+            }
         ),
     )  # fmt: skip
 

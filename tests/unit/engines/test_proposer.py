@@ -68,9 +68,26 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
     assert figures.accepted_length == 2.0
 
 
+def test_a_draft_that_the_engine_cuts_gives_no_tokens_that_were_not_saved() -> None:
+    drafts = proposer(EngineConfig(budget=3))
+    (tree,) = drafts.propose([asked(0, [1, 2, 3, 4, 1, 2])])
+    assert tree.tokens.tolist() == [3, 4, 1]
+    drafts.propose([asked(0, [1, 2, 3, 4, 1, 2, 3, 4])])  # one of them verified, and the model's own token
+    assert drafts.figures.accepted_length == 2.0
+
+
 def test_no_drafts_for_those_who_want_none() -> None:
     trees = proposer().propose([asked(0, [1, 2, 1], budget=0), asked(1, [1, 2, 1], budget=1)])
     assert [len(tree) for tree in trees] == [0, 1]
+
+
+def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftstore.engines.proposer.REMEMBERED", 1000)
+    drafts = proposer()
+    for step in range(40):
+        drafts.propose([asked("stays", [1] * (2000 + step)), asked(step, [step] * 200)])
+        assert len(drafts) <= 1 + 5 + 8
+    assert drafts.propose([asked(38, [38] * 200)])[0].tokens[:1].tolist() == [38]
 
 
 def test_texts_that_are_no_longer_asked_for_are_forgotten() -> None:

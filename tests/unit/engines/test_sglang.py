@@ -289,6 +289,21 @@ def test_all_processes_of_a_model_verify_what_the_first_one_drafts(
     assert found[1][1].dtype == np.bool_
 
 
+def test_only_what_needs_the_tokenizer_reads_it(
+    model: Path, small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    open_worker(nowhere, monkeypatch).ngram_corpus.proposer.close()
+    stored = {"STORES": small_store, "TOKENIZER": model}
+    for rank in (0, 1):
+        group = SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[0, 1], cpu_group="processors")
+        made = open_worker(nowhere, monkeypatch, group=group, environment=stored)
+        made.ngram_corpus.proposer.close()
+    monkeypatch.delenv("DRAFTSTORE_TOKENIZER")
+    with pytest.raises(EngineError, match="DRAFTSTORE_TOKENIZER"):
+        open_worker(nowhere, monkeypatch)
+
+
 def test_settings_are_those_of_the_ngram_worker() -> None:
     args = server_args()
     settle(args)
@@ -332,3 +347,21 @@ def test_a_port_that_is_taken_ends_nothing(
 
 def test_importing_it_takes_no_sglang() -> None:
     assert "sglang" not in sys.modules
+
+
+def test_a_request_that_cannot_be_read_costs_its_drafts_alone() -> None:
+    corpus, odd, other = drafts(), Request("odd", [1, 2, 1, 2]), Request("other", [1, 2, 1, 2])
+    odd.origin_input_ids_unpadded = None  # type: ignore[assignment]
+    tokens, mask = corpus.draft([odd, other], [[7], []])
+    assert tokens.reshape(2, ROWS)[:, :2].tolist() == [[7, 7], [2, 1]]
+    assert mask.reshape(2, ROWS, ROWS)[0].sum() == ROWS * (ROWS + 1) // 2
+    corpus.draft([Request("huge", [1]), Request("empty", [])], [[2**40], []])
+    assert corpus.proposer.figures.failures == 2
+
+
+def test_an_output_that_shrinks_is_read_anew() -> None:
+    corpus, request = drafts(), Request("one", [1, 2])
+    request.output_ids.extend([3, 4, 5])
+    corpus.draft([request], [[]])
+    del request.output_ids[1:]
+    assert corpus.draft([request], [[1]])[0][:3].tolist() == [1, 2, 3]

@@ -78,6 +78,11 @@ class Part(NamedTuple):
     drafter: Drafter
     strategy: str | None = None
 
+    @property
+    def label(self) -> str:
+        """Its kind; of stores and releases `KIND:NAME`."""
+        return self.kind if self.kind in (REQUEST, RECYCLING) else f"{self.kind}:{self.name}"
+
 
 class Assembly:
     """One drafter made of several, a `Drafter`; it owns the resources opened for it.

@@ -14,6 +14,8 @@ DRAFTSTORE_LOOKUP, DRAFTSTORE_RELEASE, DRAFTSTORE_TOKEN, DRAFTSTORE_REQUEST, DRA
 """
 
 import dataclasses
+import difflib
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
 
+LOG = logging.getLogger(__name__)
 CONFIG_VARIABLE = "DRAFTSTORE_ENGINE_CONFIG"
 PREFIX = "DRAFTSTORE_"
 UNREAD = TokenizerIdentity("not read", "0" * 64)
@@ -99,6 +102,7 @@ class EngineConfig:
         if "" in corpora:
             raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request could mean")
         where = path or "the environment"
+        _warn_of_slips(given)
         for name in (*_SOURCES, *_OTHERS):
             if text := given.get(PREFIX + name.upper()):  # an empty one is as none
                 found[name] = _parse(name, text)
@@ -108,6 +112,15 @@ class EngineConfig:
             name: _corpus(table, f"{where}, [corpora.{name}]", folder) for name, table in corpora.items()
         }
         return cls(sources=_sources(sources, folder), corpora=named, **found)
+
+
+def _warn_of_slips(given: Mapping[str, str]) -> None:
+    """Warn of variables that look like misspelt settings."""
+    known = [PREFIX + name.upper() for name in (*_SOURCES, *_OTHERS)]
+    for name in given:
+        if name.startswith(PREFIX) and name not in known:
+            for meant in difflib.get_close_matches(name, known, 1, 0.9):
+                LOG.warning("%s is no setting, and nothing reads it: is %s meant?", name, meant)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -39,6 +39,13 @@ def test_variables_alone() -> None:
     assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
 
 
+def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    EngineConfig.read({"DRAFTSTORE_STORE": "a", "DRAFTSTORE_TEST_DATA": "b", "DRAFTSTORE_RESPONSE_LOG": "c"})
+    assert caplog.messages == [
+        "DRAFTSTORE_STORE is no setting, and nothing reads it: is DRAFTSTORE_STORES meant?"
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

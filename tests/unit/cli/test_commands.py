@@ -466,7 +466,7 @@ def test_replay(run: Runner, store: Path, replays: Path) -> None:
 
 def test_replay_as_json(run: Runner, store: Path, replays: Path) -> None:
     found = run("replay", store, "--replays", replays, "--json", "--budget", 9).json()
-    assert found.keys() == {"store", "strategy", "request", "budget", *SUMMARY}
+    assert found.keys() == {"store", "strategy", "request", "budget", "chain", *SUMMARY}
     assert found["request"] is False
     assert found["lookup_us"].keys() == {"p50", "p99", "mean"}
     assert (found["store"], found["strategy"], found["budget"], found["rows"]) == (

@@ -78,6 +78,11 @@ class Part(NamedTuple):
     drafter: Drafter
     strategy: str | None = None
 
+    @property
+    def label(self) -> str:
+        """Its kind; of stores and releases `KIND:NAME`."""
+        return self.kind if self.kind in (REQUEST, RECYCLING) else f"{self.kind}:{self.name}"
+
 
 class Assembly:
     """One drafter made of several, a `Drafter`; it owns the resources opened for it.
@@ -242,8 +247,8 @@ def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
     if sources.strategy is not None and not any(part.strategy for part in parts):
         stores = ", ".join(part.name for part in parts) or "there is none"
         raise DraftstoreError(
-            f"no store here knows the strategy {sources.strategy!r} ({stores}): leave --strategy out, or name a store "
-            "that knows it"
+            f"no store here knows the strategy {sources.strategy!r} ({stores}): leave the strategy out, or name a "
+            "store that knows it"
         )
 
 
@@ -255,7 +260,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
         DraftstoreError: no release is named.
     """
     if not sources.release:
-        raise DraftstoreError(f"no release of {sources.lookup} is named: give --release" + _served(sources))
+        raise DraftstoreError(f"no release of {sources.lookup} is named: name one" + _served(sources))
     store = RemoteStore(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
@@ -280,7 +285,7 @@ def _served(sources: Sources) -> str:
             names = [str(release.get("name")) for release in store.releases()]
     except LookupServiceError:
         return ""
-    return f": it serves {', '.join(names)}" if names else ": it serves none"
+    return f"; it serves {', '.join(names)}" if names else "; it serves none"
 
 
 def _one_drafter(drafters: Sequence[Drafter]) -> Drafter | None:

@@ -35,7 +35,7 @@ def export() -> None:
 @click.option(
     "--min-count",
     type=click.IntRange(min=1),
-    help="Leave out pairs of tokens whose most common follower occurs fewer times. [default: 2; with --all: 1]",
+    help="Leave out pairs of tokens whose best follower occurs fewer times. [default and least: 2; for --all: 1]",
 )
 @click.option(
     "--max-bytes",
@@ -85,8 +85,10 @@ def llama_cpp(
         found = {"ngrams": made.ngrams, "followers": made.followers, "left_out": made.left_out}
         print_json({"path": str(made.path), "bytes": made.size, "seconds": round(seconds, 2), **found})
         return
-    ngrams, followers = counted(made.ngrams, "n-gram"), counted(made.followers, "follower")
+    pairs, followers = counted(made.ngrams, "pair"), counted(made.followers, "follower")
     left = f", {made.left_out:,} left out by --max-bytes" * bool(made.left_out)
     console = stderr_console()
-    console.print(f"{ngrams}, {followers}, {made.size:,} bytes, {seconds:.1f} s{left}", soft_wrap=True)
+    console.print(
+        f"{pairs} of tokens, {followers}, {made.size:,} bytes, {seconds:.1f} s{left}", soft_wrap=True
+    )
     click.echo(printable(made.path))

@@ -14,6 +14,8 @@ DRAFTSTORE_LOOKUP, DRAFTSTORE_RELEASE, DRAFTSTORE_TOKEN, DRAFTSTORE_REQUEST, DRA
 """
 
 import dataclasses
+import difflib
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.frontier import MAX_BUDGET
 
+LOG = logging.getLogger(__name__)
 CONFIG_VARIABLE = "DRAFTSTORE_ENGINE_CONFIG"
 PREFIX = "DRAFTSTORE_"
 UNREAD = TokenizerIdentity("not read", "0" * 64)
@@ -38,6 +41,11 @@ _SOURCES: dict[str, tuple[type, ...]] = {
 _OTHERS: dict[str, tuple[type, ...]] = {
     "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str), "beside": _TEXT,
 }  # fmt: skip
+_WORDS: dict[tuple[type, ...], str] = {
+    (list,): "a list", _TEXT: "text in quotes", _NUMBER: "a number", (bool,): "true or false", (int,): "a whole number",
+    (int, str): "a whole number or text in quotes",
+}  # fmt: skip
+"""What is expected of a setting, in the words of who writes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +102,7 @@ class EngineConfig:
         if "" in corpora:
             raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request could mean")
         where = path or "the environment"
+        _warn_of_slips(given)
         for name in (*_SOURCES, *_OTHERS):
             if text := given.get(PREFIX + name.upper()):  # an empty one is as none
                 found[name] = _parse(name, text)
@@ -103,6 +112,15 @@ class EngineConfig:
             name: _corpus(table, f"{where}, [corpora.{name}]", folder) for name, table in corpora.items()
         }
         return cls(sources=_sources(sources, folder), corpora=named, **found)
+
+
+def _warn_of_slips(given: Mapping[str, str]) -> None:
+    """Warn of variables that look like misspelt settings."""
+    known = [PREFIX + name.upper() for name in (*_SOURCES, *_OTHERS)]
+    for name in given:
+        if name.startswith(PREFIX) and name not in known:
+            for meant in difflib.get_close_matches(name, known, 1, 0.9):
+                LOG.warning("%s is no setting, and nothing reads it: is %s meant?", name, meant)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -135,8 +153,7 @@ def _parse(name: str, text: str) -> Any:
             if kind in kinds and (kind is float or str not in kinds or text.isdecimal()):
                 return kind(text) if kind is float or float not in kinds else float(text)
     except (KeyError, ValueError):
-        wanted = "true or false" if bool in kinds else "a number"
-        raise EngineError(f"{PREFIX}{name.upper()}={text!r}: expected {wanted}") from None
+        raise EngineError(f"{PREFIX}{name.upper()}={text!r}: expected {_WORDS[kinds]}") from None
     return text
 
 
@@ -150,8 +167,7 @@ def _check(found: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], wher
         if name not in known:
             raise EngineError(f"{where}: unknown setting {name!r}; known are {', '.join(known)}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and bool not in known[name]):
-            wanted = " or ".join(kind.__name__ for kind in known[name])
-            raise EngineError(f"{where}: {name} is {value!r}, expected {wanted}")
+            raise EngineError(f"{where}: {name} is {value!r}, expected {_WORDS[known[name]]}")
     wrong = [part for part in found.get("stores", ()) if not isinstance(part, str)]
     if wrong:
         raise EngineError(f"{where}: stores holds {wrong[0]!r}, expected folders as text")

@@ -162,9 +162,7 @@ def export_cache(
             values, words = _write(file, _tables(store, manifest, progress), least, whole=whole)
             kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
             if not len(kept):
-                raise BuildError(
-                    f"nothing of {store} is left to export: lower --min-count, or raise --max-bytes"
-                )
+                raise BuildError(_why_nothing(store, least, whole, max_bytes if len(words) else None))
         fsync_path(temporary)
         temporary.replace(out)
     finally:
@@ -173,6 +171,16 @@ def export_cache(
     fsync_path(out.parent)
     followers = int((kept - HEAD).sum()) // 2
     return Export(out, len(kept), followers, len(words) - len(kept), 4 * int(kept.sum()))
+
+
+def _why_nothing(store: Path, least: int, whole: bool, max_bytes: int | None) -> str:
+    """Tell why no record is left, and what to do; `max_bytes` is None where that is not the reason."""
+    if max_bytes is not None:
+        return f"no pair of tokens fits into {max_bytes:,} bytes: raise --max-bytes"
+    found = f"no pair of tokens in {store} has a follower that occurs {least:,} times"
+    if whole:
+        return f"{found}: lower --min-count"
+    return f"{found} and is half of all: lower --min-count (2 is the least), or pass --all"
 
 
 def _tables(store: Path, manifest: Manifest, progress: Progress) -> Iterator[NgramTable]:

@@ -139,6 +139,18 @@ class Proposer:
             self._opened = opened.pop_all()
         self.figures = DraftFigures(engine)
 
+    @property
+    def sources(self) -> str:
+        """Where drafts come from, in words for the log."""
+        found = {
+            corpus: ", ".join(part.label for part in assembly.parts) or "nothing"
+            for corpus, assembly in self._corpora.items()
+        }
+        common = found.pop("")
+        return "; ".join(
+            [f"drafts from {common}", *(f"corpus {name}: {text}" for name, text in found.items())]
+        )
+
     def close(self) -> None:
         """Close all stores and connections."""
         self._opened.close()
@@ -223,7 +235,7 @@ class Proposer:
         shares = {}
         if len(text.tree):
             parts = session.proposed if isinstance(session, MixtureSession) else [text.tree]
-            names = [f"{part.kind}:{part.name}" for part in self._corpora[text.corpus].parts]
+            names = [part.label for part in self._corpora[text.corpus].parts]
             shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
         # The last token is the model's own, even where it is one of a draft that the engine has cut.
         self.figures.add(text.corpus, text.verified, path[: len(new) - 1], shares)

@@ -249,6 +249,7 @@ class StoreDrafts:
             config, engine="sglang", vocab_size=model.vocab_size, tokenizer=tokenizer,
             model=server_args.model_path, **chains,
         )  # fmt: skip
+        LOG.info("%s; trees of at most %d nodes", proposer.sources, longest)
         if config.metrics is not None:
             _serve(proposer, config.metrics)
         self.ngram_corpus = BatchDrafts(proposer, self.draft_token_num)

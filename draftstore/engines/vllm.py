@@ -28,7 +28,7 @@ from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
 from draftstore.trees.tree import DraftTree
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("vllm.draftstore")  # vLLM shows what is told to loggers below its own
 ENGINE = "vllm"
 
 
@@ -66,6 +66,7 @@ class Drafter:
             tokenizer=tokenizer_identity(config, model.tokenizer),
             shape=partial(best_chain, longest=self._longest),
         )
+        LOG.info("%s; chains of at most %d tokens", self.proposer.sources, self._longest)
         if config.beside is not None:
             self._beside = _Beside(config.beside, vllm_config, self._longest, int(model.get_vocab_size()))
         if config.metrics is not None:
@@ -141,7 +142,9 @@ class _Beside:
         try:
             self._drafter = getattr(import_module(module), attribute)(vllm_config)
         except (ImportError, AttributeError, ValueError) as error:
-            raise EngineError(f"no drafter {name!r} to run beside the store: {error}") from None
+            raise EngineError(
+                f"no drafter {name!r} to run beside the store ({error}): expected module.Class"
+            ) from None
         self.name = name
         self._longest, self._vocab_size = longest, vocab_size
         self._contest = Contest(longest)

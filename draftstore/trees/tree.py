@@ -138,12 +138,17 @@ class DraftTree:
         Args:
             continuation: int32 [any], the model's next tokens.
         """
-        node, path = -1, []
-        for token in continuation[: len(self)].tolist():
-            children = np.flatnonzero((self.parents == node) & (self.tokens == token))
-            if len(children) == 0:
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()  # faster than arrays of few nodes
+        node, path = -1, list[int]()
+        for token in continuation[: len(tokens)].tolist():
+            above, start = node, node + 1
+            while token in tokens[start:]:
+                node = tokens.index(token, start)
+                if parents[node] == above:
+                    break
+                start = node + 1
+            else:
                 break
-            node = int(children[0])
             path.append(node)
         return path
 

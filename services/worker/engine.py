@@ -60,7 +60,7 @@ class _ModelEngine:
             positions=min(positions, loaded.positions or UNBOUNDED),
             vocab_size=loaded.vocab_size,
             ends=frozenset(loaded.ends),
-            drafters=tuple(_label(part.kind, part.name) for part in drafters.parts),
+            drafters=tuple(part.label for part in drafters.parts),
             release=release.name if release else "",
             device=str(loaded.model.device),
         )
@@ -227,8 +227,3 @@ def warm_up(engine: Engine, answers: Iterable[int] = (1,)) -> None:
                 left -= 1
                 if error is not None:
                     raise error
-
-
-def _label(kind: str, name: str) -> str:
-    """Return the label of a drafter: `KIND:NAME` for stores and releases, else its kind."""
-    return kind if kind in ("request", "recycling") else f"{kind}:{name}"

@@ -1,7 +1,6 @@
 """From what a user names to one drafter: everything is opened, checked, mixed and closed."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
-from draftstore.remote.client import RemoteStore
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.storage.using import unused
 from draftstore.stores.dresd.store import DresdStore
@@ -229,7 +227,7 @@ def test_a_strategy_is_for_the_stores_that_know_it(
 def test_a_strategy_that_nothing_follows_is_refused(
     small_store: Path, small_dense: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    with pytest.raises(DraftstoreError, match=r"knows the strategy 'deep' \(small\): leave --strategy out"):
+    with pytest.raises(DraftstoreError, match=r"knows the strategy 'deep' \(small\): leave the strategy out"):
         assembled(Sources(stores=(small_store,), strategy="deep"), small_tokenizer)
     with pytest.raises(DraftstoreError, match=r"'longest' \(the request itself, dense\)"):
         assembled(Sources(stores=(small_dense,), strategy="longest", request=True), small_tokenizer)
@@ -286,13 +284,12 @@ def test_a_release_of_the_lookup_service_drafts_as_the_store(
 
 
 def test_a_dense_release_drafts_as_the_store_for_its_own_model(
-    small_store: Path, small_dense: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+    small_store: Path, small_dense: Path, small_tokenizer: TextTokenizer
 ) -> None:
-    monkeypatch.setattr("draftstore.assembly.RemoteStore", partial(RemoteStore, deadline=5.0))
     alone = DresdStore.open(small_dense).drafter("deep")
     known: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with serving({"dense": small_dense}) as lookups:
-        there = Sources(lookup=str(lookups.socket), release="dense", strategy="deep")
+        there = Sources(lookup=str(lookups.socket), release="dense", strategy="deep", deadline=5.0)
         for stores in ((), (small_store,)):
             sources = dataclasses.replace(there, stores=stores)
             with assemble(sources, model=MODEL, hidden_size=16, **known) as assembly:
@@ -319,11 +316,11 @@ def test_the_lookup_service_is_checked_at_the_start(
         size = small_tokenizer.vocab_size
         with pytest.raises(LookupServiceError, match="tokenizer"):
             assemble(Sources(lookup=where, release="chat"), vocab_size=size, tokenizer=OTHER)
-        with pytest.raises(DraftstoreError, match="--release: it serves chat"):
+        with pytest.raises(DraftstoreError, match="name one; it serves chat"):
             assembled(Sources(lookup=where), small_tokenizer)
     with pytest.raises(LookupServiceError, match="draftstore serve"):
         assembled(Sources(lookup=str(tmp_path / "none.sock"), release="chat"), small_tokenizer)
-    with pytest.raises(DraftstoreError, match="--release"):
+    with pytest.raises(DraftstoreError, match="is named: name one"):
         assembled(Sources(lookup=str(tmp_path / "none.sock")), small_tokenizer)
 
 

@@ -23,7 +23,7 @@ def test_a_cache_for_llama_cpp(run: Runner, small_store: Path, tmp_path: Path) -
     assert "exists" in run("export", "llama-cpp", small_store, "--out", out).error()
     ran = run("export", "llama-cpp", small_store, "--out", out, "--overwrite", "--all", "--min-count", 3)
     assert (ran.status, ran.out) == (0, f"{out}\n")
-    assert f"{len(read_cache(out)):,} n-grams" in ran.err
+    assert f"{len(read_cache(out)):,} pairs" in ran.err
 
 
 def test_other_kinds_are_refused(run: Runner, small_crest: Path, tmp_path: Path) -> None:

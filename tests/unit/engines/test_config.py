@@ -39,12 +39,24 @@ def test_variables_alone() -> None:
     assert EngineConfig.read({"DRAFTSTORE_METRICS": "9400"}).metrics == 9400
 
 
+def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    EngineConfig.read({"DRAFTSTORE_STORE": "a", "DRAFTSTORE_TEST_DATA": "b", "DRAFTSTORE_RESPONSE_LOG": "c"})
+    assert caplog.messages == [
+        "DRAFTSTORE_STORE is no setting, and nothing reads it: is DRAFTSTORE_STORES meant?"
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("budgets = 3", r"unknown setting 'budgets'; known are stores, "),
-        ('budget = "3"', "budget is '3', expected int"),
-        ("budget = true", "budget is True, expected int"),
+        ('budget = "3"', "budget is '3', expected a whole number"),
+        ("budget = true", "budget is True, expected a whole number"),
+        ('stores = "a"', "stores is 'a', expected a list"),
+        ('request = "yes"', "request is 'yes', expected true or false"),
+        ('min_prob = "0.1"', "min_prob is '0.1', expected a number"),
+        ("metrics = 0.5", "metrics is 0.5, expected a whole number or text"),
+        ("release = 3", "release is 3, expected text"),
         ("budget = 0", "a budget of 0 nodes: expected 1 to 4,096"),
         ("min_prob = 2", "a minimum probability of 2: expected 0 to 1"),
         ("stores = [3]", "stores holds 3, expected folders as text"),
@@ -66,7 +78,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("BUDGET", "many", "DRAFTSTORE_BUDGET='many': expected a number"),
+        ("BUDGET", "many", "DRAFTSTORE_BUDGET='many': expected a whole number"),
+        ("BUDGET", "3.5", "DRAFTSTORE_BUDGET='3.5': expected a whole number"),
         ("REQUEST", "maybe", "DRAFTSTORE_REQUEST='maybe': expected true or false"),
         ("MIN_PROB", "x", "DRAFTSTORE_MIN_PROB='x': expected a number"),
         ("ENGINE_CONFIG", "/nowhere.toml", "no settings at /nowhere.toml"),

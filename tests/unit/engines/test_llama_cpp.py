@@ -177,10 +177,12 @@ def test_what_is_refused(
         export_cache(tmp_path / "pairs", out)
     with pytest.raises(StoreError, match="nothing"):
         export_cache(tmp_path / "nothing", out)
-    with pytest.raises(BuildError, match="is left to export: lower"):
+    with pytest.raises(BuildError, match="fits into 27 bytes: raise --max-bytes"):
         export_cache(small_store, out, max_bytes=27)
-    with pytest.raises(BuildError, match="is left to export: lower"):
+    with pytest.raises(BuildError, match="occurs 1,000,000 times and is half of all: lower --min-count"):
         export_cache(small_store, out, min_count=10**6)
+    with pytest.raises(BuildError, match="occurs 1,000,000 times: lower --min-count"):
+        export_cache(small_store, out, min_count=10**6, whole=True)
     with pytest.raises(BuildError, match="is a directory"):
         export_cache(small_store, tmp_path)
     assert names(out.parent) == []

@@ -64,7 +64,7 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
     figures = drafts.figures
     assert [figures.total(name) for name in ("steps", "drafted_tokens", "accepted_tokens")] == [2, 2, 2]
     assert figures.by_label("accepted_tokens_per_position") == {"0": 1, "1": 1}
-    assert figures.by_label("foretold_tokens") == {"request:the request itself": 2}
+    assert figures.by_label("foretold_tokens") == {"request": 2}
     assert figures.accepted_length == 2.0
 
 
@@ -161,6 +161,7 @@ def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenize
         trees = drafts.propose([Asked(key, text, corpus) for key, text in enumerate(texts)])
         assert any(len(tree) for tree in trees) is drafted
     assert drafts.figures.failures == len(texts)
+    assert drafts.sources == "drafts from nothing; corpus acme: rest:small"
     drafts.close()
 
 

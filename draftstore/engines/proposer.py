@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.drafting.drafter import Session
 from draftstore.drafting.mixture import MixtureSession
+from draftstore.drafting.request import SPARE
 from draftstore.drafting.together import propose_many
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.figures import DraftFigures
@@ -31,7 +32,7 @@ LOG = logging.getLogger(__name__)
 PATIENCE = 64
 """Steps after which a text that is no longer asked for is forgotten."""
 REMEMBERED = 1 << 20
-"""Tokens of such texts that are remembered at most, up to 8 steps late: a session takes about 100 bytes for each."""
+"""Tokens of such texts that are remembered at most, with spare room: a session takes about 100 bytes for each."""
 TAIL = 64
 """Tokens of a known text that are compared at every step."""
 QUIET = 60.0
@@ -50,7 +51,7 @@ def forget_old(texts: MutableMapping[Any, Any], step: int) -> None:
     room = REMEMBERED
     for key, text in reversed(list(texts.items())):
         if text.step < step:
-            room -= text.size
+            room -= text.size + SPARE
             if room < 0 or step - text.step >= PATIENCE:
                 del texts[key]
 

@@ -87,24 +87,27 @@ class Rows:
 
     def _find_moved(self, rows: Sequence[Row], found: dict[int, int]) -> None:
         """Find texts that were in other rows, then those that went on unseen where they were."""
-        free = self._texts.keys() - found.values()
-        by_end: dict[tuple[int, bytes], list[int]] = {}
-        for key in sorted(free):
-            text = self._texts[key]
-            by_end.setdefault(_end(text.ids, text.size), []).append(key)
+        taken = set(found.values())
         missing = [place for place in range(len(rows)) if place not in found]
+        sizes = {len(rows[place].ids) - rows[place].new for place in missing}
+        by_end: dict[tuple[int, bytes], list[int]] = {}
+        for key, text in self._texts.items():
+            if text.size in sizes and key not in taken:
+                by_end.setdefault(_end(text.ids, text.size), []).append(key)
         for place in missing:
             row = rows[place]
-            same = (key for key in by_end.get(_end(row.ids, len(row.ids) - row.new), ()) if key in free)
+            same = (key for key in by_end.get(_end(row.ids, len(row.ids) - row.new), ()) if key not in taken)
             moved = next((key for key in same if self._texts[key].begins(row)), None)
             if moved is not None:
                 found[place] = moved
-                free.remove(moved)
+                taken.add(moved)
         for place in missing:
             there = self._there.get(rows[place].place)
-            if place not in found and there in free and self._texts[there].begins(rows[place], whole=False):
+            if place in found or there is None or there in taken:
+                continue
+            if self._texts[there].begins(rows[place], whole=False):
                 found[place] = there
-                free.remove(there)
+                taken.add(there)
 
     def _next(self) -> int:
         self._last += 1

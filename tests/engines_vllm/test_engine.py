@@ -222,14 +222,15 @@ def test_prompts_in_chunks_and_preemptions(
     model: Path, prompts: Texts, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Have memory for a few texts only, and read prompts 64 tokens at a time."""
+    if "DRAFTSTORE_VLLM_MODEL" in os.environ:
+        pytest.skip("the memory is made for the tiny model")
     few = {"kv_cache_memory_bytes": KV_BYTES, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
     longer = [(prompt * 30)[:90] for prompt in prompts[: 2 * ROWS]]
     expected = run(model, longer, drafts=False, tokens=96)
     monkeypatch.setenv("DRAFTSTORE_STORES", str(store))
     done = run(model, longer, drafts=True, tokens=96, **few)
     assert done.answers == expected.answers
-    if "DRAFTSTORE_VLLM_MODEL" not in os.environ:
-        assert done.preemptions > 0
+    assert done.preemptions > 0
 
 
 KV_BYTES = 768 << 10

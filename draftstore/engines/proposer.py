@@ -242,18 +242,21 @@ class Proposer:
         session.observe(new, tree=text.verified if known else None)
 
     def _ask(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
-        """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""
+        """Return the drafts of texts that have a session, asked for together; if that fails, one by one.
+
+        All are asked for as many nodes and then cut, since each number would be a call, and a wait, of its own.
+        """
         sessions: list[Any] = [text.session for text in texts]
         try:
-            trees = propose_many(sessions, budgets, [self._min_prob] * len(texts))
-            return [self._shape(tree) for tree in trees]
+            trees = propose_many(sessions, [self.budget] * len(texts), [self._min_prob] * len(texts))
+            return [self._shape(tree.prefix(budget)) for tree, budget in zip(trees, budgets, strict=True)]
         except Exception:  # noqa: BLE001 (of one text: the others go on)
             return [self._ask_one(text, budget) for text, budget in zip(texts, budgets, strict=True)]
 
     def _ask_one(self, text: _Text, budget: int) -> DraftTree:
         assert text.session is not None
         try:
-            return self._shape(text.session.propose(budget, self._min_prob))
+            return self._shape(text.session.propose(self.budget, self._min_prob).prefix(budget))
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a text gets no more drafts", error)
             text.session = None

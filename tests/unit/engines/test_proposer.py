@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.assembly import Sources, assemble
+from draftstore.drafting.drafter import propose_batch
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import PATIENCE, Asked, Proposer
 from draftstore.errors import EngineError, TokenizerError
@@ -162,6 +163,26 @@ def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenize
         assert any(len(tree) for tree in trees) is drafted
     assert drafts.figures.failures == len(texts)
     assert drafts.sources == "drafts from nothing; corpus acme: rest:small"
+    drafts.close()
+
+
+def test_requests_with_budgets_of_their_own_are_asked_for_together(
+    small_store: Path, small_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counting(drafter: Any, sessions: Any, *about: Any) -> list[DraftTree]:
+        calls.append(len(sessions))
+        return propose_batch(drafter, sessions, *about)
+
+    monkeypatch.setattr("draftstore.drafting.together.propose_batch", counting)
+    config = EngineConfig(sources=Sources(stores=(small_store,)))
+    drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
+    texts = [row[row >= 0] for row in contexts_of(small_store, 9)]
+    trees = drafts.propose([Asked(key, text, budget=key) for key, text in enumerate(texts)])
+    assert calls == [8]
+    assert all(len(tree) <= key for key, tree in enumerate(trees))
+    assert any(len(tree) == key > 1 for key, tree in enumerate(trees))
     drafts.close()
 
 

@@ -41,6 +41,7 @@ _SOURCES: dict[str, tuple[type, ...]] = {
 _OTHERS: dict[str, tuple[type, ...]] = {
     "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str), "beside": _TEXT,
 }  # fmt: skip
+_KNOWN = {**_SOURCES, **_OTHERS}
 _WORDS: dict[tuple[type, ...], str] = {
     (list,): "a list", _TEXT: "text in quotes", _NUMBER: "a number", (bool,): "true or false", (int,): "a whole number",
     (int, str): "a whole number or text in quotes",
@@ -103,10 +104,10 @@ class EngineConfig:
             raise EngineError(f"{path}: [corpora] has a corpus without a name, which no request could mean")
         where = path or "the environment"
         _warn_of_slips(given)
-        for name in (*_SOURCES, *_OTHERS):
+        for name in _KNOWN:
             if text := given.get(PREFIX + name.upper()):  # an empty one is as none
                 found[name] = _parse(name, text)
-        _check(found, {**_SOURCES, **_OTHERS}, where)
+        _check(found, _KNOWN, where)
         sources = {name: found.pop(name) for name in _SOURCES if name in found}
         named = {
             name: _corpus(table, f"{where}, [corpora.{name}]", folder) for name, table in corpora.items()
@@ -116,7 +117,7 @@ class EngineConfig:
 
 def _warn_of_slips(given: Mapping[str, str]) -> None:
     """Warn of variables that look like misspelt settings."""
-    known = [PREFIX + name.upper() for name in (*_SOURCES, *_OTHERS)]
+    known = [PREFIX + name.upper() for name in _KNOWN]
     for name in given:
         if name.startswith(PREFIX) and name not in known:
             for meant in difflib.get_close_matches(name, known, 1, 0.9):
@@ -143,15 +144,16 @@ def _parse(name: str, text: str) -> Any:
     Raises:
         EngineError: it is not of the setting's type.
     """
-    kinds = {**_SOURCES, **_OTHERS}[name]
+    kinds = _KNOWN[name]
     if list in kinds:
         return [str(Path(part).absolute()) for part in text.split(os.pathsep) if part]
     try:
         if bool in kinds:
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-        for kind in (int, float):
-            if kind in kinds and (kind is float or str not in kinds or text.isdecimal()):
-                return kind(text) if kind is float or float not in kinds else float(text)
+        if float in kinds:
+            return float(text)
+        if int in kinds and (str not in kinds or text.isdecimal()):
+            return int(text)
     except (KeyError, ValueError):
         raise EngineError(f"{PREFIX}{name.upper()}={text!r}: expected {_WORDS[kinds]}") from None
     return text

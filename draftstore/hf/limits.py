@@ -6,10 +6,12 @@ verified that could not be emitted.
 
 from collections.abc import Callable
 
+import numpy as np
+
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Planner
 from draftstore.hf.masks import shape_of
-from draftstore.trees.chains import best_chain, select
+from draftstore.trees.chains import best_chain
 from draftstore.trees.tree import DraftTree
 
 
@@ -73,4 +75,8 @@ def cut_depth(tree: DraftTree, depth: int | None) -> DraftTree:
     """Return the nodes of a tree up to a depth."""
     if depth is None or depth >= len(tree):
         return tree
-    return select(tree, shape_of(tree).offsets[1:] <= depth)
+    chosen = shape_of(tree).offsets[1:] <= depth
+    if bool(chosen.all()):
+        return tree
+    places = np.append(np.cumsum(chosen) - 1, -1).astype(np.int16)
+    return DraftTree(tree.tokens[chosen], places[tree.parents[chosen]], tree.levels[chosen])

@@ -1,7 +1,5 @@
 """Chains: the one path of a draft tree that is verified where trees cannot be."""
 
-from typing import Any
-
 import numpy as np
 
 from draftstore.trees.tree import DraftTree
@@ -26,16 +24,3 @@ def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
     if len(path) == len(parents):
         return tree
     return DraftTree(tree.tokens[path], np.arange(-1, len(path) - 1, dtype=np.int16), tree.levels[path])
-
-
-def select(tree: DraftTree, chosen: Any) -> DraftTree:
-    """Return some nodes of a tree.
-
-    Args:
-        tree: in canonical order.
-        chosen: bool [n]; includes the parents of chosen nodes.
-    """
-    if bool(chosen.all()):
-        return tree
-    places = np.append(np.cumsum(chosen) - 1, -1).astype(np.int16)
-    return DraftTree(tree.tokens[chosen], places[tree.parents[chosen]], tree.levels[chosen])

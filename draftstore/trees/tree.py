@@ -138,17 +138,14 @@ class DraftTree:
         Args:
             continuation: int32 [any], the model's next tokens.
         """
-        tokens, parents = self.tokens.tolist(), self.parents.tolist()  # faster than arrays of few nodes
+        nodes = list(
+            zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+        )  # faster than arrays of few nodes
         node, path = -1, list[int]()
-        for token in continuation[: len(tokens)].tolist():
-            above, start = node, node + 1
-            while token in tokens[start:]:
-                node = tokens.index(token, start)
-                if parents[node] == above:
-                    break
-                start = node + 1
-            else:
+        for token in continuation[: len(nodes)].tolist():
+            if (node, token) not in nodes:
                 break
+            node = nodes.index((node, token))
             path.append(node)
         return path
 

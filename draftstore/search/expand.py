@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from draftstore.errors import require_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, hand_out, new_candidates, read_following
-from draftstore.search.matching import find_longest, find_suffix, load_context, new_matches
+from draftstore.search.matching import find_longest, find_suffix, load_context, new_matches, read_fewer
 from draftstore.search.suffix import SuffixIndex
 from draftstore.trees.frontier import (
     MAX_DEPTH,
@@ -44,6 +44,8 @@ MAX_MATCH = 1024
 """Maximum tokens of a context that can be matched."""
 MAX_ROWS = 1 << 40
 """Maximum occurrences read for one node: more than any store has, so that every count is exact."""
+ROWS_NODES = 64
+"""Nodes of a draft for which `Rule.rows` are read. For M at 16 nodes 256 rows do as well as 512, at 4 nodes 128."""
 
 
 class Rule(NamedTuple):
@@ -53,8 +55,8 @@ class Rule(NamedTuple):
         max_match: maximum matched tokens of the context.
         min_match: minimum length of a suffix.
         depth: maximum tokens of a path.
-        rows: occurrences read for a probability of 1; a suffix with less probability left reads proportionally fewer,
-            evenly spaced.
+        rows: occurrences read for a probability of 1 in a draft of 64 nodes; a suffix with less probability left reads
+            proportionally fewer, evenly spaced, and a draft of fewer nodes by the root of their number.
         floor: probability below which no shorter suffix is used.
         alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
         beta: the same for each distinct token that follows.
@@ -121,7 +123,7 @@ def draft_one(
         tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, number of its occurrences.
     """
     index = SuffixIndex(tokens, suffixes, keys, first_rows, segments, vocab_size, key_bits, key_tokens)
-    rule = _unpack_rule(packed_rule)
+    rule = _unpack_rule(packed_rule, budget)
     matches, nodes = _new_scratch(rule, budget, len(segments))
     begin, end, match, count = _find_match(index, rule, matches, context)
     candidates = new_candidates(_room(rule, count, len(segments), vocab_size))
@@ -155,7 +157,7 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
     parents = np.empty((batch, budget), np.int16)
     levels = np.empty((batch, budget), np.uint8)
     summary = np.empty((batch, 4), np.int64)
-    rule = _unpack_rule(packed_rule)
+    rule = _unpack_rule(packed_rule, budget)
     matches, nodes = _new_scratch(rule, budget, len(index.segments))
     candidates = new_candidates(_room(rule, rule.rows, len(index.segments), index.vocab_size))
     for i in range(batch):
@@ -172,10 +174,11 @@ def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_le
 
 
 @leaf_kernel
-def _unpack_rule(values: Any) -> Any:
-    """Unpack a Rule."""
+def _unpack_rule(values: Any, budget: Any) -> Any:
+    """Unpack a Rule for drafts of at most `budget` nodes."""
+    rows = max(1, int(values[3] * math.sqrt(budget / ROWS_NODES)))
     return Rule(
-        int(values[0]), int(values[1]), int(values[2]), int(values[3]),
+        int(values[0]), int(values[1]), int(values[2]), rows,
         values[4], values[5], values[6], values[7],
     )  # fmt: skip
 
@@ -203,7 +206,7 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
     match = find_longest(index, matches, begin, end)
     if match < rule.min_match:
         return begin, end, 0, np.int64(0)
-    return begin, end, match, matches.counts[0, match]
+    return begin, end, match, np.int64(matches.counts[0, match])
 
 
 @leaf_kernel
@@ -256,15 +259,15 @@ def _gather(
     top = min(lengths[parent, 0] + 1, stop - begin) if slot > 0 else lengths[0, 0]
     lengths[slot, 0] = 0
     remaining, share = prob, 0.0
-    count, kinds = np.int64(0), 0.0
+    count, kinds = 0.0, 0.0
     found, runs = 0, 0
     for length in range(top, rule.min_match - 1, -1):
-        ranges = matches.ranges[slot, length]
+        wanted = math.ceil(rule.rows * remaining)
         if slot == 0 and length == top:
             occurrences = matches.counts[slot, length]  # of the longest match, found before
         else:
-            occurrences = find_suffix(index, matches, stop, slot, parent, length)
-        if occurrences == 0:
+            occurrences = find_suffix(index, matches, stop, slot, parent, length, wanted)
+        if occurrences == 0.0:
             continue
         if lengths[slot, 0] == 0:
             lengths[slot, 0] = length
@@ -272,13 +275,18 @@ def _gather(
         if occurrences != count:
             hand_out(candidates, runs, share)
             share, count, runs = 0.0, occurrences, 0
-            reads = min(count, math.ceil(rule.rows * remaining))
-            room = len(candidates.tokens) - 2 * len(ranges)
-            if room < len(ranges) * (index.vocab_size + 1):
-                reads = min(reads, room - found)
-            if reads <= 0:
+            reads = read_fewer(matches, slot, length, wanted)
+            if found + reads > len(candidates.tokens) <= index.vocab_size:
                 break
-            found, runs, distinct = read_following(index, candidates, ranges, length, count, reads, found)
+            found, runs, distinct = read_following(
+                index,
+                candidates,
+                matches.rows[slot, length],
+                matches.steps[slot, length],
+                length,
+                count,
+                found,
+            )
             if length == lengths[slot, 0]:
                 lengths[slot, 2] = distinct
             kinds = np.float64(distinct)

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.jit import kernel, leaf_kernel
+from draftstore.search.rows import first_read
 from draftstore.search.suffix import find_rows
+
+ENOUGH = 0.25
+"""Fraction of the wanted reads that must be left of a parent's sequence; else the suffix is searched."""
 
 
 class Matches(NamedTuple):
@@ -18,16 +22,19 @@ class Matches(NamedTuple):
 
     Attributes:
         text: int64 [max_match + depth], the context followed by the path.
-        ranges: int32 [slots, max_match + depth + 1, segments, 2], rows [lo, hi) by slot (0 = the context, i + 1 =
-            node i), suffix length and segment; undefined where a suffix has the rows of the next longer one.
-        counts: int64 [slots, max_match + depth + 1], rows over all segments.
+        rows: int32 [slots, max_match + depth + 1, segments, 3], the sequence (first row, begin, end) of a slot (0 = the
+            context, i + 1 = node i), suffix length and segment, see `draftstore.search.rows`; undefined where a suffix
+            has the rows of the next longer one.
+        steps: float64 [slots, max_match + depth + 1, segments], the step of each sequence.
+        counts: float64 [slots, max_match + depth + 1], rows over all segments; an estimate where not every row is read.
         lengths: int64 [slots, 3], longest and shortest suffix searched, and the distinct tokens that follow the
             longest, by slot.
     """
 
     text: NDArray[np.int64]
-    ranges: NDArray[np.int32]
-    counts: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    steps: NDArray[np.float64]
+    counts: NDArray[np.float64]
     lengths: NDArray[np.int64]
 
 
@@ -36,8 +43,9 @@ def new_matches(most: Any, slots: Any, segments: Any) -> Any:
     """Return arrays for texts of at most `most` tokens."""
     return Matches(
         np.empty(most, np.int64),
-        np.empty((slots, most + 1, segments, 2), np.int32),
-        np.empty((slots, most + 1), np.int64),
+        np.empty((slots, most + 1, segments, 3), np.int32),
+        np.empty((slots, most + 1, segments), np.float64),
+        np.empty((slots, most + 1), np.float64),
         np.zeros((slots, 3), np.int64),
     )
 
@@ -64,7 +72,7 @@ def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
     low, high = 0, end - begin
     middle, step = min(index.key_tokens, high), 1
     while low < high:
-        matches.counts[0, middle] = _search(index, matches.text, end, middle, matches.ranges[0, middle])
+        _search(index, matches, end, 0, middle)
         if matches.counts[0, middle] > 0:
             low = middle
         else:
@@ -78,51 +86,73 @@ def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
 
 
 @leaf_kernel
-def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any) -> Any:
+def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any, wanted: Any) -> Any:
     """Find the rows of a suffix of a node's text, among its parent's if known; return their number.
 
     Called for longer suffixes first. If two suffixes of the parent have equal counts, they have the same occurrences,
     and so do the child's: only the longer one is searched.
     """
-    counts, ranges = matches.counts, matches.ranges[slot, length]
+    counts = matches.counts
     if slot == 0 or length <= matches.lengths[parent, 1]:
-        counts[slot, length] = _search(index, matches.text, stop, length, ranges)
+        _search(index, matches, stop, slot, length)
     elif length <= matches.lengths[parent, 0] and counts[parent, length - 1] == counts[parent, length]:
         counts[slot, length] = counts[slot, length + 1]
     else:
-        rows = matches.ranges[parent, length - 1]
-        counts[slot, length] = _narrow(index, matches.text, stop, length, rows, ranges)
+        reads = _narrow(index, matches, stop, slot, parent, length)
+        if reads < counts[slot, length] and reads < ENOUGH * wanted:
+            _search(index, matches, stop, slot, length)
     return counts[slot, length]
 
 
 @leaf_kernel
-def _search(index: Any, text: Any, stop: Any, length: Any, ranges: Any) -> Any:
-    """Find the rows of the suffix of `text[:stop]` of one length in every segment; return their number."""
-    start = stop - length
-    for segment in range(len(index.segments)):
+def _search(index: Any, matches: Any, stop: Any, slot: Any, length: Any) -> Any:
+    """Find all rows of the suffix of `text[:stop]` of one length in every segment."""
+    text, start, count = matches.text, stop - length, np.int64(0)
+    rows = matches.rows[slot, length]
+    for segment in range(len(rows)):
         lo = np.int64(index.first_rows[segment, text[start]])
         hi = np.int64(index.first_rows[segment, text[start] + 1])
         if length > 1 and lo < hi:
-            lo, hi = find_rows(index, segment, lo, hi, 1, text, start, stop)
-        ranges[segment, 0], ranges[segment, 1] = lo, hi
-    return _count(ranges)
+            lo, hi = find_rows(index, segment, lo, hi, text, start, stop)
+        rows[segment, 0], rows[segment, 1], rows[segment, 2] = lo, 0, hi - lo
+        matches.steps[slot, length, segment] = 1.0
+        count += hi - lo
+    matches.counts[slot, length] = count
 
 
 @leaf_kernel
-def _narrow(index: Any, text: Any, stop: Any, length: Any, parent_ranges: Any, ranges: Any) -> Any:
-    """Narrow the rows of a suffix one token shorter to those that continue with the last token; return their number."""
-    for segment in range(len(ranges)):
-        lo, hi = np.int64(parent_ranges[segment, 0]), np.int64(parent_ranges[segment, 1])
-        if lo < hi:
-            lo, hi = find_rows(index, segment, lo, hi, length - 1, text, stop - length, stop)
-        ranges[segment, 0], ranges[segment, 1] = lo, hi
-    return _count(ranges)
+def _narrow(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any) -> Any:
+    """Take those of the parent's reads that continue with the last token."""
+    token, count, reads = matches.text[stop - 1], 0.0, np.int64(0)
+    rows, parent_rows = matches.rows[slot, length], matches.rows[parent, length - 1]
+    for segment in range(len(rows)):
+        step, first = matches.steps[parent, length - 1, segment], np.int64(parent_rows[segment, 0])
+        begin, end = np.int64(parent_rows[segment, 1]), np.int64(parent_rows[segment, 2])
+        begin = first_read(index, segment, first, step, begin, end, length - 1, token)
+        end = first_read(index, segment, first, step, begin, end, length - 1, token + 1)
+        rows[segment, 0], rows[segment, 1], rows[segment, 2] = first, begin, end
+        matches.steps[slot, length, segment] = step
+        reads += end - begin
+        count += (end - begin) * step
+    matches.counts[slot, length] = count
+    return reads
 
 
 @leaf_kernel
-def _count(ranges: Any) -> Any:
-    """Sum the rows of a suffix over all segments."""
-    count = np.int64(0)
-    for segment in range(len(ranges)):
-        count += ranges[segment, 1] - ranges[segment, 0]
-    return count
+def read_fewer(matches: Any, slot: Any, length: Any, reads: Any) -> Any:
+    """Read only `reads` of a suffix's rows, evenly spaced, unless they are a part of a sequence; return how many."""
+    rows, steps, count, total = (
+        matches.rows[slot, length],
+        matches.steps[slot, length],
+        matches.counts[slot, length],
+        np.int64(0),
+    )
+    for segment in range(len(rows)):
+        size = np.int64(rows[segment, 2] - rows[segment, 1])
+        if reads < count and steps[segment] == 1.0 and size > 0:
+            part = max(1, np.int64(reads * size // count))
+            rows[segment, 0] += rows[segment, 1]
+            rows[segment, 1], rows[segment, 2] = 0, part
+            steps[segment], size = np.float64(size) / part, part
+        total += size
+    return total

@@ -131,32 +131,28 @@ def _suffix_key(
 
 
 @leaf_kernel
-def find_rows(
-    index: Any, segment: Any, lo: Any, hi: Any, known: Any, pattern: Any, start: Any, stop: Any
-) -> Any:
+def find_rows(index: Any, segment: Any, lo: Any, hi: Any, pattern: Any, start: Any, stop: Any) -> Any:
     """Return the rows [lo, hi) of a segment whose suffixes start with `pattern[start:stop]`.
 
     Args:
         index: a SuffixIndex.
         segment: which segment.
-        lo: first row to search; all rows searched start with the first `known` tokens of the pattern.
+        lo: first row that starts with the first token of the pattern.
         hi: row after the last.
-        known: leading tokens of the pattern that need no check.
         pattern: int64 [at least stop].
         start: start of the pattern.
         stop: end of the pattern.
     """
     base, n, first_key = index.segments[segment, 0], index.segments[segment, 1], index.segments[segment, 2]
     length = stop - start
-    packed = min(length, index.key_tokens)
-    if known < packed:
+    known = min(length, index.key_tokens)
+    if known > 1:
         low_key = np.int64(0)
-        for j in range(packed):
+        for j in range(known):
             low_key = (low_key << index.key_bits) | pattern[start + j]
-        shift = index.key_bits * (index.key_tokens - packed)
+        shift = index.key_bits * (index.key_tokens - known)
         high_key = (low_key + 1) << shift
         lo, hi = _find_keys(index, base, n, first_key, lo, hi, low_key << shift, high_key)
-        known = packed
     if known < length and lo < hi:
         if hi - lo > KEY_STRIDE:
             lo = _lower_row(index, base, n, lo, hi, known, pattern, start, length, False)

@@ -38,7 +38,7 @@ STRATEGIES: dict[str, Rule] = {
     # occurrences; 1,024 evenly spaced ones have equal acceptance.
     "longest": Rule(MAX_MATCH, 2, CONTINUATION, rows=1024, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0),
     # docs/findings.md describes how the constants were tuned, on recorded outputs other than the reported ones.
-    "backoff": Rule(MAX_MATCH, 1, CONTINUATION, rows=512, floor=0.01, alpha=12.0, beta=6.0, gamma=0.75),
+    "backoff": Rule(MAX_MATCH, 1, CONTINUATION, rows=600, floor=0.01, alpha=12.0, beta=6.0, gamma=0.75),
 }
 DEFAULT_STRATEGY = "backoff"
 

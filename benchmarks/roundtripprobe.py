@@ -1,8 +1,9 @@
 """One caller's round trips, in a fresh process: `python -m benchmarks.roundtripprobe JSON`.
 
 The same batches of contexts are asked of the service through `draftstore.remote.client`, of the service by bare
-frames, of an echo that answers as many bytes, and of the store in this process, in an order drawn anew for every
-batch. Used by benchmarks.lookup_load.
+frames, of an echo that answers as many bytes, and of the store in this process, in an order drawn anew for every batch;
+then once more of the store in this process, each after a pause. Used by benchmarks.lookup_load and
+benchmarks.roundtrip.
 """
 
 import gc
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ DEADLINE = 5.0
 """Seconds; a call that is cut off would look fast."""
 BUDGET = 64
 KINDS = ("client", "frames", "echo", "in process")
+PAUSE = 0.001
+"""Seconds that the caller sleeps before a lookup of the kind "rested": caches forget meanwhile, as a service's do."""
 MICROS = struct.Struct("<I")
 Calls = dict[str, list[Callable[[], Any]]]
 """Under each of `KINDS`, a call for each batch."""
@@ -162,7 +165,7 @@ def _in_turn(calls: Calls, service: Caller) -> dict[str, list[float]]:
     Under "stated" stands what the service says that the lookup took, of the bare frames.
     """
     rng = np.random.default_rng(SEED)
-    times: dict[str, list[float]] = {name: [] for name in (*KINDS, "stated")}
+    times: dict[str, list[float]] = {name: [] for name in (*KINDS, "stated", "rested")}
     gc.collect()
     gc.disable()
     for place in range(len(calls["client"])):
@@ -174,14 +177,20 @@ def _in_turn(calls: Calls, service: Caller) -> dict[str, list[float]]:
             times[name].append((perf_counter_ns() - begin) / 1000)
             if name == "frames":
                 times["stated"].append(MICROS.unpack_from(service.answer(found), DURATION.start)[0])
+    for call in calls["in process"]:
+        sleep(PAUSE)
+        begin = perf_counter_ns()
+        call()
+        times["rested"].append((perf_counter_ns() - begin) / 1000)
     gc.enable()
     return times
 
 
 def summary(times_us: Sequence[float]) -> dict[str, float]:
     """Summarize durations in microseconds."""
-    p50, p99, p999 = np.percentile(times_us, [50, 99, 99.9])
+    p25, p50, p99, p999 = np.percentile(times_us, [25, 50, 99, 99.9])
     return {
+        "p25": round(p25, 1),
         "p50": round(p50, 1),
         "p99": round(p99, 1),
         "p99.9": round(p999, 1),

@@ -9,7 +9,8 @@ from draftstore.errors import WireError
 from draftstore.remote.addresses import Endpoint
 from draftstore.remote.connection import Transport, start_connecting
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.protocol import SILENCE, ConnectionState, PreparedRequest, Trouble
+from draftstore.remote.protocol import SILENCE, ConnectionState, Trouble
+from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.wire import Frame
 
 MOST_UNSENT = 4 << 20

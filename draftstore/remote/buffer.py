@@ -13,6 +13,11 @@ class FrameBuffer:
         self.most = most
         self._rest = bytearray()
 
+    @property
+    def empty(self) -> bool:
+        """Whether no part of a frame is kept."""
+        return not self._rest
+
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Append received data and yield the complete frames.
 

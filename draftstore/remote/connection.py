@@ -9,15 +9,15 @@ import os
 import select
 import socket
 import ssl
-from contextlib import suppress
 from time import monotonic
 
 from draftstore.errors import WireError
 from draftstore.remote.addresses import Destination, Endpoint
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.protocol import SILENCE, ConnectionState, PreparedRequest, Trouble
+from draftstore.remote.protocol import SILENCE, ConnectionState, Trouble
+from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.tls import TlsSocket
-from draftstore.remote.wire import Frame
+from draftstore.remote.wire import HEADER, Frame
 
 CHUNK = 1 << 16
 """Bytes per read."""
@@ -172,7 +172,7 @@ class Connection:
         counters.add("connections")
         self._channel: socket.socket | TlsSocket = self._socket
         self._tls: TlsSocket | None = None
-        self._shaken = False
+        self._ready = False
         self._number = self._socket.fileno()
         self._poll = select.poll()
         self._events = select.POLLIN
@@ -194,12 +194,14 @@ class Connection:
         """
         self.usable = False  # until done: an interrupt must not leave half a frame behind
         try:
-            if not self._connected:
-                self._finish_connecting(end)
-            if self._endpoint.tls is not None and not self._shaken:
-                self._shake_hands(self._endpoint.tls, end)
+            if not self._ready:
+                if not self._connected:
+                    self._finish_connecting(end)
+                if self._endpoint.tls is not None:
+                    self._shake_hands(self._endpoint.tls, end)
+                self._ready = True
             self._send(request, end)
-            return self._receive(request.id, end)
+            return self._receive(request, end)
         except WireError as error:
             raise Trouble(Outcome.GARBAGE, str(error)) from None
         except OSError as error:
@@ -243,7 +245,6 @@ class Connection:
         except OSError as error:
             self._endpoint.failed(self._place)
             raise Trouble(Outcome.UNREACHABLE, f"no encrypted connection: {error}") from error
-        self._shaken = True
 
     def _send(self, request: PreparedRequest, end: float) -> None:
         """Send a request.
@@ -252,11 +253,12 @@ class Connection:
             Trouble: the service does not read; the connection stays usable if nothing was sent.
         """
         data = self._state.bytes_of(request)
-        sent = 0
-        with suppress(BrokenPipeError, ConnectionResetError):  # the reason may have been sent, so read on
+        try:
             sent = self._send_some(data)
             if sent < len(data):
                 self._send_slowly(data, sent, end)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the reason may have been sent, so read on
         self._state.sent(request, monotonic())
 
     def _send_some(self, data: bytes | memoryview) -> int:
@@ -279,40 +281,50 @@ class Connection:
                 raise Trouble(Outcome.TIMEOUT, "the service does not read")
             sent += self._send_some(memoryview(data)[sent:])
 
-    def _receive(self, request_id: int, end: float) -> Frame:
-        """Wait for an answer.
+    def _receive(self, request: PreparedRequest, end: float) -> Frame:
+        """Wait for an answer. It may be there already: a service on the same core runs as soon as it is asked.
 
         Raises:
             Trouble: it does not arrive in time, or the connection is closed.
             WireError: invalid data arrived.
         """
-        over = False
-        self._spin(end)
-        while not over and self._wait(end, select.POLLIN):
+        longest = request.longest_answer
+        size = min(HEADER.size + longest, CHUNK) if longest else CHUNK  # memory for more costs time
+        waited = over = False
+        while not over:
             try:
-                data = self._channel.recv(CHUNK)
+                data = self._channel.recv(size)
             except BlockingIOError:
-                over = monotonic() >= end  # a part of an encrypted record
+                over = waited and monotonic() >= end  # a part of an encrypted record
+                if not (over or (not waited and self._spin(end)) or self._wait(end, select.POLLIN)):
+                    break
+                waited = True
                 continue
             if not data:
                 raise Trouble(Outcome.CLOSED, "the service closed the connection")
             now = monotonic()
+            if (frame := self._state.usual(data, request, now)) is not None:
+                self.usable = not self._state.closing
+                return frame
             over = now >= end  # read what has arrived, then stop
             for frame in self._state.received(data, now):
-                awaited = frame.header.request_id == request_id
+                awaited = frame.header.request_id == request.id
                 if self._state.settle(frame, awaited):
                     self.usable = awaited and not self._state.closing
                     return frame
         self.usable = not self._state.closing and not self._state.hopeless(monotonic())
         raise Trouble(Outcome.TIMEOUT, "no answer in time")
 
-    def _spin(self, end: float) -> None:
+    def _spin(self, end: float) -> bool:
         """Poll for an answer for a moment, yielding the CPU to other processes, perhaps the service."""
         if self._events != select.POLLIN or (self._tls is not None and self._tls.pending()):
-            return
+            return False
         end = min(end, monotonic() + SPIN)
-        while not self._poll.poll(0) and monotonic() < end:
+        while not self._poll.poll(0):
+            if monotonic() >= end:
+                return False
             os.sched_yield()
+        return True
 
     def _wait(self, end: float, events: int) -> bool:
         """Wait until the socket is ready, polling at least once; return whether it is."""

@@ -2,6 +2,7 @@
 
 import enum
 import threading
+from collections.abc import Sequence
 
 
 class Outcome(enum.StrEnum):
@@ -60,14 +61,20 @@ class Counters:
         """Replace the lock: in a forked process its holder may not exist."""
         self._lock = threading.Lock()
 
-    def call(self, outcome: Outcome, contexts: int, drafted: int = 0, nodes: int = 0) -> None:
-        """Count a call."""
+    def failed(self, outcome: Outcome, contexts: int) -> None:
+        """Count a call without drafts."""
+        with self._lock:
+            self._totals[outcome] += 1
+            self._totals["contexts"] += contexts
+
+    def answered(self, sizes: Sequence[int]) -> None:
+        """Count a call that was answered, by the nodes of its drafts."""
         totals = self._totals
         with self._lock:
-            totals[outcome] += 1
-            totals["contexts"] += contexts
-            totals["drafted"] += drafted
-            totals["nodes"] += nodes
+            totals["answered"] += 1
+            totals["contexts"] += len(sizes)
+            totals["drafted"] += len(sizes) - sizes.count(0)
+            totals["nodes"] += sum(sizes)
 
     def add(self, name: str, number: int = 1) -> None:
         """Increase another counter."""

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.projection import Projection
 from draftstore.remote.counters import Outcome
-from draftstore.remote.protocol import PreparedRequest, Trouble, prepare_drafts
+from draftstore.remote.protocol import Trouble
 from draftstore.remote.queries import Queries
 from draftstore.remote.release import ReleaseClient
+from draftstore.remote.requests import PreparedRequest, prepare_drafts
 from draftstore.remote.wire import Frame
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
@@ -53,7 +54,7 @@ class DraftCall:
         if self.requests:
             self._ticket = -1 if client._closed else client._breaker.enter()
             if self._ticket < 0:
-                client.counters.call(Outcome.SKIPPED, self._batch)
+                client.counters.failed(Outcome.SKIPPED, self._batch)
                 self.requests = []
 
     def take(self, request: PreparedRequest, answer: Frame) -> None:
@@ -71,8 +72,7 @@ class DraftCall:
         client = self._client
         if error is None and self.requests:
             client._breaker.succeed(self._ticket)
-            sizes = [len(draft.tree.tokens) for draft in self.drafts]
-            client.counters.call(Outcome.ANSWERED, len(sizes), len(sizes) - sizes.count(0), sum(sizes))
+            client.counters.answered([len(draft.tree.tokens) for draft in self.drafts])
             return False
         self.drafts = _misses(self._batch)
         if isinstance(error, Trouble):

@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 from draftstore.drafting.projection import Projection
 from draftstore.remote.counters import Outcome
-from draftstore.remote.protocol import ANY_TOKEN, PreparedRequest, Trouble, read_projection, read_releases
+from draftstore.remote.protocol import ANY_TOKEN, Trouble, read_projection, read_releases
 from draftstore.remote.queries import Queries
+from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.wire import MAX_PAYLOAD, Frame, Operation, frame
 
 CHECK_SECONDS = 5.0

@@ -6,40 +6,32 @@ to ask and how to handle answers.
 
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftstore.drafting.drafter import check_request
 from draftstore.drafting.projection import Projection
 from draftstore.errors import WireError
 from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.queries import Queries, decode_projection
+from draftstore.remote.queries import decode_projection
+from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.wire import (
     ANSWER,
     CLOSING,
+    HEADER,
+    VERSION,
     DraftAnswer,
     Failure,
     Frame,
+    Header,
     Operation,
     Status,
     decode_answer,
     decode_failure,
-    encode_request,
     frame,
 )  # fmt: skip
-from draftstore.trees.tree import LEVEL_PROBS, LOWEST_LEVEL
 
 ANY_TOKEN = 1 << 31
 """Vocabulary size while unknown: every token id lies below it."""
-MAX_BATCH = 512
-"""Maximum contexts per request; larger batches are split."""
-MAX_CONTEXT = 4096
-"""Maximum tokens of a context that are sent, the last ones; no store looks back further."""
-MAX_NUMBERS = 1 << 17
-"""Maximum tokens of all contexts plus values of all queries per request; larger batches are split."""
 MAX_MESSAGE = 500
 """Maximum characters of a message from the service."""
 SILENCE = 1.0
@@ -49,6 +41,8 @@ MOST_OWED = 1000
 MOST_BYTES = 1 << 20
 """Maximum bytes of an answer, unless a request expects a longer one."""
 
+_OK = int(Status.OK)
+_DRAFTED = int(Operation.DRAFT) | ANSWER
 _STATUS_OUTCOMES = {int(status): Outcome[status.name] for status in Status if status is not Status.OK}
 
 
@@ -64,85 +58,6 @@ class Trouble(Exception):  # noqa: N818
         super().__init__(message)
         self.outcome = outcome
         self.failure = failure
-
-
-class PreparedRequest(NamedTuple):
-    """An encoded request, and limits for its answer.
-
-    Attributes:
-        id: request id, repeated in the answer.
-        data: the frame.
-        batch: number of drafts.
-        budget: maximum nodes of each.
-        longest_answer: maximum size of the answer, where that may exceed `MOST_BYTES`.
-    """
-
-    id: int
-    data: bytes
-    batch: int = 0
-    budget: int = 0
-    longest_answer: int = 0
-
-
-def prepare_draft(
-    request_id: int,
-    name: str,
-    contexts: NDArray[np.int32],
-    budget: int,
-    min_prob: float,
-    strategy: str,
-    queries: Queries | None = None,
-) -> PreparedRequest:
-    """Return the request for a batch of drafts; the arguments are those of `wire.DraftRequest`.
-
-    Raises:
-        WireError: the arguments do not fit the wire format.
-    """
-    sections = None if queries is None else queries.sections()
-    data = encode_request(request_id, name, contexts, budget, min_prob, strategy, sections)
-    batch = len(contexts)
-    return PreparedRequest(request_id, data, batch, budget, longest_answer=24 + batch * (16 + 7 * budget))
-
-
-def prepare_drafts(
-    ids: Iterator[int],
-    name: str,
-    contexts: NDArray[np.int32],
-    budget: int,
-    min_prob: float,
-    strategy: str,
-    queries: Queries | None = None,
-) -> list[PreparedRequest]:
-    """Return the requests for a batch of contexts: one, several, or none if nothing can be drafted.
-
-    They take the next of `ids`; the other arguments are those of `ContextDrafter.draft` and `prepare_draft`.
-
-    Raises:
-        DraftstoreError: arguments that a local store refuses too.
-    """
-    contexts, level = check_request(contexts, budget, min_prob)
-    batch, width = contexts.shape
-    if batch == 0 or budget == 0 or level < 0:
-        return []
-    if queries is not None:
-        queries.check(batch)
-        if not queries.any:
-            return []
-    # The wire format has float32 probabilities. Rounding may cross a level's bound, so send the level's own
-    # probability.
-    least = 0.0 if level == LOWEST_LEVEL else float(LEVEL_PROBS[level])
-    if batch == 1 and width <= MAX_CONTEXT:
-        return [prepare_draft(next(ids), name, contexts, budget, least, strategy, queries)]
-    contexts = contexts[:, -MAX_CONTEXT:]
-    numbers = contexts.shape[1] + (0 if queries is None else queries.vectors.shape[1])
-    size = max(1, min(MAX_BATCH, MAX_NUMBERS // max(numbers, 1)))
-    return [
-        prepare_draft(
-            next(ids), name, contexts[first : first + size], budget, least, strategy,
-            None if queries is None else queries.part(first, first + size),
-        )
-        for first in range(0, batch, size)
-    ]  # fmt: skip
 
 
 def greeting(token: str | None) -> bytes:
@@ -185,6 +100,25 @@ class ConnectionState:
         if self._frames.most < request.longest_answer:
             self._frames.most = request.longest_answer
 
+    def usual(self, data: bytes, request: PreparedRequest, now: float) -> Frame | None:
+        """Do what `received` and `settle` do if the data are the whole answer to the one request that is owed.
+
+        Returns:
+            The answer, or None for all other data, of which nothing is kept.
+        """
+        if len(data) < HEADER.size or len(self._owed) != 1 or not self._frames.empty:
+            return None
+        header = Header(*HEADER.unpack_from(data))
+        if (
+            header.request_id != request.id or request.id not in self._owed or header.flags
+            or header.version != VERSION or header.length != len(data) - HEADER.size
+            or header.length > self._frames.most
+        ):  # fmt: skip
+            return None
+        self._since = now
+        self._owed.clear()
+        return Frame(header, data[HEADER.size :])
+
     def received(self, data: bytes, now: float) -> Iterator[Frame]:
         """Process received data and yield the complete frames; `settle` classifies each.
 
@@ -207,17 +141,18 @@ class ConnectionState:
             WireError: it answers no request.
         """
         header = answer.header
+        number = header.request_id
         if header.flags & CLOSING:
             self.closing = True
-        if header.request_id in self._owed:
-            self._owed.discard(header.request_id)
+        if number in self._owed:
+            self._owed.discard(number)
             if not awaited:
                 self._counters.add("late")
             return awaited
-        if header.request_id == 0 and header.status != Status.OK:
+        if number == 0 and header.status != Status.OK:
             return True
-        if header.request_id or not self._greeting:
-            raise WireError(f"an answer to request {header.request_id}, which was never sent")
+        if number or not self._greeting:
+            raise WireError(f"an answer to request {number}, which was never sent")
         self._greeting = False
         return False
 
@@ -235,7 +170,7 @@ def check_answer(answer: Frame, operation: Operation) -> bytes:
     header, payload = answer
     if header.operation != operation | ANSWER and header.request_id:
         raise Trouble(Outcome.GARBAGE, f"operation {header.operation}, expected {operation | ANSWER}")
-    if header.status == Status.OK:
+    if header.status == _OK:
         return payload
     try:
         failure = decode_failure(header, payload)
@@ -251,8 +186,9 @@ def read_drafts(request: PreparedRequest, answer: Frame, vocab_size: int = ANY_T
     Raises:
         Trouble: the answer is a failure or invalid.
     """
-    payload = check_answer(answer, Operation.DRAFT)
-    if not answer.header.request_id:
+    header, payload = answer
+    if header.operation != _DRAFTED or header.status != _OK or not header.request_id:
+        check_answer(answer, Operation.DRAFT)
         raise Trouble(Outcome.GARBAGE, "an answer to a greeting where drafts were expected")
     try:
         found = decode_answer(payload, vocab_size, request.budget)

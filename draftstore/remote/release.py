@@ -21,16 +21,9 @@ from draftstore.remote.addresses import Address, Endpoint, default_socket
 from draftstore.remote.breaker import Breaker
 from draftstore.remote.counters import Counters, Outcome
 from draftstore.remote.following import Dialogue, Follower
-from draftstore.remote.protocol import (
-    ANY_TOKEN,
-    MAX_CONTEXT,
-    PreparedRequest,
-    Trouble,
-    greeting,
-    prepare_drafts,
-    read_drafts,
-)
+from draftstore.remote.protocol import ANY_TOKEN, Trouble, greeting, read_drafts
 from draftstore.remote.queries import Queries
+from draftstore.remote.requests import MAX_CONTEXT, PreparedRequest, prepare_drafts
 from draftstore.remote.tls import Tls, client_context
 from draftstore.remote.wire import HEADER, Frame, decode_answer, encode_answer, encode_request, short_hash
 from draftstore.storage.manifest import TokenizerIdentity
@@ -178,7 +171,7 @@ class ReleaseClient:
         """Record a failed call and update the breaker."""
         outcome, opened = trouble.outcome, False
         retry_after = trouble.failure.retry_after if trouble.failure else 0.0
-        self.counters.call(outcome, batch)
+        self.counters.failed(outcome, batch)
         if outcome in _REFUSALS:
             self._breaker.pause(ticket, REFUSAL_SECONDS)
         elif outcome in _PAUSES and retry_after > 0:

@@ -16,12 +16,10 @@ import mmap
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from draftstore.remote.wire import Status
 from services.lookup.figures import words as at
@@ -38,8 +36,6 @@ from services.lookup.figures.totals import (
 
 _NANOS = tuple(round(bound * 1e9) for bound in at.SECONDS_BUCKETS)
 _LONGEST = len(at.MATCH_BUCKETS)
-_FEW = 8
-"""Number of contexts from which numpy counts faster than a loop."""
 
 
 class ReleaseCounters:
@@ -55,7 +51,7 @@ class ReleaseCounters:
     def record(
         self,
         contexts: int,
-        match_lengths: NDArray[np.int32],
+        match_lengths: Sequence[int],
         nodes: int,
         misses: int,
         request_bytes: int,
@@ -66,7 +62,7 @@ class ReleaseCounters:
 
         Args:
             contexts: contexts in the request.
-            match_lengths: int32 [contexts].
+            match_lengths: of each context.
             nodes: nodes of all drafts.
             misses: empty drafts.
             request_bytes: size of the request.
@@ -83,12 +79,11 @@ class ReleaseCounters:
         words[at.BATCHES + bisect_left(at.BATCH_BUCKETS, contexts)] += 1
         if misses:
             words[at.MISSES] += misses
-        if contexts < _FEW:
-            for length in match_lengths.tolist():
-                words[at.MATCHES + (length if length < _LONGEST else _LONGEST)] += 1
-        else:
-            for length, count in enumerate(np.bincount(np.minimum(match_lengths, _LONGEST)).tolist()):
-                words[at.MATCHES + length] += count
+        if contexts == 1:  # the same, faster
+            words[at.MATCHES + min(match_lengths[0], _LONGEST)] += 1
+            return
+        for length, count in Counter(match_lengths).items():
+            words[at.MATCHES + min(length, _LONGEST)] += count
 
     def fail(self, status: Status, request_bytes: int = 0, answer_bytes: int = 0) -> None:
         """Count a request that failed."""

@@ -14,7 +14,7 @@ from draftstore.errors import WireError
 from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.wire import CLOSING, Frame, Header, LongFrameError, Operation, Status
 from services.common.permissions import Grant
-from services.lookup.frames.answering import DraftJob
+from services.lookup.frames.jobs import DraftJob, RequestKind
 from services.lookup.frames.turns import Turns
 
 SLICE = 0.0005
@@ -60,9 +60,8 @@ class FrameConnection(asyncio.Protocol):
         self._peers = peers
         self._answerer = turns.answerer
         self._buffer = FrameBuffer(turns.limits.payload)
-        self._frames: Iterator[Frame] | None = (
-            None  # received but unanswered frames; reading is paused meanwhile
-        )
+        self._frames: Iterator[Frame] | None = None  # received but unanswered; reading is paused meanwhile
+        self._kind: RequestKind | None = None  # of the draft request before
         self._jobs: deque[DraftJob] = deque()
         self._threads: dict[DraftJob, Future[None]] = {}
         self._open = True  # answers may be written
@@ -116,11 +115,13 @@ class FrameConnection(asyncio.Protocol):
         """Answer what can be answered at once."""
         if self._deaf:
             return
-        frames = self._buffer.feed(data)
-        if self._frames is None:
-            self._take_all(frames)
+        if self._frames is not None:
+            self._frames = chain(self._frames, self._buffer.feed(data))
+        elif self._buffer.empty and (job := self._answerer.repeat(data, self.grant, self._kind)) is not None:
+            self.frames_seen += 1
+            self._start(job)
         else:
-            self._frames = chain(self._frames, frames)
+            self._take_all(self._buffer.feed(data))
 
     def turn(self) -> None:
         """Continue unfinished work for one time slice."""
@@ -162,14 +163,9 @@ class FrameConnection(asyncio.Protocol):
             job = answerer.begin(frame, self.grant, turns.flags)
             if isinstance(job, bytes):
                 self._write(job)
-            elif job.served.blocking:
-                self._delegate(job)
-            elif job.batch * job.cost <= SLICE:
-                job.work(job.batch)
-                self._send(job)
-            elif self._admit(job):
-                self._jobs.append(job)
-                turns.enqueue(self)
+            else:
+                self._kind = job.kind
+                self._start(job)
         elif operation == _HELLO:
             grant, data = answerer.greet(frame, turns.flags, self._budget)
             if grant is None:
@@ -179,6 +175,20 @@ class FrameConnection(asyncio.Protocol):
                 self._write(data)
         else:
             self._write(answerer.answer_other(frame, self.grant, turns.flags))
+
+    def _start(self, job: DraftJob) -> None:
+        """Answer a draft request at once, or begin with it."""
+        if job.served.blocking:
+            self._delegate(job)
+        elif job.cost <= SLICE:
+            job.work(job.batch)
+            self._send(job)
+        elif self._admit(job):
+            self._jobs.append(job)
+            if self.turns.idle:  # nobody waits
+                self._work()
+            if self.wants_turn:
+                self.turns.enqueue(self)
 
     def _send(self, job: DraftJob) -> None:
         """Send the answer of a finished job, then count it while the client wakes up."""
@@ -199,11 +209,13 @@ class FrameConnection(asyncio.Protocol):
         if (
             turns.waiting + job.batch > limits.waiting or self.waiting + job.batch > limits.waiting_each
         ) and turns.waiting:
-            seconds = max(0.005, turns.waiting * job.cost)
-            header = Header(job.request_bytes, 1, _DRAFT, 0, 0, job.request_id)
+            seconds = max(0.005, turns.waiting * job.cost / max(job.left, 1))
+            header = Header(job.kind.request_bytes, 1, _DRAFT, 0, 0, job.request_id)
             message = f"too many contexts wait for their turn ({turns.waiting:,}): try again later"
             self._write(
-                self._answerer.refuse(header, Status.BUSY, message, turns.flags, seconds, job.stats.figures)
+                self._answerer.refuse(
+                    header, Status.BUSY, message, turns.flags, seconds, job.kind.stats.figures
+                )
             )
             return False
         job.served.acquire()
@@ -223,7 +235,7 @@ class FrameConnection(asyncio.Protocol):
         while self._jobs and self._open:
             job = self._jobs[0]
             if job.left:
-                job.work(max(1, int((end - perf_counter()) / job.cost)))
+                job.work(job.fitting(end - perf_counter()))
             if not job.left:
                 self._jobs.popleft()
                 self._conclude(job)

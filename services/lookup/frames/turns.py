@@ -9,7 +9,8 @@ from time import perf_counter
 from typing import Protocol
 
 from draftstore.remote.wire import Failure, Status
-from services.lookup.frames.answering import Answerer, DraftJob
+from services.lookup.frames.answering import Answerer
+from services.lookup.frames.jobs import DraftJob
 
 PATIENCE = 1.0
 """Seconds after which a lookup that still waits for a thread is refused: its decoder has gone on without it."""
@@ -50,6 +51,11 @@ class Turns:
         self._in_flight += jobs
         self.answerer.slot.waiting = self.waiting
         self.answerer.slot.in_flight = self._in_flight
+
+    @property
+    def idle(self) -> bool:
+        """Whether no connection waits for a turn."""
+        return not self._queue
 
     def enqueue(self, connection: TurnTaker) -> None:
         """Queue a connection for a turn."""

@@ -253,6 +253,10 @@ class OpenStores:
         except KeyError:
             raise UnknownReleaseError(f"nothing is served under the name {name!r}") from None
 
+    def still(self, served: ServedStore) -> bool:
+        """Tell whether a store is what its name stands for."""
+        return self._stores.get(served.name) is served
+
     def borrow(self, name: str) -> ServedStore:
         """Return the store of a name, kept open until the caller calls its `release`; thread-safe.
 

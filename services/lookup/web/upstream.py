@@ -16,14 +16,8 @@ from draftstore.remote import wire
 from draftstore.remote.addresses import Address, Endpoint
 from draftstore.remote.async_connection import SharedConnection
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.protocol import (
-    PreparedRequest,
-    Trouble,
-    greeting,
-    prepare_draft,
-    read_drafts,
-    read_releases,
-)
+from draftstore.remote.protocol import Trouble, greeting, read_drafts, read_releases
+from draftstore.remote.requests import PreparedRequest, prepare_draft
 
 DEADLINE = 5.0
 """Time limit in seconds, for people; a decoder's is far shorter."""

@@ -20,7 +20,8 @@ from draftstore.remote.wire import Frame, Header, Operation, Status
 from draftstore.stores.registry import open_store
 from services.common.permissions import ANYBODY, Grant, Permissions, hash_token
 from services.lookup.figures.counting import SharedCounters
-from services.lookup.frames.answering import Answerer, DraftJob, ReleaseStats
+from services.lookup.frames.answering import Answerer
+from services.lookup.frames.jobs import DraftJob, ReleaseStats
 from services.lookup.limits import Limits
 from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target
@@ -311,6 +312,51 @@ def test_figures_of_a_release(answerer: Answerer, figures: SharedCounters, small
     assert figures.totals()["rest"].queries == 2
 
 
+def test_a_repeated_request_is_answered_as_if_checked(answerer: Answerer, small_crest: Path) -> None:
+    first = answerer.begin(request("crest", contexts_of(small_crest, 3)), ANYBODY)
+    assert isinstance(first, DraftJob)
+    again = wire.encode_request(8, "crest", contexts_of(small_crest, 3)[::-1], 64)
+    job = answerer.repeat(again, ANYBODY, first.kind)
+    assert job is not None
+    job.work(job.batch)
+    expected = answer(answerer, frame_of(again), ANYBODY)
+    found = finish(job)
+    assert wire.decode_answer(found[16:]).drafts == wire.decode_answer(expected[16:]).drafts
+    assert found[:32] == expected[:32]
+
+
+def test_what_was_allowed_once_is_checked_again_when_anything_changed(
+    small_crest: Path, small_store: Path, figures: SharedCounters
+) -> None:
+    opened = OpenStores()
+    opened.put("chat", open_served(Target("chat", small_crest), warm=False))
+    answerer = Answerer(opened, Permissions.open_to_all(), Limits(), figures.slot(0))
+    contexts = contexts_of(small_crest, 1)
+    grant = Grant("some", frozenset(["chat"]))
+    first = answerer.begin(request("chat", contexts), grant)
+    assert isinstance(first, DraftJob)
+    data = wire.encode_request(9, "chat", contexts, 64)
+    assert answerer.repeat(data, grant, first.kind) is not None
+    for other in (None, ANYBODY, Grant("some", frozenset(["chat"]))):
+        assert answerer.repeat(data, other, first.kind) is None
+    assert answerer.repeat(data, grant, None) is None
+    assert answerer.repeat(wire.encode_request(9, "chat", contexts, 65), grant, first.kind) is None
+    assert answerer.repeat(data + data, grant, first.kind) is None
+    opened.put("chat", open_served(Target("chat", small_store), warm=False))
+    assert answerer.repeat(data, grant, first.kind) is None
+    opened.remove("chat")
+    assert answerer.repeat(data, grant, first.kind) is None
+    opened.close()
+
+
+def test_requests_with_sections_are_always_looked_at(answerer: Answerer) -> None:
+    for name, sections in (("rest", {9: b"abcd"}), ("dense", {})):
+        asked = request(name, zeros(), sections=sections)
+        job = answerer.begin(asked, ANYBODY)
+        assert isinstance(job, DraftJob)
+        assert answerer.repeat(wire.HEADER.pack(*asked.header) + asked.payload, ANYBODY, job.kind) is None
+
+
 def test_threads_may_work_on_jobs(answerer: Answerer, small_crest: Path) -> None:
     contexts = contexts_of(small_crest, 200)
     asked = request("crest", contexts)
@@ -328,13 +374,25 @@ def test_threads_may_work_on_jobs(answerer: Answerer, small_crest: Path) -> None
 
 def test_costs_follow_what_lookups_take(figures: SharedCounters) -> None:
     line = ReleaseStats(figures.slot(0).release("x"))
-    before = line.costs[7]
-    line.learn(7, 1.0)
-    assert line.costs[7] < 2 * before  # once is no rule
+    before = line.cost(7, 1)
+    line.learn(7, 1, 1.0)
+    assert line.cost(7, 1) < 2 * before  # once is no rule
     for _ in range(200):
-        line.learn(7, 0.001)
-    assert line.costs[7] == pytest.approx(0.001, rel=0.01)
-    assert line.costs[6] < 0.0001
+        line.learn(7, 1, 0.001)
+    assert line.cost(7, 1) == pytest.approx(0.001, rel=0.01)
+    assert line.cost(6, 1) < 0.0001
+    for _ in range(200):
+        line.learn(7, 11, 0.003)
+    assert line.cost(7, 11) == pytest.approx(0.003, rel=0.01)  # others beside one cost less
+
+
+def test_pieces_fit_a_slice_and_are_equal(figures: SharedCounters) -> None:
+    line = ReleaseStats(figures.slot(0).release("x"))
+    line.alone[7], line.each[7] = 1e-4, 2e-5
+    assert line.fitting(7, 32, 5e-4) == 16  # not 21 and 11
+    assert line.fitting(7, 21, 5e-4) == 21
+    assert line.fitting(7, 32, -1.0) == 1
+    assert line.fitting(7, 1, 0.0) == 1
 
 
 @pytest.mark.parametrize(

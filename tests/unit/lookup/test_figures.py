@@ -16,7 +16,9 @@ LABELS = Labels("rest", "0123456789abcdef", "fedcba9876543210")
 
 
 def record(slot: Slot, name: str, matches: NDArray[np.int32], seconds: float = 5e-5) -> None:
-    slot.release(name).record(len(matches), matches, 10, int((matches == 0).sum()), 100, 300, seconds)
+    slot.release(name).record(
+        len(matches), matches.tolist(), 10, int((matches == 0).sum()), 100, 300, seconds
+    )
 
 
 def lengths(*matches: int) -> NDArray[np.int32]:

@@ -2,8 +2,6 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
-
 from draftstore.remote.wire import Status, frame
 from services.lookup.figures import words
 from services.lookup.figures.counting import SharedCounters
@@ -26,7 +24,7 @@ def test_figures_become_metrics() -> None:
         slot.begin()
         slot.state = WorkerState.READY
         slot.announce([("chat", Labels("crest", "b1", "t1"))])
-        slot.release("chat").record(3, np.array([5, 0, 2], np.int32), 70, 1, 200, 900, 80e-6)
+        slot.release("chat").record(3, [5, 0, 2], 70, 1, 200, 900, 80e-6)
         slot.connections = 3
     slot.announce([("chat", Labels("crest", "b1", "t1")), ("code", Labels("rest", "b2", "t2"))])
     slot.release("chat").fail(Status.BUSY)
@@ -93,7 +91,7 @@ def test_histograms_add_up() -> None:
     figures = SharedCounters(1)
     release = figures.slot(0).release("chat")
     for seconds, match in ((10e-6, 0), (60e-6, 4), (0.5, 16), (0.5, 99)):
-        release.record(1, np.array([match], np.int32), 0, 0, 0, 0, seconds)
+        release.record(1, [match], 0, 0, 0, 0, seconds)
     found = read_samples(metrics_text(figures))
     buckets = [
         sample(found, "lookup_seconds_bucket", release="chat", le=le) for le in ("2.5e-05", "7.5e-05", "0.1")

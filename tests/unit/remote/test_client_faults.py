@@ -18,8 +18,9 @@ from draftstore.remote.breaker import Breaker
 from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.client import RemoteStore
 from draftstore.remote.counters import Outcome
-from draftstore.remote.protocol import Trouble, prepare_drafts
+from draftstore.remote.protocol import Trouble
 from draftstore.remote.release import ReleaseClient
+from draftstore.remote.requests import prepare_drafts
 from draftstore.remote.wire import encode_answer
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.store import RestStore

@@ -165,7 +165,7 @@ def test_large_batches_are_asked_in_several_requests(
     with checked(kind, lookups) as client:
         client.check()
         before = lookups.totals("chat").queries
-        monkeypatch.setattr(protocol, "MAX_NUMBERS", most)
+        monkeypatch.setattr("draftstore.remote.requests.MAX_NUMBERS", most)
         found = client.drafter().draft(contexts, 8, queries=queries)
         assert as_bytes(found) == as_bytes(store.drafter().draft(contexts, 8, queries=queries))
         assert client.counters.calls == client.counters["answered"] == 1

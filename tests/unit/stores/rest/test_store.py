@@ -425,7 +425,7 @@ def test_segments_do_not_change_drafts(tmp_path: Path, built: Path, small_tokeni
     parts = RestStore.open(built)
     assert len(whole.index.segments) == 1
     for strategy in STRATEGIES:
-        sessions = [store.drafter(strategy).session([]) for store in (whole, parts)]
+        sessions = [store.drafter(strategy, rows=1 << 16).session([]) for store in (whole, parts)]
         for token in documents_in(whole.index)[2]:
             trees = []
             for session in sessions:

@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, manifest_digest
 from draftstore.stores.crest.entries import Entries, entries_digest, key_dtype
-from draftstore.stores.crest.envelope import Envelope
-from draftstore.stores.crest.store import DICTIONARY_FILE
+from draftstore.stores.crest.store import open_envelope
 from draftstore.trees.tree import DraftTree
 from schema.builds import add_build, fail_cut_off
 from schema.copying import copy_statement
@@ -82,7 +81,7 @@ def tree_reader(
     path: Path, manifest: Manifest, source: Entries
 ) -> Callable[[tuple[int, ...]], DraftTree | None]:
     """Return a function from an n-gram to its tree in a store, None if absent."""
-    envelope = Envelope((path / DICTIONARY_FILE).read_bytes())
+    envelope = open_envelope(path, manifest)
     dtype = key_dtype(manifest.vocab_size)
 
     def read(ngram: tuple[int, ...]) -> DraftTree | None:

@@ -136,7 +136,8 @@ def small_store(
 def small_crest(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a CREST store of 400 n-grams of the small store, 100 of each n; tests that change it copy it."""
     out = tmp_path_factory.mktemp("crest") / "small-crest"
-    build_crest(CrestOptions("small-crest", max_n=4, ngrams=400, selection="combined"), small_store, out)
+    options = CrestOptions("small-crest", max_n=4, ngrams=400, selection="combined", rule="longest")
+    build_crest(options, small_store, out)
     return out
 
 
@@ -198,5 +199,5 @@ def real_store(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_crest(wide_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a CREST store with keys of 32-bit ids; tests that change it copy it."""
     out = tmp_path_factory.mktemp("crest") / "wide-crest"
-    build_crest(CrestOptions("wide-crest", max_n=3, ngrams=150), wide_store, out)
+    build_crest(CrestOptions("wide-crest", max_n=3, ngrams=150, rule="longest"), wide_store, out)
     return out

@@ -23,11 +23,11 @@ from draftstore.cli.build import (
 )
 from draftstore.cli.common import STORE, ManyValues, count_progress, json_option
 from draftstore.search.ngrams import MAX_N
-from draftstore.stores.crest.build import DEFAULT_NGRAMS, CrestOptions, CrestProgress, build_crest
+from draftstore.stores.crest.build import DEFAULT_NGRAMS, RULES, CrestOptions, CrestProgress, build_crest
 from draftstore.stores.crest.counts import DEFAULT_MAX_N, build_counts
 from draftstore.stores.crest.entries import BACKENDS, LMDB
 from draftstore.stores.crest.selection import GAIN, SELECTIONS
-from draftstore.stores.crest.store import BUDGET
+from draftstore.stores.crest.store import BACKOFF, BUDGET
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
@@ -78,6 +78,14 @@ class ByteSize(click.ParamType[int]):
     "length (single), an equal number of the most common of each length (combined), the most common of all (global).",
 )
 @click.option(
+    "--rule",
+    type=click.Choice(list(RULES)),
+    default=BACKOFF,
+    show_default=True,
+    help="How a tree is drawn: from all match lengths together, as the REST store drafts (backoff), or from what "
+    "followed its n-gram alone (longest, CREST as published).",
+)
+@click.option(
     "--ngrams", type=click.IntRange(min=1), help=f"Number of n-grams to keep. [default: {DEFAULT_NGRAMS:,}]"
 )
 @click.option(
@@ -110,6 +118,7 @@ def crest(
     name: str | None,
     max_n: int,
     select: str,
+    rule: str,
     ngrams: int | None,
     max_bytes: int | None,
     backend: str,
@@ -135,6 +144,7 @@ def crest(
         max_bytes=max_bytes,
         backends=BACKENDS if backend == "both" else (backend,),
         nodes=nodes,
+        rule=rule,
     )
     options.check()
     begin = time.perf_counter()

@@ -1,7 +1,8 @@
-"""Exact draft trees of n-grams: cut from the rows of a suffix array, on all cores.
+"""Draft trees of n-grams, from the rows of a suffix array, on all cores.
 
-A node's probability is the number of times that its path follows the n-gram, divided by the n-gram's occurrences. This
-is the rule `longest` with every row read: the n-gram occurs, so no shorter suffix is used.
+A tree that is cut holds what followed the n-gram alone: a node's probability is the number of times that its path
+follows the n-gram, divided by the n-gram's occurrences. This is the rule `longest` with every row read: the n-gram
+occurs, so no shorter suffix is used. A tree that is drawn is the draft of a rule with the n-gram as its context.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,33 @@ def cut_trees(
     """
     n = ngrams.shape[1]
     rule = Rule(n, n, depth, rows=MAX_ROWS, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0)
+    return _draft(index, rule, ngrams, nodes, workers)
+
+
+def draw_trees(
+    index: SuffixIndex, rule: Rule, ngrams: NDArray[np.int32], nodes: int, workers: int | None = None
+) -> Trees:
+    """Draw the draft trees of n-grams that occur in a store by a rule.
+
+    Counts and distinct tokens are exact, and an n-gram that no token follows has no tree, as from `cut_trees`.
+
+    Args:
+        index: arrays of the store.
+        rule: how the match lengths of the n-gram and of its paths share the probability.
+        ngrams: int32 [k, n].
+        nodes: maximum nodes of a tree.
+        workers: threads; default: all cores.
+    """
+    exact = cut_trees(index, ngrams, 1, 1, workers)
+    drawn = _draft(index, rule, ngrams, nodes, workers)
+    sizes = np.where(exact.sizes > 0, drawn.sizes, 0)
+    return drawn._replace(sizes=sizes, counts=exact.counts, distinct=exact.distinct)
+
+
+def _draft(
+    index: SuffixIndex, rule: Rule, ngrams: NDArray[np.int32], nodes: int, workers: int | None
+) -> Trees:
+    """Draft for n-grams by a rule, in blocks, on all cores."""
     rule.check()
     packed = rule.pack()
     blocks = [ngrams[start : start + BLOCK] for start in range(0, max(len(ngrams), 1), BLOCK)]

@@ -30,7 +30,7 @@ from draftstore.stores.crest.entries import (
     load_entries,
     open_entries,
 )
-from draftstore.stores.crest.envelope import Envelope
+from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope
 from draftstore.stores.crest.packing import (
     Cutter,
     KeptNgram,
@@ -40,11 +40,22 @@ from draftstore.stores.crest.packing import (
     write_kept,
 )
 from draftstore.stores.crest.selection import GAIN, SELECTIONS, Ranking, rank_ngrams
-from draftstore.stores.crest.store import BUDGET, DICTIONARY_FILE, KEPT_FILE, KIND, STRATEGIES
+from draftstore.stores.crest.store import (
+    BACKOFF,
+    BUDGET,
+    DICTIONARY_FILE,
+    KEPT_FILE,
+    KIND,
+    LONGEST,
+    STRATEGIES,
+)
 from draftstore.stores.rest.store import CONTINUATION, RestStore
+from draftstore.stores.rest.store import STRATEGIES as REST_STRATEGIES
 from draftstore.trees.frontier import MAX_DEPTH
 
 DEFAULT_NGRAMS = 100_000
+RULES = {BACKOFF: REST_STRATEGIES["backoff"]._replace(rows=4096, floor=0.003), LONGEST: None}
+"""How trees are drawn, by name; None: cut exactly. A build has time to read more than a draft: docs/findings.md."""
 MAX_NODES = 256
 PAGE = 4096
 USUAL_ENTRY_BYTES = 100
@@ -79,6 +90,8 @@ class CrestOptions:
         backends: backends for the entries.
         nodes: maximum nodes of a tree.
         depth: maximum tokens of a path.
+        rule: strategy of the REST store that draws the trees: `backoff`, all match lengths together, or `longest`, what
+            followed the n-gram alone, as CREST was published.
     """
 
     name: str
@@ -89,6 +102,7 @@ class CrestOptions:
     backends: tuple[str, ...] = (LMDB,)
     nodes: int = BUDGET
     depth: int = CONTINUATION
+    rule: str = BACKOFF
 
     def check(self) -> None:
         """Refuse invalid options.
@@ -108,6 +122,8 @@ class CrestOptions:
         require_limits("a CREST store", limits, BuildError, digits=",")
         if self.selection not in SELECTIONS:
             raise BuildError(f"unknown selection {self.selection!r}: expected one of {', '.join(SELECTIONS)}")
+        if self.rule not in RULES:
+            raise BuildError(f"unknown rule {self.rule!r}: expected one of {', '.join(RULES)}")
         if not self.backends or set(self.backends) - set(BACKENDS):
             raise BuildError(
                 f"unknown backends {list(self.backends)}: expected some of {', '.join(BACKENDS)}"
@@ -142,7 +158,8 @@ def build_crest(
     with needs_extra("pyarrow"):
         import pyarrow  # noqa: F401 (before any work)
     source = RestStore.open(rest)
-    plan = {"kind": KIND, "source": manifest_digest(rest), **dataclasses.asdict(options)}
+    formed = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
+    plan = formed | dataclasses.asdict(options)
     plan["backends"] = sorted(options.backends)
     told = progress or CrestProgress()
 
@@ -203,6 +220,7 @@ def _make_store(
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
     built = {key: plan[key] for key in dataclasses.asdict(options) if key != "name"}
     parameters = built | {
+        "entries_version": ENTRIES_VERSION,
         "source": str(source.path),
         "entries_sha256": entries_digest(sorted((item.key, item.value) for item in kept)),
         "raw_bytes": sum(item.raw_bytes for item in kept),
@@ -224,7 +242,7 @@ def _choose(
     most = options.ngrams or DEFAULT_NGRAMS
     if options.max_bytes is not None:
         most = options.max_bytes // USUAL_ENTRY_BYTES
-    cutter = Cutter(source.index, options.nodes, options.depth, workers)
+    cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
     while True:
         ranking = _rank(options, source, most, progress)
         dictionary = train_on_ranking(cutter, ranking)
@@ -243,6 +261,6 @@ def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestPr
         options.max_n,
         most,
         depth=options.depth,
-        trust=STRATEGIES["backoff"],
+        trust=STRATEGIES[BACKOFF],
         on_rows=running_total(progress.counted, len(source.index.suffixes)),
     )

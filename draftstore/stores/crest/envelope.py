@@ -1,28 +1,30 @@
-"""The format of an n-gram's entry: two counts and the draft tree, compressed with the store's dictionary.
+"""The format of an n-gram's entry: two counts and the draft tree, in the codes of the store.
 
-Before compression, little-endian:
+Before coding, little-endian:
 
     0    u32    occurrences of the n-gram, at most 2^32 - 1
     4    u32    distinct tokens that followed it, counting the end of a document as one
     8           the draft tree, see draftstore.trees.tree
 
-The compressed form is a zstandard frame without magic number, checksum and dictionary id: a tree takes some 270 bytes,
-so every byte counts. The dictionary is trained on the trees of the build.
+A stored value is the same in prefix codes, see draftstore.stores.crest.coding: every number takes as many bits as it is
+rare among the trees of the build. A tree takes some 260 bytes before and 130 after.
 """
 
 import struct
-import threading
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import zstandard
+import numpy as np
+from numpy.typing import NDArray
 
 from draftstore.errors import DraftTreeError, StoreError
+from draftstore.stores.crest.codes import fit_codes, read_codes
+from draftstore.stores.crest.coding import PADDING, code_entries, read_entries
 from draftstore.trees.tree import DraftTree
 
-DICTIONARY_BYTES = 1 << 14
-LEVEL = 19
-MAX_ENTRY_BYTES = 1 << 18
+ENTRIES_VERSION = 2
+"""Version of values and dictionary; 1 were zstandard frames."""
 
 _COUNTS = struct.Struct("<II")
 _MOST = (1 << 32) - 1
@@ -37,16 +39,34 @@ class Entry(NamedTuple):
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """Return an entry before compression."""
+    """Return an entry before coding."""
     return _COUNTS.pack(min(entry.occurrences, _MOST), min(entry.distinct, _MOST)) + entry.tree.to_bytes()
 
 
-def train_dictionary(samples: Sequence[bytes]) -> bytes:
-    """Return a dictionary trained on sample entries; empty if there are too few."""
+def parse_entry(data: bytes) -> Entry:
+    """Return the entry of these bytes.
+
+    Raises:
+        StoreError: they are none.
+    """
     try:
-        return zstandard.train_dictionary(DICTIONARY_BYTES, list(samples), k=40, d=6, level=LEVEL).as_bytes()
-    except zstandard.ZstdError:
-        return b""
+        count, distinct = _COUNTS.unpack_from(data)
+        return Entry(DraftTree.from_bytes(memoryview(data)[_COUNTS.size :]), count, distinct)
+    except (struct.error, DraftTreeError) as error:
+        raise damaged(error) from None
+
+
+def train_dictionary(samples: Sequence[bytes]) -> bytes:
+    """Return the file of the codes that suit sample entries."""
+    entries = [parse_entry(sample) for sample in samples]
+    sizes = [len(entry.tree) for entry in entries]
+    numbers = [number for entry in entries for number in (entry.occurrences, entry.distinct)]
+    lengths = [number.bit_length() for number in (*numbers, *sizes)]
+    nothing = np.zeros(0, np.int64)
+    tokens = np.concatenate([nothing, *(entry.tree.tokens for entry in entries)])
+    parents = np.concatenate([nothing, *(entry.tree.parents for entry in entries)]) + 1
+    levels = [np.diff(entry.tree.levels.astype(np.int64), prepend=0) for entry in entries]
+    return fit_codes([np.array(lengths, np.int64), tokens, parents, np.concatenate([nothing, *levels])])
 
 
 def damaged(error: object) -> StoreError:
@@ -55,70 +75,53 @@ def damaged(error: object) -> StoreError:
 
 
 class Envelope:
-    """Compresses and decompresses the entries of one store; threads may share it."""
+    """Writes and reads the entries of one store in its codes; threads may share it."""
 
     def __init__(self, dictionary: bytes) -> None:
-        """Use a dictionary, which may be empty.
-
-        Raises:
-            StoreError: it is not a zstandard dictionary.
-        """
-        self._local = threading.local()  # (de)compressors are not thread-safe
-        try:
-            whole = zstandard.DICT_TYPE_FULLDICT
-            self._dictionary = (
-                zstandard.ZstdCompressionDict(dictionary, dict_type=whole) if dictionary else None
-            )
-            self._decompressor()
-        except zstandard.ZstdError as error:
-            raise StoreError(f"the dictionary of the store is damaged ({error}): build it again") from None
-
-    def pack(self, entries: Sequence[bytes]) -> list[bytes]:
-        """Compress entries, on all cores."""
-        if not entries:
-            return []
-        options = zstandard.ZstdCompressionParameters.from_level(
-            LEVEL,
-            format=zstandard.FORMAT_ZSTD1_MAGICLESS,
-            write_content_size=True,
-            write_checksum=False,
-            write_dict_id=False,
-        )
-        compressor = zstandard.ZstdCompressor(dict_data=self._dictionary, compression_params=options)
-        frames = compressor.multi_compress_to_buffer(list(entries), threads=-1)
-        return [frames[place].tobytes() for place in range(len(frames))]
-
-    def open(self, value: bytes) -> Entry:
-        """Decompress and parse an entry.
+        """Use the codes of a file, which may be empty.
 
         Raises:
             StoreError: it is damaged.
         """
-        (data,) = self.unpack([value])
         try:
-            count, distinct = _COUNTS.unpack_from(data)
-            return Entry(DraftTree.from_bytes(memoryview(data)[_COUNTS.size :]), count, distinct)
-        except (struct.error, DraftTreeError) as error:
-            raise damaged(error) from None
+            self._writing, self._reading = read_codes(dictionary)
+        except ValueError as error:
+            raise StoreError(f"the dictionary of the store is damaged ({error}): build it again") from None
 
-    def unpack(self, values: Sequence[bytes]) -> list[bytes]:
-        """Return decompressed values.
+    def pack(self, entries: Sequence[bytes]) -> list[bytes]:
+        """Write entries in codes.
 
         Raises:
-            StoreError: a value is damaged.
+            StoreError: the bytes are no entry.
         """
-        decompress = self._decompressor().decompress
-        try:
-            return [decompress(value, MAX_ENTRY_BYTES) for value in values]
-        except (zstandard.ZstdError, MemoryError) as error:
-            # A damaged frame may claim a size beyond the memory.
-            raise damaged(error) from None
+        data = np.frombuffer(b"".join(entries), np.uint8)
+        problem, values, ends = code_entries(self._writing, data, _stops(entries))
+        if problem:
+            raise damaged(f"code {problem} of the tree codec")
+        packed = values.tobytes()
+        return [packed[start:end] for start, end in pairwise([0, *ends.tolist()])]
 
-    def _decompressor(self) -> zstandard.ZstdDecompressor:
-        """Return this thread's decompressor."""
-        found: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
-        if found is None:
-            found = self._local.decompressor = zstandard.ZstdDecompressor(
-                dict_data=self._dictionary, format=zstandard.FORMAT_ZSTD1_MAGICLESS
-            )
-        return found
+    def open(self, value: bytes) -> Entry:
+        """Read one entry.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        problem, data, _ = read_entries(*self.arguments([value]))
+        if problem:
+            raise damaged(f"code {problem} of the tree codec")
+        return parse_entry(data.tobytes())
+
+    def arguments(
+        self, values: Sequence[bytes]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
+        """Return what kernels take to read values: the table of codes, the words, and the end of each value."""
+        ends = _stops(values)
+        padding = bytes(PADDING + -int(ends[-1] if len(ends) else 0) % 4)
+        coded = np.frombuffer(b"".join([*values, padding]), np.uint32).byteswap()
+        return self._reading, coded, ends
+
+
+def _stops(parts: Sequence[bytes]) -> NDArray[np.int64]:
+    """Return where each part ends among all."""
+    return np.fromiter(accumulate(map(len, parts)), np.int64, len(parts))

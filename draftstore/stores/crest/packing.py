@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.search.cutting import cut_trees
+from draftstore.search.cutting import Trees, cut_trees, draw_trees
+from draftstore.search.expand import Rule
 from draftstore.search.suffix import SuffixIndex
 from draftstore.stores.crest.entries import key_dtype, write_lmdb
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train_dictionary
@@ -28,12 +29,20 @@ class Cutter:
         nodes: maximum nodes of a tree.
         depth: maximum tokens of a path.
         workers: threads; None: all cores.
+        rule: draws the trees; None: each is cut from what followed its n-gram alone.
     """
 
     index: SuffixIndex
     nodes: int
     depth: int
     workers: int | None
+    rule: Rule | None = None
+
+    def trees(self, ngrams: NDArray[np.int32]) -> Trees:
+        """Return the trees of n-grams int32 [k, n]."""
+        if self.rule is None:
+            return cut_trees(self.index, ngrams, self.nodes, self.depth, self.workers)
+        return draw_trees(self.index, self.rule._replace(depth=self.depth), ngrams, self.nodes, self.workers)
 
 
 class KeptNgram(NamedTuple):
@@ -104,7 +113,7 @@ def _cut(
     for n, table in enumerate(ranking.tables, 1):
         ranks = chosen[ranking.lengths[chosen] == n]
         ngrams = np.ascontiguousarray(table.tokens[ranking.places[ranks]], np.int32)
-        trees = cut_trees(cutter.index, ngrams, cutter.nodes, cutter.depth, cutter.workers)
+        trees = cutter.trees(ngrams)
         for place, (rank, tokens) in enumerate(zip(ranks.tolist(), ngrams.tolist(), strict=True)):
             entry = Entry(trees.tree(place), int(trees.counts[place]), int(trees.distinct[place]))
             if len(entry.tree):

@@ -2,7 +2,7 @@
 
     manifest.json      see draftstore.storage.manifest
     trees.lmdb         entries by n-gram (draftstore.stores.crest.entries); absent where PostgreSQL alone holds them
-    dictionary.zst     the dictionary of the entries (draftstore.stores.crest.envelope); may be empty
+    dictionary.zst     the codes of the entries (draftstore.stores.crest.codes)
     kept.parquet       the n-grams of the store, one row each, for people and for SQL
     tokenizer/         the tokenizer
 
@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.drafting.drafter import ContextSession, check_request
 from draftstore.errors import StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
+from draftstore.stores.crest.coding import blend_values
 from draftstore.stores.crest.entries import Entries, context_bytes, key_dtype, open_entries
-from draftstore.stores.crest.envelope import Entry, Envelope, damaged, entry_bytes
+from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope, damaged
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
-from draftstore.trees.blend import blend_entries
 from draftstore.trees.frontier import MAX_DEPTH
-from draftstore.trees.tree import LOWEST_LEVEL, DraftTree
+from draftstore.trees.tree import LOWEST_LEVEL
 
 KIND = "crest"
 DICTIONARY_FILE = "dictionary.zst"
@@ -49,13 +49,14 @@ class Blending(NamedTuple):
         return self.alpha + self.beta == 0.0
 
 
+LONGEST, BACKOFF = "longest", "backoff"
 STRATEGIES: dict[str, Blending] = {
     # CREST, section 3.3: the longest stored n-gram.
-    "longest": Blending(0.0, 0.0),
+    LONGEST: Blending(0.0, 0.0),
     # The constants of REST's strategy: values from (5, 2) to (100, 20) have equal acceptance.
-    "backoff": Blending(12.0, 6.0),
+    BACKOFF: Blending(12.0, 6.0),
 }
-DEFAULT_STRATEGY = "backoff"
+DEFAULT_STRATEGY = BACKOFF
 
 
 class CrestDrafter:
@@ -99,11 +100,8 @@ class CrestDrafter:
         if budget == 0 or level < 0:
             return DraftBatch.empty(len(contexts))
         found, lasts, matches = self._choose(self._entries.get(self._keys(contexts)))
-        data = self._envelope.unpack(found)
-        stops = np.fromiter(accumulate(map(len, data)), np.int64, len(data))
-        problem, tokens, parents, levels, sizes, occurrences = blend_entries(
-            np.frombuffer(b"".join(data), np.uint8), stops, np.array(lasts, np.int64), *self._shares, budget,
-            MAX_DEPTH, level,
+        problem, tokens, parents, levels, sizes, occurrences = blend_values(
+            *self._envelope.arguments(found), np.array(lasts, np.int64), *self._shares, budget, MAX_DEPTH, level
         )  # fmt: skip
         if problem:
             raise damaged(f"code {problem} of the tree codec")
@@ -150,10 +148,30 @@ class CrestDrafter:
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
-        """Compile the kernel, or load it from numba's cache, before the first draft."""
-        entry = np.frombuffer(entry_bytes(Entry(DraftTree.empty(), 1, 1)), np.uint8)
-        places = np.ones(1, np.int64)
-        blend_entries(entry, places * len(entry), places, *self._shares, 1, MAX_DEPTH, LOWEST_LEVEL)
+        """Compile the kernels, or load them from numba's cache, before the first draft."""
+        nothing = self._envelope.arguments([])
+        blend_values(*nothing, np.zeros(1, np.int64), *self._shares, 1, MAX_DEPTH, LOWEST_LEVEL)
+
+
+def open_envelope(path: Path, manifest: Manifest) -> Envelope:
+    """Return what reads the entries of a store.
+
+    Raises:
+        StoreError: they have another version, or the codes are missing or damaged.
+    """
+    version = manifest.parameters.get("entries_version", 1)
+    if version != ENTRIES_VERSION:
+        raise StoreError(
+            f"{path} has entries of version {version}, this draftstore reads version {ENTRIES_VERSION}: "
+            "build it again"
+        )
+    try:
+        dictionary = (path / DICTIONARY_FILE).read_bytes()
+    except OSError as error:
+        raise StoreError(
+            f"{path} has no dictionary ({error}): the store is damaged, build it again"
+        ) from None
+    return Envelope(dictionary)
 
 
 class CrestStore:
@@ -193,16 +211,13 @@ class CrestStore:
             raise StoreError(
                 f"{path} does not say how long its n-grams are: the store is damaged, build it again"
             )
-        try:
-            dictionary = (path / DICTIONARY_FILE).read_bytes()
-        except OSError as error:
-            raise StoreError(
-                f"{path} has no dictionary ({error}): the store is damaged, build it again"
-            ) from None
-        return cls(path, manifest, open_entries(path, manifest, backend), Envelope(dictionary))
+        envelope = open_envelope(path, manifest)
+        return cls(path, manifest, open_entries(path, manifest, backend), envelope)
 
     def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> CrestDrafter:
         """Return a drafter.
+
+        In trees drawn by `backoff`, shorter n-grams have their share already: the longest one answers alone.
 
         Args:
             strategy: one of `STRATEGIES`.
@@ -211,7 +226,10 @@ class CrestStore:
         Raises:
             DraftstoreError: no such strategy.
         """
-        blending = strategy_named(strategy, STRATEGIES)._replace(**changes)
+        blending = strategy_named(strategy, STRATEGIES)
+        if self.manifest.parameters.get("rule", LONGEST) == BACKOFF:
+            blending = STRATEGIES[LONGEST]
+        blending = blending._replace(**changes)
         max_n = self.manifest.parameters["max_n"]
         return CrestDrafter(self.entries, self.envelope, max_n, self.manifest.vocab_size, blending)
 

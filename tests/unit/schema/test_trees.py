@@ -63,7 +63,7 @@ class Crest(NamedTuple):
 
 
 def make_store(folder: Path, like: Path, vocab_size: int, entries: int = 5_000) -> Crest:
-    """Write a store of random n-grams, without a dictionary."""
+    """Write a store of random n-grams, in codes fitted to nothing."""
     random = np.random.default_rng(0)
     ngrams = {tuple(random.integers(0, 384, 1 + i % 5).tolist()) for i in range(entries)}
     packed = Envelope(b"").pack(
@@ -90,7 +90,11 @@ def make_store(folder: Path, like: Path, vocab_size: int, entries: int = 5_000) 
         kind="crest",
         vocab_size=vocab_size,
         counts={**rest.counts, "entries": len(items)},
-        parameters={"backends": ["lmdb", "postgres"], "entries_sha256": entries_digest(items)},
+        parameters={
+            "entries_version": 2,
+            "backends": ["lmdb", "postgres"],
+            "entries_sha256": entries_digest(items),
+        },
         files={
             str(path.relative_to(folder)): FileEntry.of(path) for path in folder.rglob("*") if path.is_file()
         },

@@ -12,7 +12,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftstore.search.cutting import BLOCK, Trees, cut_trees
+from draftstore.search.cutting import BLOCK, Trees, cut_trees, draw_trees
+from draftstore.search.expand import Rule
 from draftstore.search.suffix import SuffixIndex
 from draftstore.stores.rest.store import RestStore
 from draftstore.trees.tree import level_of
@@ -52,6 +53,31 @@ def test_trees_are_the_heaviest_nodes_of_the_trie(
         assert_exact(make_index(corpus, vocab_size), documents_of(corpus), n, nodes, depth)
     except UnclearError:
         reject()
+
+
+@pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
+@settings(max_examples=100)
+@given(st.data(), st.integers(1, 4), st.integers(1, 6) | st.just(64), st.integers(1, 6))
+def test_drawn_trees_are_drafts_of_the_rule(
+    vocab_size: int, data: st.DataObject, n: int, nodes: int, depth: int
+) -> None:
+    """The tree of an n-gram is that of a context that holds nothing else; what nothing follows has none."""
+    corpus = data.draw(corpora(vocab_size))
+    documents = documents_of(corpus)
+    counts = sorted(reference.ngram_counts(documents, n).items())
+    rule = Rule(16, 1, depth, rows=512, floor=0.01, alpha=0.731, beta=0.377, gamma=0.75)
+    if not counts:
+        return
+    trees = draw_trees(make_index(corpus, vocab_size), rule, matrix([ngram for ngram, _ in counts]), nodes)
+    for place, (ngram, count) in enumerate(counts):
+        followed = any(reference.continuations(documents, ngram))
+        try:
+            expected = reference.backoff_tree(documents, rule, ngram, nodes, 255) if followed else []
+        except UnclearError:
+            reject()
+        assert nodes_of(trees.tree(place)) == expected
+        assert trees.counts[place] == count
+        assert trees.distinct[place] == (reference.followers(documents, ngram) if followed else 0)
 
 
 def test_trees_of_rich_text_over_many_segments() -> None:

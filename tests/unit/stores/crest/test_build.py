@@ -21,13 +21,14 @@ from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.crest import build as crest_module
 from draftstore.stores.crest import packing
-from draftstore.stores.crest.build import CrestOptions, CrestProgress, build_crest
+from draftstore.stores.crest.build import RULES, CrestOptions, CrestProgress, build_crest
 from draftstore.stores.crest.entries import LMDB_FILE, LmdbEntries, entries_digest, key_dtype
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes
 from draftstore.stores.crest.selection import GAIN_NODES, POOL_FACTOR, SELECTIONS
 from draftstore.stores.crest.store import DICTIONARY_FILE, KEPT_FILE, STRATEGIES, CrestStore
 from draftstore.stores.registry import verify_store
 from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import RestDrafter, RestStore
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests import reference
 from tests.conftest import write_texts
@@ -50,7 +51,8 @@ def build(rest: Path, out: Path, **changes: Any) -> BuildResult:
     """Build a small store; fields of the options, `overwrite` and `workers` may differ."""
     arguments = {name: changes.pop(name) for name in ("overwrite", "workers", "progress") if name in changes}
     limit = {} if "max_bytes" in changes else {"ngrams": 150}
-    return build_crest(CrestOptions("test", **{"max_n": 3, **limit, **changes}), rest, out, **arguments)
+    fields = {"max_n": 3, "rule": "longest", **limit, **changes}
+    return build_crest(CrestOptions("test", **fields), rest, out, **arguments)
 
 
 def require_whole(store: Path) -> None:
@@ -181,7 +183,6 @@ def test_a_draft_of_the_smallest_text(small_tokenizer: TextTokenizer, tmp_path: 
     require_exact(out, [documents], [(documents[0],)], 64, 10)
     [found] = CrestStore.open(out).drafter().draft(np.array([documents[:1]], np.int32))
     assert (found.tree.tokens.tolist(), found.match_length, found.match_count) == ([documents[1]], 1, 1)
-    assert (out / DICTIONARY_FILE).read_bytes() == b""
 
 
 def rest_of(tokenizer: TextTokenizer, folder: Path, text: str) -> Path:
@@ -234,6 +235,7 @@ def test_more_than_there_is(small_store: Path, out: Path, selection: str) -> Non
             "a number of n-grams and a number of bytes are both given: choose one",
         ),
         ({"selection": "best"}, "unknown selection 'best': expected one of gain, single, combined, global"),
+        ({"rule": "best"}, "unknown rule 'best': expected one of backoff, longest"),
         ({"backends": ()}, r"unknown backends \[\]: expected some of lmdb, postgres"),
         ({"backends": ("lmdb", "stone")}, r"unknown backends \['lmdb', 'stone'\]: expected some of"),
     ],
@@ -255,6 +257,41 @@ def test_what_is_no_rest_store(small_store: Path, small_crest: Path, out: Path, 
     assert names(out.parent) == []
 
 
+# --- trees drawn by the rule of the REST store ---
+
+
+def test_trees_drawn_by_backoff_on_disk(small_store: Path, out: Path) -> None:
+    """Same n-grams, same counts; the trees are those that the REST store drafts for them."""
+    exact = build(small_store, out, selection="combined").path
+    build(small_store, out.with_name("drawn"), selection="combined", rule="backoff")
+    rows = [pl.read_parquet(store / KEPT_FILE) for store in (exact, out.with_name("drawn"))]
+    known = ["tokens", "count", "distinct"]
+    assert rows[0].select(known).equals(rows[1].select(known))
+    require_whole(out.with_name("drawn"))
+    rule = RULES["backoff"]
+    assert rule is not None
+    store, rest = (
+        CrestStore.open(out.with_name("drawn")),
+        RestDrafter(RestStore.open(small_store).index, rule),
+    )
+    for key, value in store.entries.items():
+        ngram = np.frombuffer(key, key_dtype(store.manifest.vocab_size)).astype(np.int32)
+        assert store.envelope.open(value).tree == rest.draft(ngram.reshape(1, -1), 64)[0].tree
+
+
+def test_a_drawn_tree_answers_alone(small_store: Path, out: Path) -> None:
+    build(small_store, out, rule="backoff")
+    store = CrestStore.open(out)
+    backoff, longest = store.drafter("backoff"), store.drafter("longest")
+    tokens = RestStore.open(small_store).index.tokens[:400].astype(np.int32)
+    contexts = np.lib.stride_tricks.sliding_window_view(tokens, 3)
+    drafts = backoff.draft(contexts)
+    assert drafts == longest.draft(contexts)
+    assert {draft.match_length for draft in drafts} >= {1, 2}
+    blend = store.drafter("backoff", alpha=12.0, beta=6.0).draft(contexts)
+    assert blend != drafts
+
+
 # --- as many as fit ---
 
 
@@ -268,7 +305,7 @@ def test_the_file_is_as_large_as_it_may_be(
     size = (out / LMDB_FILE).stat().st_size
     assert size <= max_bytes
     require_whole(out)
-    assert manifest.counts["entries"] > 30
+    assert manifest.counts["entries"] > 25
     documents = documents_of(small_store)
     ngrams = [ngram for ngram in reference.all_ngrams(documents, 3) if selection == "gain" or len(ngram) == 3]
     every = sum(any(reference.continuations(documents, ngram)) for ngram in ngrams)
@@ -649,7 +686,7 @@ def test_options_and_manifest_agree_on_json(small_store: Path, out: Path) -> Non
     options = CrestOptions("test", max_n=3, ngrams=150, backends=("lmdb",))
     build_crest(options, small_store, out)
     plan = json.loads((out / "manifest.json").read_text())["parameters"]["plan"]
-    assert set(dataclasses.asdict(options)) | {"kind", "source"} == set(plan)
+    assert set(dataclasses.asdict(options)) | {"kind", "source", "entries_version"} == set(plan)
     assert build_crest(dataclasses.replace(options), small_store, out).reused
 
 

@@ -307,6 +307,20 @@ def test_drafts_of_real_files_are_those_of_the_oracle(
     assert compared > blended > 30
 
 
+@pytest.mark.parametrize("version", [None, 1, 3, "2"])
+def test_entries_of_another_version(small_crest: Path, tmp_path: Path, version: Any) -> None:
+    shutil.copytree(small_crest, tmp_path / "other")
+    manifest = load_manifest(small_crest)
+    del manifest.parameters["entries_version"]
+    if version is not None:
+        manifest.parameters["entries_version"] = version
+    save_manifest(tmp_path / "other", manifest)
+    with pytest.raises(
+        StoreError, match=r"has entries of version .*, this draftstore reads version 2: build it again"
+    ):
+        CrestStore.open(tmp_path / "other")
+
+
 def test_sessions_and_batches_of_them(small_crest: Path, documents: Documents) -> None:
     drafter = CrestStore.open(small_crest).drafter()
     texts = documents[:8]

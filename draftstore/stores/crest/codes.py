@@ -1,0 +1,154 @@
+"""Prefix codes of what entries hold: fitted to the entries of a build, kept beside them, read as tables.
+
+There are four alphabets: bit lengths of numbers, tokens, parents plus one, and differences of levels. Each has a
+canonical Huffman code: a symbol's code is as long as the symbol is rare, and the lengths alone say what the codes are.
+What was too rare to be seen is written as ESCAPE and a number; bit lengths, 0 to 32, all have a code.
+
+The file is a zstandard frame with a checksum. In it, for each alphabet, little-endian:
+
+    0    u32         symbols, n
+    4    u32 [n]     the symbols, ascending, each less the one before; ESCAPE is not among them
+    ..   u8 [n + 1]  bits of their codes, 1 to 32; the last are ESCAPE's
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+NUMBERS, TOKENS, PARENTS, LEVELS = range(4)
+ALPHABETS = 4
+ESCAPE = 1 << 32
+MOST_BITS = 32
+HEAD_BITS = 11
+HEAD, ROW = 1 << HEAD_BITS, MOST_BITS + 1
+LIMITS = ALPHABETS * HEAD
+FIRSTS = LIMITS + ALPHABETS * ROW
+RANKED = FIRSTS + ALPHABETS * ROW
+MAX_BYTES = 1 << 24
+_LEVEL = 19
+
+
+class Writing(NamedTuple):
+    """Codes by symbol, one alphabet after the other.
+
+    Attributes:
+        starts: int64 [5], first symbol of each alphabet.
+        symbols: int64 [symbols], ascending; the last of an alphabet is ESCAPE.
+        codes: int64 [symbols].
+        bits: int64 [symbols], length of each code.
+    """
+
+    starts: NDArray[np.int64]
+    symbols: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    bits: NDArray[np.int64]
+
+
+def fit_codes(seen: Sequence[NDArray[np.int64]]) -> bytes:
+    """Return the file of the codes that write samples in the fewest bits.
+
+    Args:
+        seen: what was written in each alphabet, non-negative numbers below 2^32.
+    """
+    parts = []
+    for alphabet, values in enumerate(seen):
+        symbols, counts = np.unique(values, return_counts=True)
+        rare = max(1, int(np.count_nonzero(counts == 1)))  # as many are yet to be seen: Good and Turing
+        if alphabet == NUMBERS:
+            wanted = np.arange(MOST_BITS + 1)
+            counts = 1 + np.bincount(values, minlength=MOST_BITS + 1)
+            symbols, rare = wanted, 1
+        bits = _huffman_bits([*counts.tolist(), rare])
+        steps = np.diff(symbols, prepend=0).astype("<u4")
+        parts += [np.array([len(symbols)], "<u4").tobytes(), steps.tobytes(), bytes(bits)]
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(b"".join(parts))
+
+
+def _huffman_bits(weights: Sequence[int]) -> list[int]:
+    """Return the length of each symbol's code, at most MOST_BITS; at least two symbols."""
+    while True:
+        parents = [0] * (2 * len(weights) - 1)
+        heap = [(weight, place) for place, weight in enumerate(weights)]
+        heapq.heapify(heap)
+        for new in range(len(weights), len(parents)):
+            (light, one), (heavy, other) = heapq.heappop(heap), heapq.heappop(heap)
+            parents[one] = parents[other] = new
+            heapq.heappush(heap, (light + heavy, new))
+        depths = [0] * len(parents)
+        for place in range(len(parents) - 2, -1, -1):
+            depths[place] = depths[parents[place]] + 1
+        if max(depths) <= MOST_BITS:
+            return depths[: len(weights)] if len(weights) > 1 else [1]
+        weights = [(weight + 1) // 2 for weight in weights]  # more alike, so less deep
+
+
+def read_codes(data: bytes) -> tuple[Writing, NDArray[np.int64]]:
+    """Return the tables to write and to read by, of the file of codes; an empty one: codes fitted to nothing.
+
+    The table to read by is one array, which a kernel takes over faster than four. It holds, each for all alphabets:
+
+        HEADS     [4, 2048], by the next 11 bits: the symbol and length of a code that they begin with, as
+                  symbol * 64 + length; 0: the code is longer
+        LIMITS    [4, 33], what the next 32 bits are less than if the code has at most so many bits
+        FIRSTS    [4, 33], what to add to a code of so many bits for the place of its symbol in this array
+        RANKED    the symbols, by alphabet, length of their code and symbol
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        plain = zstandard.ZstdDecompressor().decompress(data or _NOTHING, MAX_BYTES)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    symbols, bits, place = [], [], 0
+    for _ in range(ALPHABETS):
+        count = int.from_bytes(plain[place : place + 4], "little")
+        middle, end = place + 4 + 4 * count, place + 5 + 5 * count
+        if end > len(plain):
+            raise ValueError("cut off")
+        steps = np.frombuffer(plain[place + 4 : middle], "<u4").astype(np.int64)
+        if not steps[1:].all() or steps.sum() >= ESCAPE:
+            raise ValueError("symbols do not ascend")
+        symbols.append(np.append(np.cumsum(steps), ESCAPE))
+        bits.append(np.frombuffer(plain[middle:end], np.uint8).astype(np.int64))
+        place = end
+    if place != len(plain):
+        raise ValueError("too long")
+    return _tables(symbols, bits)
+
+
+def _tables(
+    symbols: Sequence[NDArray[np.int64]], bits: Sequence[NDArray[np.int64]]
+) -> tuple[Writing, NDArray[np.int64]]:
+    """Give every symbol its code: those of equal length count up, and a longer one goes on where they ended."""
+    starts = np.cumsum([0, *map(len, symbols)])
+    codes, ranked = np.zeros(starts[-1], np.int64), np.zeros(starts[-1], np.int64)
+    heads = np.zeros((ALPHABETS, HEAD), np.int64)
+    limits, firsts = np.zeros((ALPHABETS, ROW), np.int64), np.zeros((ALPHABETS, ROW), np.int64)
+    for alphabet in range(ALPHABETS):
+        start, lengths = starts[alphabet], bits[alphabet]
+        if lengths.min() < 1 or lengths.max() > MOST_BITS:
+            raise ValueError("a code has no length")
+        order = np.argsort(lengths, kind="stable")
+        ranked[start : starts[alphabet + 1]] = symbols[alphabet][order]
+        short = order[: np.count_nonzero(lengths <= HEAD_BITS)]
+        found = np.repeat(symbols[alphabet][short] * 64 + lengths[short], 1 << (HEAD_BITS - lengths[short]))
+        heads[alphabet, : len(found)] = found[:HEAD]
+        code = place = 0
+        for length, count in enumerate(np.bincount(lengths, minlength=MOST_BITS + 1).tolist()):
+            code *= 2
+            firsts[alphabet, length] = RANKED + start + place - code
+            codes[start + order[place : place + count]] = np.arange(code, code + count)
+            code, place = code + count, place + count
+            limits[alphabet, length] = code << (MOST_BITS - length)
+            if code > 1 << length:
+                raise ValueError("more codes than bits can tell apart")
+    writing = Writing(starts, np.concatenate(symbols), codes, np.concatenate(bits))
+    return writing, np.concatenate([heads.ravel(), limits.ravel(), firsts.ravel(), ranked])
+
+
+_NOTHING = fit_codes([np.zeros(0, np.int64)] * ALPHABETS)

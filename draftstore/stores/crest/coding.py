@@ -1,0 +1,255 @@
+"""Kernels that write entries in the prefix codes of `draftstore.stores.crest.codes`, and read them.
+
+An entry is a stream of bits, the highest of a byte first: occurrences, distinct tokens, number of nodes, then for each
+node its token, its parent plus one, and how far its level lies behind that of the node before. The last byte is filled
+up with zeros. A number is the code of its bit length and its bits after the first.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from draftstore.jit import kernel, leaf_kernel
+from draftstore.stores.crest.codes import (
+    ESCAPE,
+    FIRSTS,
+    HEAD,
+    HEAD_BITS,
+    LEVELS,
+    LIMITS,
+    MOST_BITS,
+    NUMBERS,
+    PARENTS,
+    ROW,
+    TOKENS,
+)
+from draftstore.trees.blend import ENTRY_HEAD, blend_entries
+from draftstore.trees.codec import (
+    HEADER_BYTES,
+    MAX_NODES,
+    WIDE_PARENTS,
+    WIDE_TOKENS,
+    WRONG_LENGTH,
+    WRONG_PARENT,
+    WRONG_TOKEN,
+    get_number,
+    tree_bytes,
+    tree_flags,
+    tree_size,
+    write_tree,
+)
+
+MOST_NODE_BYTES = 36
+"""Three escapes of 32 bits, each with a number of 64."""
+PADDING = 64
+"""Zeros that must follow entries that are read: more than the bytes of a node or of the three numbers before them."""
+
+
+@leaf_kernel
+def _put_bits(out: Any, bit: Any, value: Any, count: Any) -> Any:
+    """Write the lowest `count` bits of a value into zeros; return the position after them."""
+    for i in range(count - 1, -1, -1):
+        out[bit >> 3] |= np.uint8(((value >> i) & 1) << (7 - (bit & 7)))
+        bit += 1
+    return bit
+
+
+@leaf_kernel
+def _put_symbol(codes: Any, alphabet: Any, symbol: Any, out: Any, bit: Any) -> Any:
+    """Write the code of a symbol, or of ESCAPE; return the position after it, and whether it had a code."""
+    low, high = codes.starts[alphabet], codes.starts[alphabet + 1] - 1
+    escape = high
+    while low < high:
+        middle = (low + high) // 2
+        if codes.symbols[middle] < symbol:
+            low = middle + 1
+        else:
+            high = middle
+    known = codes.symbols[low] == symbol
+    place = low if known else escape
+    return _put_bits(out, bit, codes.codes[place], codes.bits[place]), known
+
+
+@leaf_kernel
+def _put_number(codes: Any, value: Any, out: Any, bit: Any) -> Any:
+    """Write a number below 2^32; return the position after it."""
+    count = np.int64(0)
+    while value >> count:
+        count += 1
+    bit, _ = _put_symbol(codes, NUMBERS, count, out, bit)
+    return _put_bits(out, bit, value, max(count - 1, 0))
+
+
+@leaf_kernel
+def _put_value(codes: Any, alphabet: Any, value: Any, out: Any, bit: Any) -> Any:
+    """Write a value of an alphabet, escaped if it has no code; return the position after it."""
+    bit, known = _put_symbol(codes, alphabet, value, out, bit)
+    if not known:
+        bit = _put_number(codes, value, out, bit)
+    return bit
+
+
+@kernel
+def code_entries(codes: Any, data: Any, stops: Any) -> Any:
+    """Write entries in codes.
+
+    Args:
+        codes: a Writing.
+        data: uint8 [bytes], read-only, concatenated entries, see `draftstore.stores.crest.envelope`.
+        stops: int64 [entries], end of each.
+
+    Returns:
+        0 or an error code of `draftstore.trees.codec`, what was written uint8 [bytes], end of each int64 [entries].
+    """
+    ends = np.zeros(len(stops), np.int64)
+    room, start = np.int64(0), np.int64(0)
+    for entry in range(len(stops)):
+        size = tree_size(data, start + ENTRY_HEAD, stops[entry])
+        if size < 0:
+            return size, np.zeros(0, np.uint8), ends
+        room += PADDING + size * MOST_NODE_BYTES
+        start = stops[entry]
+    out = np.zeros(room, np.uint8)
+    bit, start = np.int64(0), np.int64(0)
+    for entry in range(len(stops)):
+        tree = start + ENTRY_HEAD
+        size, flags = get_number(data, tree + 2, 2), data[tree + 1]
+        bit = _put_number(codes, get_number(data, start, 4), out, bit)
+        bit = _put_number(codes, get_number(data, start + 4, 4), out, bit)
+        bit = _put_number(codes, size, out, bit)
+        width, parent_width = 4 if flags & WIDE_TOKENS else 2, 2 if flags & WIDE_PARENTS else 1
+        tokens = tree + HEADER_BYTES
+        parents = tokens + size * width
+        levels = parents + size * parent_width
+        before = np.int64(0)
+        for node in range(size):
+            bit = _put_value(codes, TOKENS, get_number(data, tokens + node * width, width), out, bit)
+            parent = get_number(data, parents + node * parent_width, parent_width)
+            bit = _put_value(codes, PARENTS, parent, out, bit)
+            level = np.int64(data[levels + node])
+            bit = _put_value(codes, LEVELS, (level - before) & 0xFF, out, bit)
+            before = level
+        ends[entry] = (bit + 7) >> 3
+        bit, start = ends[entry] << 3, stops[entry]
+    return np.int64(0), out[: ends[-1] if len(stops) else 0], ends
+
+
+@leaf_kernel
+def _next_bits(data: Any, bit: Any) -> Any:
+    """Return the next 32 bits."""
+    place = bit >> 5
+    both = np.int64(data[place]) << 32 | np.int64(data[place + 1])
+    return both >> (32 - (bit & 31)) & 0xFFFFFFFF
+
+
+@leaf_kernel
+def _get_symbol(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
+    """Read a code; return its symbol, or -1, and the position after it."""
+    ahead = _next_bits(data, bit)
+    head = codes[alphabet * HEAD + (ahead >> (MOST_BITS - HEAD_BITS))]
+    if head > 0:
+        return head >> 6, bit + (head & 63)
+    row, length = alphabet * ROW, HEAD_BITS + 1
+    while length < MOST_BITS and ahead >= codes[LIMITS + row + length]:
+        length += 1
+    if ahead >= codes[LIMITS + row + length]:
+        return np.int64(-1), bit
+    place = codes[FIRSTS + row + length] + (ahead >> (MOST_BITS - length))
+    return codes[place], bit + length
+
+
+@leaf_kernel
+def _get_number(codes: Any, data: Any, bit: Any) -> Any:
+    """Read a number; return it, or -1, and the position after it."""
+    count, bit = _get_symbol(codes, NUMBERS, data, bit)
+    if count <= 1 or count > MOST_BITS:
+        return (count if count <= 1 else np.int64(-1)), bit
+    rest = _next_bits(data, bit) >> (MOST_BITS + 1 - count)
+    return np.int64(1) << (count - 1) | rest, bit + count - 1
+
+
+@leaf_kernel
+def _get_value(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
+    """Read a value of an alphabet; return it, or -1, and the position after it."""
+    value, bit = _get_symbol(codes, alphabet, data, bit)
+    if value == ESCAPE:
+        value, bit = _get_number(codes, data, bit)
+    return value, bit
+
+
+@kernel
+def read_entries(codes: Any, data: Any, ends: Any) -> Any:
+    """Read entries from their codes.
+
+    Args:
+        codes: int64 [any], the table to read by.
+        data: uint32 [words], what was written, four bytes a word, the first the highest, with PADDING zeros behind it.
+        ends: int64 [entries], end of each, in bytes.
+
+    Returns:
+        0 or an error code of `draftstore.trees.codec`, concatenated entries uint8 [bytes], end of each int64 [entries].
+    """
+    stops = np.empty(len(ends), np.int64)
+    room, most, start = np.int64(0), np.int64(0), np.int64(0)
+    for entry in range(len(ends)):
+        _, bit = _get_number(codes, data, start << 3)
+        _, bit = _get_number(codes, data, bit)
+        size, bit = _get_number(codes, data, bit)
+        if size < 0 or size > MAX_NODES or bit > ends[entry] << 3:
+            return np.int64(WRONG_LENGTH), np.empty(0, np.uint8), stops
+        most = max(most, size)
+        room += ENTRY_HEAD + tree_bytes(WIDE_TOKENS | WIDE_PARENTS, size)
+        start = ends[entry]
+    out = np.empty(room, np.uint8)
+    tokens, parents, levels = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint8)
+    place, start = np.int64(0), np.int64(0)
+    for entry in range(len(ends)):
+        problem, place = _read_entry(codes, data, start, ends[entry], tokens, parents, levels, out, place)
+        if problem != 0:
+            return problem, out[:0], stops
+        stops[entry], start = place, ends[entry]
+    return np.int64(0), out[:place], stops
+
+
+@kernel
+def blend_values(
+    codes: Any, data: Any, ends: Any, lasts: Any, alpha: Any, beta: Any, budget: Any, max_depth: Any,
+    max_level: Any,
+) -> Any:  # fmt: skip
+    """Read entries and blend those of each context; see `read_entries` and `draftstore.trees.blend.blend_entries`."""
+    problem, entries, stops = read_entries(codes, data, ends)
+    lasts = lasts if problem == 0 else lasts[:0]
+    other, tokens, parents, levels, sizes, occurrences = blend_entries(
+        entries, stops, lasts, alpha, beta, budget, max_depth, max_level
+    )
+    return problem if problem != 0 else np.int64(other), tokens, parents, levels, sizes, occurrences
+
+
+@leaf_kernel
+def _read_entry(
+    codes: Any, data: Any, start: Any, end: Any, tokens: Any, parents: Any, levels: Any, out: Any, place: Any
+) -> Any:
+    """Read one entry; return 0 or an error code, and the position after what was put out."""
+    occurrences, bit = _get_number(codes, data, start << 3)
+    distinct, bit = _get_number(codes, data, bit)
+    size, bit = _get_number(codes, data, bit)
+    level = np.int64(0)
+    for node in range(size):
+        token, bit = _get_value(codes, TOKENS, data, bit)
+        parent, bit = _get_value(codes, PARENTS, data, bit)
+        behind, bit = _get_value(codes, LEVELS, data, bit)
+        if bit > end << 3:
+            return np.int64(WRONG_LENGTH), place
+        if token < 0 or token > 0x7FFFFFFF:
+            return np.int64(WRONG_TOKEN), place
+        if parent < 0 or parent > node or behind < 0:
+            return np.int64(WRONG_PARENT), place
+        level = (level + behind) & 0xFF
+        tokens[node], parents[node], levels[node] = token, parent - 1, level
+    if (bit + 7) >> 3 != end or min(occurrences, distinct) < 0:
+        return np.int64(WRONG_LENGTH), place
+    for i in range(4):
+        out[place + i] = (occurrences >> (8 * i)) & 0xFF
+        out[place + 4 + i] = (distinct >> (8 * i)) & 0xFF
+    flags = tree_flags(tokens, size)
+    return np.int64(0), write_tree(tokens, parents, levels, size, flags, out, place + ENTRY_HEAD)

@@ -64,6 +64,11 @@ class Mixture:
         self.drafters = tuple(drafters)
 
     @property
+    def needs_candidates(self) -> bool:
+        """Whether a drafter is known to need candidates."""
+        return any(getattr(drafter, "needs_candidates", False) for drafter in self.drafters)
+
+    @property
     def needs_hidden(self) -> bool:
         """Whether a drafter is known to need hidden states."""
         return _HiddenNeeds(self.drafters).any

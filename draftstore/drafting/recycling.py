@@ -37,10 +37,13 @@ class RecyclingDrafter:
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
 
     Attributes:
+        needs_candidates: asks for the candidates of whole prompts.
         vocab_size: token ids lie in [0, vocab_size).
         matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; filled up with -1.
         tree: the static tree, with the counts of its paths.
     """
+
+    needs_candidates = True
 
     def __init__(
         self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None, tree: RankTree | None = None
@@ -102,7 +105,7 @@ class RecyclingDrafter:
         Args:
             prompt_ids: int32 [any], the prompt and the token from the prefill.
             candidates: int32 [m, 8], the model's top 8 at the last m tokens of the prompt; the last row is the one that
-                predicted the last id.
+                predicted the last id. A row of -1 tells nothing.
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the vocabulary.

@@ -106,7 +106,7 @@ class Assembly:
     @property
     def needs_candidates(self) -> bool:
         """Whether a drafter needs the candidates of a prompt, see `Drafter.session`."""
-        return getattr(self.drafter, "needs_candidates", False)
+        return bool(getattr(self.drafter, "needs_candidates", False))
 
     def session(
         self,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.decoding.loop import Fixed
+from draftstore.decoding.loop import Fixed, Step
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.recycling import RecyclingDrafter
@@ -106,6 +106,19 @@ def test_each_row_is_what_the_model_says_after_its_token(
             assert all(outcome.error is None for outcome in batch.step())
         for prompt, drafter in zip(texts, drafters, strict=True):
             assert [rows.tolist() for _, rows in drafter.told] == [expected(prompt, architecture)]
+
+
+def test_few_logits_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "SLICE", 2 * VOCAB + 1)
+    model, sizes = model_of(), []
+    prompt = [*range(1, 12), 3, 5]
+    hook = model.lm_head.register_forward_hook(lambda _head, _inputs, logits: sizes.append(logits.shape[1]))
+    told = PromptCandidates(np.array(prompt), VOCAB)
+    with torch.no_grad(), told.reading(model):
+        model(torch.tensor([prompt]))
+    hook.remove()
+    assert sizes == [2, 2, 2, 2, 2, 1], "ten of eleven tokens in slices of two, then the last position"
+    assert told.rows(np.array([expected(prompt)[-1]], np.int32)).tolist() == expected(prompt)
 
 
 def test_padding_is_no_part_of_a_prompt() -> None:
@@ -222,3 +235,40 @@ def test_token_recycling_knows_every_token_of_a_prompt() -> None:
     wanted = np.full((VOCAB, 8), -1, np.int32)
     wanted[prompt] = expected(prompt)
     assert np.array_equal(found[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("llama", {}),
+        ("gpt2", {}),
+        ("llama", {"do_sample": True, "temperature": 1.3}),
+        ("llama", {"prefill_chunk_size": 3}),
+        ("qwen3", {"cache_implementation": "static"}),
+        ("mistral", {}),
+    ],
+)
+def test_the_output_is_that_of_plain_generate(architecture: str, options: dict[str, Any]) -> None:
+    changes: dict[str, Any] = {"sliding_window": 8} if architecture == "mistral" else {}
+    model: Any = tiny(architecture, vocab_size=VOCAB, **changes)
+    recycling = RecyclingDrafter(VOCAB)  # shared: later texts start hot
+    both = Mixture([RequestDrafter(VOCAB), recycling])
+    given = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0} | options
+    accepted = 0
+
+    def count(step: Step) -> None:
+        nonlocal accepted
+        accepted += len(step.path)
+
+    for seed, prompt in enumerate(([3], [3, 5, 3, 9, 11, 5, 2], [7] * 9 + [1, 2])):
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        torch.manual_seed(seed)
+        plain = model.generate(ids, attention_mask=mask, **given)
+        for drafter in (recycling, both):
+            torch.manual_seed(seed)
+            found = generate(
+                model, ids, attention_mask=mask, drafter=drafter, budget=16, on_step=count, **given
+            )
+            assert found.tolist() == plain.tolist()
+    assert accepted > 3

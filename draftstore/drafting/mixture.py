@@ -20,7 +20,8 @@ them.
 Dense stores need hidden states in their own spaces. If all of them share one space, the target model is asked for
 states projected to it; otherwise for unprojected states, which are projected here for each.
 
-Drafts depend only on the text and on the drafters' proposals for it.
+Drafts depend only on the text and on the drafters' proposals for it. A drafter that raises while a text is drafted, or
+proposes what is no tree, is left out of that text and counted (`Mixture.faults`).
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids, projection_of
+from draftstore.drafting.faults import Faults, LeftOut
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, DraftTreeError
 from draftstore.jit import as_input, kernel, leaf_kernel
@@ -51,6 +53,7 @@ class Mixture:
 
     Attributes:
         drafters: the drafters, in order.
+        faults: how often each was left out of a text.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -62,6 +65,7 @@ class Mixture:
         if not drafters:
             raise DraftstoreError("a mixture needs at least one drafter")
         self.drafters = tuple(drafters)
+        self.faults = Faults(len(self.drafters))
 
     @property
     def needs_candidates(self) -> bool:
@@ -88,7 +92,11 @@ class Mixture:
         hidden: NDArray[np.float32] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
-        """Start the drafts of one text; see `Drafter.session`."""
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            DraftstoreError: a drafter refuses the text, as one of another model does.
+        """
         needs = _HiddenNeeds(self.drafters)
         if hidden is not None and not needs.fits(hidden):
             hidden = None  # a projection has changed since the state was computed
@@ -96,7 +104,7 @@ class Mixture:
             drafter.session(prompt_ids, hidden=state, candidates=candidates)
             for drafter, state in zip(self.drafters, needs.for_parts(hidden), strict=True)
         ]
-        return sessions[0] if len(sessions) == 1 else MixtureSession(sessions)
+        return sessions[0] if len(sessions) == 1 else MixtureSession(sessions, self.faults)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft.
@@ -112,10 +120,8 @@ class Mixture:
 class MixtureSession:
     """The drafts for one text: a `Session` over several drafters' sessions.
 
-    Exceptions of a session propagate; on expected failures a session returns an empty tree instead.
-
     Attributes:
-        sessions: the drafters' sessions, in order.
+        sessions: the drafters' sessions, in order; `LeftOut` where one has failed.
         needs_candidates: whether a session needs candidates.
         needs_hidden: whether a session needs hidden states.
         projection: common projection of all sessions that need hidden states; None if they differ, or none does.
@@ -123,9 +129,10 @@ class MixtureSession:
         proposed: the last draft of each session, in order; empty before the first.
     """
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
-        """Merge the drafts of `sessions`."""
+    def __init__(self, sessions: Sequence[Session], faults: Faults | None = None) -> None:
+        """Merge the drafts of `sessions`, and count in `faults` which of them failed."""
         self.sessions = tuple(sessions)
+        self._faults = faults or Faults(len(sessions))
         self.needs_candidates = any(session.needs_candidates for session in sessions)
         self._needs = _HiddenNeeds(self.sessions)
         self.needs_hidden = self._needs.any
@@ -141,12 +148,20 @@ class MixtureSession:
 
         Raises:
             DraftstoreError: the budget is outside 0 .. 4,096.
-            DraftTreeError: a drafter's proposal is not a valid tree.
         """
         wanted = budget > 0 and check_budget(budget, min_prob) >= 0
-        return self.merge(
-            [session.propose(budget) for session in self.sessions] if wanted else [], budget, min_prob
-        )
+        return self.merge(self.ask(budget) if wanted else [], budget, min_prob)
+
+    def ask(self, budget: int) -> list[DraftTree]:
+        """Return what each session proposes for `budget` nodes, of any probability; one that raises is left out."""
+        trees = []
+        for place, session in enumerate(self.sessions):
+            try:
+                trees.append(session.propose(budget))
+            except Exception as error:  # noqa: BLE001 (of one source: the others go on)
+                self._leave_out(place, error)
+                trees.append(DraftTree.empty())
+        return trees
 
     def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
         """Return the draft from what every session has proposed for `budget` nodes; see `propose`."""
@@ -154,8 +169,21 @@ class MixtureSession:
         self.proposed, self._forest = (), None
         if budget == 0 or level < 0:
             return DraftTree.empty()
-        self.proposed, self._forest = trees, _Forest(trees)
-        return self._forest.merge(self.seen, budget, level)
+        while True:
+            forest = _Forest(trees)
+            try:
+                merged = forest.merge(self.seen, budget, level)
+            except _WrongTreeError as error:
+                self._leave_out(error.place, error)
+                trees = [DraftTree.empty() if i == error.place else tree for i, tree in enumerate(trees)]
+                continue
+            self.proposed, self._forest = trees, forest
+            return merged
+
+    def _leave_out(self, place: int, error: Exception) -> None:
+        """Ask a session no more."""
+        self.sessions = (*self.sessions[:place], LeftOut(), *self.sessions[place + 1 :])
+        self._faults.add(place, error)
 
     def observe(
         self,
@@ -167,11 +195,22 @@ class MixtureSession:
     ) -> None:
         """Pass on the result of a forward pass (`tree` is the merged one), and score the last drafts."""
         ids = check_ids(accepted_ids, _IDS)
-        for session, state in zip(self.sessions, self._needs.for_parts(hidden), strict=True):
-            session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
+        for place, state in enumerate(self._needs.for_parts(hidden)):
+            try:
+                self.sessions[place].observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
+            except Exception as error:  # noqa: BLE001 (of one source: the others go on)
+                self._leave_out(place, error)
         if self._forest is not None and len(ids):
             self._forest.learn(ids, self.seen)
             self._forest = None
+
+
+class _WrongTreeError(DraftTreeError):
+    """A proposal that is no tree; `place` is that of its session."""
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class _HiddenNeeds:
@@ -227,16 +266,17 @@ class _Forest:
         """Merge the trees.
 
         Raises:
-            DraftTreeError: a tree is invalid.
+            _WrongTreeError: a tree is invalid.
         """
         wrong, *arrays = merge_trees(*self._arrays, seen, budget, max_level)
         if wrong >= 0:
             tokens, parents, _, stops = self._arrays
             tree = int(np.searchsorted(stops, wrong, side="right"))
             node = wrong - (int(stops[tree - 1]) if tree else 0)
-            raise DraftTreeError(
-                f"drafter {tree + 1} of a mixture proposed node {node} with token {tokens[wrong]} and parent "
-                f"{parents[wrong]}: expected an id of at least 0, and -1 or an earlier node"
+            raise _WrongTreeError(
+                tree,
+                f"it proposed node {node} with token {tokens[wrong]} and parent {parents[wrong]}: expected an id of at "
+                "least 0, and -1 or an earlier node",
             )
         return DraftTree(*arrays)
 

@@ -30,8 +30,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids, projection_of
+from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
 from draftstore.drafting.faults import Faults, LeftOut
+from draftstore.drafting.needs import HiddenNeeds
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, DraftTreeError
 from draftstore.jit import as_input, kernel, leaf_kernel
@@ -75,7 +76,7 @@ class Mixture:
     @property
     def needs_hidden(self) -> bool:
         """Whether a drafter is known to need hidden states."""
-        return _HiddenNeeds(self.drafters).any
+        return HiddenNeeds(self.drafters).any
 
     @property
     def projection(self) -> Projection | None:
@@ -83,7 +84,7 @@ class Mixture:
 
         It changes with a drafter's, as that of a lookup service's release may between texts.
         """
-        return _HiddenNeeds(self.drafters).projection
+        return HiddenNeeds(self.drafters).projection
 
     def session(
         self,
@@ -97,7 +98,7 @@ class Mixture:
         Raises:
             DraftstoreError: a drafter refuses the text, as one of another model does.
         """
-        needs = _HiddenNeeds(self.drafters)
+        needs = HiddenNeeds(self.drafters)
         if hidden is not None and not needs.fits(hidden):
             hidden = None  # a projection has changed since the state was computed
         sessions = [
@@ -134,7 +135,7 @@ class MixtureSession:
         self.sessions = tuple(sessions)
         self._faults = faults or Faults(len(sessions))
         self.needs_candidates = any(session.needs_candidates for session in sessions)
-        self._needs = _HiddenNeeds(self.sessions)
+        self._needs = HiddenNeeds(self.sessions)
         self.needs_hidden = self._needs.any
         self.projection = self._needs.projection
         self.seen = np.zeros((len(sessions), 2))
@@ -211,44 +212,6 @@ class _WrongTreeError(DraftTreeError):
     def __init__(self, place: int, message: str) -> None:
         super().__init__(message)
         self.place = place
-
-
-class _HiddenNeeds:
-    """The hidden states that the parts of a mixture (drafters or sessions) need.
-
-    Attributes:
-        any: whether a part is known to need them: it has a projection, or `needs_hidden` is set.
-        projection: common projection of all these parts; None if they differ, or one needs unprojected states.
-    """
-
-    def __init__(self, parts: Sequence[Drafter | Session]) -> None:
-        self._own = [projection_of(part) for part in parts]
-        wanted = [
-            own
-            for part, own in zip(parts, self._own, strict=True)
-            if own is not None or getattr(part, "needs_hidden", False)
-        ]
-        self.any = bool(wanted)
-        shared = len({own.digest if own is not None else None for own in wanted}) == 1
-        self.projection: Projection | None = wanted[0] if shared else None
-
-    def fits(self, hidden: NDArray[np.float32]) -> bool:
-        """Tell whether a state has the expected size."""
-        if self.projection is not None:
-            return hidden.shape == (self.projection.dims,)
-        return all(own is None or hidden.shape == (own.hidden_size,) for own in self._own)
-
-    def for_parts(self, hidden: NDArray[np.float32] | None) -> list[NDArray[np.float32] | None]:
-        """Return the state for each part.
-
-        Args:
-            hidden: float32 [d], projected if there is a common projection.
-        """
-        if hidden is None:
-            return [None] * len(self._own)
-        if self.projection is not None:  # ignored by parts without one
-            return [None if own is None else hidden for own in self._own]
-        return [hidden if own is None else own.apply(hidden) for own in self._own]
 
 
 class _Forest:

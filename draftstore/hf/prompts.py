@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from draftstore.hf.passes import CANDIDATES, Wants, choices
 
-SLICE = 2**23
-"""Logits in memory at a time: 32 MiB in float32."""
+SLICE = 2**25
+"""Logits in memory at a time: 128 MiB in float32. Each slice reads the head's weights once."""
 ONLY_CANDIDATES = Wants(best=False, candidates=True)
 
 
@@ -67,7 +67,7 @@ class PromptCandidates:
     def reading(self, model: Any) -> Iterator[None]:
         """Gather from the model's head, in this thread: it meets the next tokens of the prompt, and computes the last.
 
-        A model without a head of its own, or with one that never meets the states of all tokens, tells nothing.
+        A compiled model, and one whose head is not its own or never meets the states of all tokens, tells nothing.
         """
         head = model.get_output_embeddings()
         if head is None:
@@ -78,7 +78,7 @@ class PromptCandidates:
 
         def catch(_head: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
             nonlocal asking
-            if asking or get_ident() != thread:
+            if torch.compiler.is_compiling() or asking or get_ident() != thread:
                 return None
             asking = True
             try:
@@ -114,8 +114,9 @@ class PromptCandidates:
         if self._read != len(self.places):  # the head met other rows than the prompt's: nobody knows which
             return last
         rows = np.full((len(self.places), CANDIDATES), -1, np.int32)
-        for places, found in self._found:
-            rows[places] = found.cpu().numpy()
+        if self._found:
+            places, found = zip(*self._found, strict=True)
+            rows[np.concatenate(places)] = torch.cat(found).cpu().numpy()
         rows[-1:] = last
         return rows[self._seen]
 

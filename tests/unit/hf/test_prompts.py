@@ -270,5 +270,6 @@ def test_the_output_is_that_of_plain_generate(architecture: str, options: dict[s
             found = generate(
                 model, ids, attention_mask=mask, drafter=drafter, budget=16, on_step=count, **given
             )
+            assert isinstance(found, torch.Tensor)
             assert found.tolist() == plain.tolist()
     assert accepted > 3

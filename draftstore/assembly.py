@@ -103,6 +103,11 @@ class Assembly:
         """Projection for hidden states, see `draftstore.drafting.drafter.projection_of`."""
         return projection_of(self.drafter)
 
+    @property
+    def needs_candidates(self) -> bool:
+        """Whether a drafter needs the candidates of a prompt, see `Drafter.session`."""
+        return bool(getattr(self.drafter, "needs_candidates", False))
+
     def session(
         self,
         prompt_ids: ArrayLike,

@@ -595,17 +595,40 @@ def count_ranks(
     return counts
 
 
+def guesses_of(rows: Rows, last: int, before: Sequence[int], vocab_size: int) -> list[int]:
+    """Return what was held likely one token earlier, by rank, unless it is drafted anyway; else -1."""
+    drafted = {last, *rows.get(last, [])}
+    return [token if 0 <= token < vocab_size and token not in drafted else -1 for token in before]
+
+
 def fill_static_tree(
-    rows: Rows, last: int, chances: dict[str, float], budget: int, max_level: int = 255
+    rows: Rows,
+    last: int,
+    chances: dict[str, float],
+    budget: int,
+    max_level: int = 255,
+    guesses: Sequence[tuple[int, float]] = (),
 ) -> Nodes:
-    """Look up the tokens of all rank paths, given their chances; keep the likeliest."""
+    """Look up the tokens of all rank paths, given their chances; keep the likeliest.
+
+    A guess, a token with its chance, is followed by what would follow it as the second candidate.
+    """
+
+    def fill(start: Ngram, below: str, scale: float) -> None:
+        for path, chance in chances.items():
+            tokens = start
+            for rank in path[len(below) :]:
+                tokens = (*tokens, rows.get(tokens[-1], [-1] * 8)[int(rank)])
+            if path.startswith(below) and path != below and -1 not in tokens:
+                filled[tokens[1:]] = chance * scale
+
     filled: dict[Ngram, float] = {}
-    for path, chance in chances.items():
-        tokens: Ngram = (last,)
-        for rank in path:
-            tokens = (*tokens, rows.get(tokens[-1], [-1] * 8)[int(rank)])
-        if -1 not in tokens:
-            filled[tokens[1:]] = chance
+    fill((last,), "", 1.0)
+    for token, chance in guesses:
+        if token >= 0:
+            filled[(token,)] = chance
+            if "1" in chances:
+                fill((last, token), "1", chance / chances["1"])
     return heaviest(filled, budget, 63, max_level)
 
 

@@ -79,7 +79,9 @@ class Drafter(Protocol):
         Args:
             prompt_ids: int32 [any], the text so far: the prompt, and the token from the prefill.
             hidden: float32 [d], the hidden state that predicted the last id, projected if the drafter has a projection.
-            candidates: int32 [1, 8], the target model's top 8 for the last id.
+            candidates: int32 [m, 8], the target model's top 8 at the last m tokens before the last id, the last row
+                that which predicted it; -1 where unknown. A drafter with `needs_candidates` gets rows of the whole
+                prompt, at the last place of each token, others one row.
         """
 
 

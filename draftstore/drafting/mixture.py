@@ -20,7 +20,8 @@ them.
 Dense stores need hidden states in their own spaces. If all of them share one space, the target model is asked for
 states projected to it; otherwise for unprojected states, which are projected here for each.
 
-Drafts depend only on the text and on the drafters' proposals for it.
+Drafts depend only on the text and on the drafters' proposals for it. A drafter that raises while a text is drafted, or
+proposes what is no tree, is left out of that text and counted (`Mixture.faults`).
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids, projection_of
+from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
+from draftstore.drafting.faults import Faults, LeftOut
+from draftstore.drafting.needs import HiddenNeeds
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, DraftTreeError
 from draftstore.jit import as_input, kernel, leaf_kernel
@@ -51,6 +54,7 @@ class Mixture:
 
     Attributes:
         drafters: the drafters, in order.
+        faults: how often each was left out of a text.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -62,11 +66,17 @@ class Mixture:
         if not drafters:
             raise DraftstoreError("a mixture needs at least one drafter")
         self.drafters = tuple(drafters)
+        self.faults = Faults(len(self.drafters))
+
+    @property
+    def needs_candidates(self) -> bool:
+        """Whether a drafter is known to need candidates."""
+        return any(getattr(drafter, "needs_candidates", False) for drafter in self.drafters)
 
     @property
     def needs_hidden(self) -> bool:
         """Whether a drafter is known to need hidden states."""
-        return _HiddenNeeds(self.drafters).any
+        return HiddenNeeds(self.drafters).any
 
     @property
     def projection(self) -> Projection | None:
@@ -74,7 +84,7 @@ class Mixture:
 
         It changes with a drafter's, as that of a lookup service's release may between texts.
         """
-        return _HiddenNeeds(self.drafters).projection
+        return HiddenNeeds(self.drafters).projection
 
     def session(
         self,
@@ -83,15 +93,19 @@ class Mixture:
         hidden: NDArray[np.float32] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
-        """Start the drafts of one text; see `Drafter.session`."""
-        needs = _HiddenNeeds(self.drafters)
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            DraftstoreError: a drafter refuses the text, as one of another model does.
+        """
+        needs = HiddenNeeds(self.drafters)
         if hidden is not None and not needs.fits(hidden):
             hidden = None  # a projection has changed since the state was computed
         sessions = [
             drafter.session(prompt_ids, hidden=state, candidates=candidates)
             for drafter, state in zip(self.drafters, needs.for_parts(hidden), strict=True)
         ]
-        return sessions[0] if len(sessions) == 1 else MixtureSession(sessions)
+        return sessions[0] if len(sessions) == 1 else MixtureSession(sessions, self.faults)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, before the first draft.
@@ -107,10 +121,8 @@ class Mixture:
 class MixtureSession:
     """The drafts for one text: a `Session` over several drafters' sessions.
 
-    Exceptions of a session propagate; on expected failures a session returns an empty tree instead.
-
     Attributes:
-        sessions: the drafters' sessions, in order.
+        sessions: the drafters' sessions, in order; `LeftOut` where one has failed.
         needs_candidates: whether a session needs candidates.
         needs_hidden: whether a session needs hidden states.
         projection: common projection of all sessions that need hidden states; None if they differ, or none does.
@@ -118,11 +130,12 @@ class MixtureSession:
         proposed: the last draft of each session, in order; empty before the first.
     """
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
-        """Merge the drafts of `sessions`."""
+    def __init__(self, sessions: Sequence[Session], faults: Faults | None = None) -> None:
+        """Merge the drafts of `sessions`, and count in `faults` which of them failed."""
         self.sessions = tuple(sessions)
+        self._faults = faults or Faults(len(sessions))
         self.needs_candidates = any(session.needs_candidates for session in sessions)
-        self._needs = _HiddenNeeds(self.sessions)
+        self._needs = HiddenNeeds(self.sessions)
         self.needs_hidden = self._needs.any
         self.projection = self._needs.projection
         self.seen = np.zeros((len(sessions), 2))
@@ -136,12 +149,20 @@ class MixtureSession:
 
         Raises:
             DraftstoreError: the budget is outside 0 .. 4,096.
-            DraftTreeError: a drafter's proposal is not a valid tree.
         """
         wanted = budget > 0 and check_budget(budget, min_prob) >= 0
-        return self.merge(
-            [session.propose(budget) for session in self.sessions] if wanted else [], budget, min_prob
-        )
+        return self.merge(self.ask(budget) if wanted else [], budget, min_prob)
+
+    def ask(self, budget: int) -> list[DraftTree]:
+        """Return what each session proposes for `budget` nodes, of any probability; one that raises is left out."""
+        trees = []
+        for place, session in enumerate(self.sessions):
+            try:
+                trees.append(session.propose(budget))
+            except Exception as error:  # noqa: BLE001 (of one source: the others go on)
+                self._leave_out(place, error)
+                trees.append(DraftTree.empty())
+        return trees
 
     def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
         """Return the draft from what every session has proposed for `budget` nodes; see `propose`."""
@@ -149,8 +170,21 @@ class MixtureSession:
         self.proposed, self._forest = (), None
         if budget == 0 or level < 0:
             return DraftTree.empty()
-        self.proposed, self._forest = trees, _Forest(trees)
-        return self._forest.merge(self.seen, budget, level)
+        while True:
+            forest = _Forest(trees)
+            try:
+                merged = forest.merge(self.seen, budget, level)
+            except _WrongTreeError as error:
+                self._leave_out(error.place, error)
+                trees = [DraftTree.empty() if i == error.place else tree for i, tree in enumerate(trees)]
+                continue
+            self.proposed, self._forest = trees, forest
+            return merged
+
+    def _leave_out(self, place: int, error: Exception) -> None:
+        """Ask a session no more."""
+        self.sessions = (*self.sessions[:place], LeftOut(), *self.sessions[place + 1 :])
+        self._faults.add(place, error)
 
     def observe(
         self,
@@ -162,49 +196,22 @@ class MixtureSession:
     ) -> None:
         """Pass on the result of a forward pass (`tree` is the merged one), and score the last drafts."""
         ids = check_ids(accepted_ids, _IDS)
-        for session, state in zip(self.sessions, self._needs.for_parts(hidden), strict=True):
-            session.observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
+        for place, state in enumerate(self._needs.for_parts(hidden)):
+            try:
+                self.sessions[place].observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
+            except Exception as error:  # noqa: BLE001 (of one source: the others go on)
+                self._leave_out(place, error)
         if self._forest is not None and len(ids):
             self._forest.learn(ids, self.seen)
             self._forest = None
 
 
-class _HiddenNeeds:
-    """The hidden states that the parts of a mixture (drafters or sessions) need.
+class _WrongTreeError(DraftTreeError):
+    """A proposal that is no tree; `place` is that of its session."""
 
-    Attributes:
-        any: whether a part is known to need them: it has a projection, or `needs_hidden` is set.
-        projection: common projection of all these parts; None if they differ, or one needs unprojected states.
-    """
-
-    def __init__(self, parts: Sequence[Drafter | Session]) -> None:
-        self._own = [projection_of(part) for part in parts]
-        wanted = [
-            own
-            for part, own in zip(parts, self._own, strict=True)
-            if own is not None or getattr(part, "needs_hidden", False)
-        ]
-        self.any = bool(wanted)
-        shared = len({own.digest if own is not None else None for own in wanted}) == 1
-        self.projection: Projection | None = wanted[0] if shared else None
-
-    def fits(self, hidden: NDArray[np.float32]) -> bool:
-        """Tell whether a state has the expected size."""
-        if self.projection is not None:
-            return hidden.shape == (self.projection.dims,)
-        return all(own is None or hidden.shape == (own.hidden_size,) for own in self._own)
-
-    def for_parts(self, hidden: NDArray[np.float32] | None) -> list[NDArray[np.float32] | None]:
-        """Return the state for each part.
-
-        Args:
-            hidden: float32 [d], projected if there is a common projection.
-        """
-        if hidden is None:
-            return [None] * len(self._own)
-        if self.projection is not None:  # ignored by parts without one
-            return [None if own is None else hidden for own in self._own]
-        return [hidden if own is None else own.apply(hidden) for own in self._own]
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class _Forest:
@@ -222,16 +229,17 @@ class _Forest:
         """Merge the trees.
 
         Raises:
-            DraftTreeError: a tree is invalid.
+            _WrongTreeError: a tree is invalid.
         """
         wrong, *arrays = merge_trees(*self._arrays, seen, budget, max_level)
         if wrong >= 0:
             tokens, parents, _, stops = self._arrays
             tree = int(np.searchsorted(stops, wrong, side="right"))
             node = wrong - (int(stops[tree - 1]) if tree else 0)
-            raise DraftTreeError(
-                f"drafter {tree + 1} of a mixture proposed node {node} with token {tokens[wrong]} and parent "
-                f"{parents[wrong]}: expected an id of at least 0, and -1 or an earlier node"
+            raise _WrongTreeError(
+                tree,
+                f"it proposed node {node} with token {tokens[wrong]} and parent {parents[wrong]}: expected an id of at "
+                "least 0, and -1 or an earlier node",
             )
         return DraftTree(*arrays)
 

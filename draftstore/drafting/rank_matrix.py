@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftstore.drafting.rank_tree import WIDTH, path_probs
+from draftstore.drafting.rank_tree import GUESS_PRIOR, PRIOR_TRIES, WIDTH, path_probs
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.trees.frontier import MAX_DEPTH, enter, finish, grow, new_frontier, token_of
 from draftstore.trees.walk import walk
@@ -19,24 +19,30 @@ from draftstore.trees.walk import walk
 def fill_tree(
     matrix: Any,
     last: Any,
+    before: Any,
     parents: Any,
     ranks: Any,
     starts: Any,
     tries: Any,
     hits: Any,
+    guesses: Any,
+    below_guess: Any,
     budget: Any,
     max_level: Any,
 ) -> Any:
-    """Fill a static tree with tokens; an empty cell removes the subtree below it.
+    """Fill a static tree with tokens, and enter guesses beside it; an empty cell removes the subtree below it.
 
     Args:
         matrix: int32 [vocabulary, 8].
         last: the text's last token.
-        parents: int64 [n], from the `RankTree`, as the next four.
+        before: int32 [8], the candidates of the pass that said the last token, best first; -1 if unknown.
+        parents: int64 [n], from the `RankTree`, as the next six.
         ranks: int64 [n].
         starts: int64 [n + 2].
         tries: int64 [n].
         hits: int64 [n].
+        guesses: int64 [2, 8].
+        below_guess: index of a path, or -1.
         budget: maximum nodes.
         max_level: maximum level of a node.
 
@@ -45,49 +51,86 @@ def fill_tree(
     """
     probs = path_probs(parents, ranks, tries, hits)
     nodes = new_frontier(budget)
-    slots = np.zeros(budget + 1, np.int64)  # rank paths of the root and the nodes
-    state = matrix, np.int64(last), ranks, starts, probs, slots
+    slots = np.zeros(budget + 1, np.int64)  # rank paths of the root and the nodes; -1 is none
+    rates = (guesses[1] + PRIOR_TRIES * GUESS_PRIOR) / (guesses[0] + PRIOR_TRIES)
+    state = matrix, np.int64(last), before, ranks, starts, probs, slots, rates, np.int64(below_guess)
     return finish(nodes, grow(nodes, MAX_DEPTH, _enter_candidates, state, max_level))
 
 
 @leaf_kernel
 def _enter_candidates(
-    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
+    state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
 ) -> Any:
     """Enter a token's candidates where the static tree has paths; see `draftstore.trees.frontier.grow`."""
-    matrix, last, ranks, starts, probs, slots = state
-    token = last
+    matrix, last, before, ranks, starts, probs, slots, rates, below_guess = state
+    token, own = last, 1.0
     if slot > 0:
         token = token_of(nodes, slot - 1)
         above = token_of(nodes, parent - 1) if parent > 0 else last
-        path = starts[slots[parent]]
-        while matrix[above, ranks[path]] != token:  # tokens of a row are distinct
+        path, end = starts[slots[parent]], starts[slots[parent] + 1]
+        while path < end and matrix[above, ranks[path]] != token:  # tokens of a row are distinct
             path += 1
-        slots[slot] = path + 1
+        slots[slot] = 1 + (path if path < end else below_guess)
+        if slots[slot] == 0:
+            return tail
+        own = probs[slots[slot] - 1]
     for path in range(starts[slots[slot]], starts[slots[slot] + 1]):
         candidate = np.int64(matrix[token, ranks[path]])
         if candidate >= 0:
-            tail = enter(nodes, tail, candidate, probs[path], depth + 1, slot, max_level)
+            tail = enter(nodes, tail, candidate, prob * (probs[path] / own), depth + 1, slot, max_level)
+    for rank in range(WIDTH if slot == 0 else 0):
+        candidate = _guess(matrix, last, before, rank)
+        if candidate >= 0:
+            tail = enter(nodes, tail, candidate, rates[rank], 1, 0, max_level)
     return tail
+
+
+@leaf_kernel
+def _guess(matrix: Any, last: Any, before: Any, rank: Any) -> Any:
+    """Return the guess of a rank; -1 if there is none, it is the last token, or one of its candidates."""
+    guess = np.int64(before[rank])
+    if guess >= len(matrix) or guess == last:
+        return np.int64(-1)
+    for other in range(WIDTH):
+        if matrix[last, other] == guess:
+            return np.int64(-1)
+    return guess
 
 
 @kernel
 def count_paths(
-    matrix: Any, last: Any, accepted: Any, ranks: Any, starts: Any, tries: Any, hits: Any, window: Any
+    matrix: Any,
+    last: Any,
+    before: Any,
+    accepted: Any,
+    ranks: Any,
+    starts: Any,
+    tries: Any,
+    hits: Any,
+    guesses: Any,
+    window: Any,
 ) -> None:
-    """Count the correct rank paths, as far as the text followed the static tree.
+    """Count the correct rank paths, as far as the text followed the static tree, and the correct guess.
 
     Args:
         matrix: int32 [vocabulary, 8], before the pass.
         last: the text's last token before the pass.
+        before: int32 [8], see `fill_tree`.
         accepted: int32 [k], read-only, the new tokens of the text.
         ranks: int64 [n], from the `RankTree`, as the next three.
         starts: int64 [n + 2].
         tries: int64 [n], updated.
         hits: int64 [n], updated.
+        guesses: int64 [2, 8], updated.
         window: all counts are halved when one reaches twice as many tries.
     """
     slot, token, most = 0, np.int64(last), 0
+    for rank in range(WIDTH if len(accepted) else 0):
+        candidate = _guess(matrix, token, before, rank)
+        if candidate >= 0:
+            guesses[0, rank] += 1
+            guesses[1, rank] += candidate == accepted[0]
+            most = max(most, guesses[0, rank])
     for i in range(len(accepted)):
         found = 0
         for path in range(starts[slot], starts[slot + 1]):
@@ -105,6 +148,7 @@ def count_paths(
         for path in range(len(tries)):
             tries[path] >>= 1
             hits[path] >>= 1
+        guesses >>= 1
 
 
 @kernel

@@ -10,6 +10,10 @@ likeliest successor of that one. The tokens are looked up for each draft (`draft
 The probability of a path is that of its parent times the rate at which its last rank was correct given the parent. So a
 child is never likelier than its parent, and counts do not depend on how much of the tree was drafted. The rate of a
 rarely tried path is shrunk towards its rank's rate over all paths, and that towards a prior from other texts.
+
+Beside the paths stand up to eight *guesses*: what the model held likely one token earlier and did not say often comes
+next (LogitSpec, https://arxiv.org/abs/2507.01449). A guess of rank r has a rate of its own; below it the tree is that
+below the path `BELOW_GUESS`.
 """
 
 import heapq
@@ -45,6 +49,10 @@ PRIOR_TRIES = 32.0
 """Weight of `PRIOR` in tries of a rank."""
 SHARED_TRIES = 32.0
 """Weight of a rank's rate over all paths, in tries of one path."""
+GUESS_PRIOR: NDArray[np.float64] = np.array([0.04, 0.03, 0.015, 0.015, 0.015, 0.012, 0.006, 0.005])
+"""Prior rate of each guess, measured with the same model; the first is what the model said, unless it is sampled."""
+BELOW_GUESS = "1"
+"""The path whose subtree continues a guess."""
 
 
 def parse_paths(text: str) -> list[str]:
@@ -67,6 +75,8 @@ class RankTree:
             starts[i + 2].
         tries: int64 [n], how often a path's parent was correct and its cell of the matrix had a token.
         hits: int64 [n], how often that token was correct.
+        guesses: int64 [2, 8], tries and hits of the guess of each rank. They start anew with each object.
+        below_guess: index of the path that continues a guess, -1 if there is none.
     """
 
     def __init__(
@@ -92,6 +102,8 @@ class RankTree:
         self.starts = np.searchsorted(slots, np.arange(len(slots) + 2)).astype(np.int64)
         self.tries = np.array([counts[path][0] for path in self.paths], np.int64)
         self.hits = np.array([counts[path][1] for path in self.paths], np.int64)
+        self.guesses: NDArray[np.int64] = np.zeros((2, WIDTH), np.int64)
+        self.below_guess = self.paths.index(BELOW_GUESS) if BELOW_GUESS in counts else -1
 
     def __len__(self) -> int:
         return len(self.paths)

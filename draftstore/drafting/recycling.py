@@ -11,6 +11,8 @@ After each pass the rows of all verified tokens are updated, including rejected 
 https://arxiv.org/abs/2408.08696. Its matrix lies on the model's device; this one lies in host memory, where six
 dependent lookups are free and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
 
+What the pass that said the last token held likely besides is drafted after it, too: the guesses of `rank_tree`.
+
 The tokens of a row are distinct, filled up with -1. So siblings differ.
 """
 
@@ -27,6 +29,8 @@ from draftstore.errors import DraftstoreError
 from draftstore.jit import as_input, read_only
 from draftstore.trees.tree import DraftTree
 
+UNKNOWN: NDArray[np.int32] = np.full(WIDTH, -1, np.int32)
+"""Candidates of a pass that nobody has told of."""
 WINDOW = 4096
 """Counts are halved when a path reaches twice as many tries, so that they follow recent texts."""
 
@@ -37,10 +41,13 @@ class RecyclingDrafter:
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
 
     Attributes:
+        needs_candidates: asks for the candidates of whole prompts.
         vocab_size: token ids lie in [0, vocab_size).
         matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; filled up with -1.
         tree: the static tree, with the counts of its paths.
     """
+
+    needs_candidates = True
 
     def __init__(
         self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None, tree: RankTree | None = None
@@ -102,7 +109,7 @@ class RecyclingDrafter:
         Args:
             prompt_ids: int32 [any], the prompt and the token from the prefill.
             candidates: int32 [m, 8], the model's top 8 at the last m tokens of the prompt; the last row is the one that
-                predicted the last id.
+                predicted the last id. A row of -1 tells nothing.
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the vocabulary.
@@ -117,30 +124,41 @@ class RecyclingDrafter:
         tree = session.propose()
         session.observe([1, 0], tree=tree, candidates=np.zeros((len(tree) + 1, WIDTH), np.int32))
 
-    def _propose(self, last: int, budget: int, max_level: int) -> DraftTree:
+    def _propose(self, last: int, before: NDArray[np.int32], budget: int, max_level: int) -> DraftTree:
         tree = self.tree
         with self._lock:
             arrays = fill_tree(
-                self._matrix, last, tree.parents, tree.ranks, tree.starts, tree.tries, tree.hits,
-                min(budget, len(tree)), max_level,
+                self._matrix, last, before, tree.parents, tree.ranks, tree.starts, tree.tries, tree.hits,
+                tree.guesses, tree.below_guess, min(budget, (1 + WIDTH) * (1 + len(tree))), max_level,
             )  # fmt: skip
         return DraftTree(*arrays)
 
-    def _learn(self, last: int, accepted: Any, tree: DraftTree, candidates: Any) -> None:
-        """Count correct paths, then write the rows of a verified tree."""
+    def _learn(
+        self, last: int, before: NDArray[np.int32], accepted: Any, tree: DraftTree, candidates: Any
+    ) -> NDArray[np.int32]:
+        """Count correct paths, then write the rows of a verified tree; return the row that said the last token."""
         static = self.tree
         with self._lock:
             count_paths(
-                self._matrix, last, accepted, static.ranks, static.starts, static.tries, static.hits, WINDOW
-            )
-            if candidates is not None:
-                tokens, parents = as_input(tree.tokens, np.int32), as_input(tree.parents, np.int16)
-                recycle(self._matrix, last, accepted, tokens, parents, candidates)
+                self._matrix, last, before, accepted, static.ranks, static.starts, static.tries, static.hits,
+                static.guesses, WINDOW,
+            )  # fmt: skip
+            if candidates is None:
+                return UNKNOWN
+            tokens, parents = as_input(tree.tokens, np.int32), as_input(tree.parents, np.int16)
+            recycle(self._matrix, last, accepted, tokens, parents, candidates)
+            # Of all rows of its token, that of the last accepted node has won.
+            return self._row(int(accepted[-2]) if len(accepted) > 1 else last)
 
-    def _learn_prompt(self, ids: NDArray[np.int32], candidates: NDArray[np.int32]) -> None:
-        """Write the rows of consecutive tokens of a prompt, in order."""
+    def _learn_prompt(self, ids: NDArray[np.int32], candidates: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Write the rows of consecutive tokens of a prompt, in order; return the last one."""
         with self._lock:
             write_rows(self._matrix, ids, candidates)
+            return self._row(int(ids[-1]))
+
+    def _row(self, token: int) -> NDArray[np.int32]:
+        row: NDArray[np.int32] = self._matrix[token].copy()
+        return row
 
 
 class RecyclingSession:
@@ -156,9 +174,10 @@ class RecyclingSession:
         self._drafter = drafter
         ids = check_ids(prompt_ids, drafter.vocab_size)
         self._last = int(ids[-1]) if len(ids) else -1
-        if candidates is not None and len(ids) > 1:
+        self._before = UNKNOWN
+        if candidates is not None and len(candidates) and len(ids) > 1:
             rows = _candidates(candidates, None)[-(len(ids) - 1) :]
-            drafter._learn_prompt(as_input(ids[-1 - len(rows) : -1], np.int32), rows)
+            self._before = drafter._learn_prompt(as_input(ids[-1 - len(rows) : -1], np.int32), rows)
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
@@ -169,7 +188,7 @@ class RecyclingSession:
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0 or self._last < 0:
             return DraftTree.empty()
-        return self._drafter._propose(self._last, budget, level)
+        return self._drafter._propose(self._last, self._before, budget, level)
 
     def observe(
         self,
@@ -195,8 +214,11 @@ class RecyclingSession:
         rows = None if candidates is None else _candidates(candidates, 0 if tree is None else len(tree))
         if len(ids) == 0:
             return
+        known = tree or DraftTree.empty()
+        before, self._before = self._before, UNKNOWN
         if self._last >= 0 and (tree is not None or rows is not None):
-            self._drafter._learn(self._last, as_input(ids, np.int32), tree or DraftTree.empty(), rows)
+            row = self._drafter._learn(self._last, before, as_input(ids, np.int32), known, rows)
+            self._before = row if len(ids) <= len(known) + 1 else UNKNOWN
         self._last = int(ids[-1])
 
 

@@ -47,7 +47,13 @@ def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -
     """Return what the parts of mixtures propose, of any probability."""
     parts = [part for mixture in mixtures for part in mixture.sessions]
     asked = [budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions]
-    proposed = iter(propose_many(parts, asked, [0.0] * len(parts)))
+    try:
+        proposed = iter(propose_many(parts, asked, [0.0] * len(parts)))
+    except Exception:  # noqa: BLE001 (of one source: asked one by one, it is left out where it fails)
+        return [
+            mixture.ask(budget) if budget else [DraftTree.empty()] * len(mixture.sessions)
+            for mixture, budget in zip(mixtures, budgets, strict=True)
+        ]
     return [[next(proposed) for _ in mixture.sessions] for mixture in mixtures]
 
 

@@ -173,7 +173,8 @@ class Batch:
             begin = perf_counter_ns()
             tokens = member.prompt[member.past : member.past + left]
             try:
-                rows = runner.read(runner.pool.slots - 1, tokens, member.past, member.first_wants)
+                told = member.told(self._vocab_size)
+                rows = runner.read(runner.pool.slots - 1, tokens, member.past, member.first_wants, told)
             except Exception as error:  # noqa: BLE001 (of this text alone, as where there is no memory for its rows)
                 outcomes.append(Outcome(self._reading.popleft(), None, error))
                 continue

@@ -29,6 +29,7 @@ from draftstore.hf.pass_shapes import (
 )
 from draftstore.hf.passes import CANDIDATES, Pass, PassPart, Wants, last_hidden, pass_of
 from draftstore.hf.pools import CachePool, host_buffer
+from draftstore.hf.prompts import PromptCandidates, gathering
 
 MOST_GRAPHS = 128
 """Maximum graphs of a model; the least recently used one is dropped."""
@@ -238,7 +239,14 @@ class GraphRunner:
             outputs.logits = self._keep_logits(outputs.logits)
         return pass_of(outputs, rows, wants, hidden)
 
-    def read(self, slot: int, tokens: NDArray[np.int64], past: int, wants: Wants) -> Pass:
+    def read(
+        self,
+        slot: int,
+        tokens: NDArray[np.int64],
+        past: int,
+        wants: Wants,
+        told: PromptCandidates | None = None,
+    ) -> Pass:
         """Read tokens of one text at once, without a graph; return the outputs of the last one.
 
         Args:
@@ -246,8 +254,10 @@ class GraphRunner:
             tokens: int64 [any].
             past: tokens of the text before, which are its positions too.
             wants: outputs needed.
+            told: gathers the candidates at all of them.
         """
         model: Any = self._model()
+        kept = {"logits_to_keep": 0 if told else 1} if model._supports_logits_to_keep() else {}
         count, width = len(tokens), past + len(tokens)
         with torch.inference_mode(mode=False), torch.no_grad():
             ids = torch.from_numpy(tokens).to(self._device)[None]
@@ -255,7 +265,7 @@ class GraphRunner:
             self.pool.texts, self.pool.width, self.pool.places = slice(slot, slot + 1), width, places
             bias = torch.zeros((1, 1, count, width), dtype=self._dtype, device=self._device)
             bias[..., past:].masked_fill_(places[:, None] > places[..., None], -torch.inf)
-            with shared_keys(), last_hidden(model, wants.hidden) as hidden:
+            with gathering(told, model), shared_keys(), last_hidden(model, wants.hidden) as hidden:
                 outputs = model(
                     input_ids=ids,
                     attention_mask=bias,
@@ -263,7 +273,7 @@ class GraphRunner:
                     past_key_values=self.pool.cache,
                     use_cache=True,
                     return_dict=True,
-                    **({"logits_to_keep": 1} if model._supports_logits_to_keep() else {}),
+                    **kept,
                 )
             return pass_of(outputs, 1, wants, hidden)
 

@@ -16,6 +16,7 @@ from draftstore.drafting.together import propose_many
 from draftstore.hf.limits import Limited
 from draftstore.hf.pass_shapes import Entry
 from draftstore.hf.passes import Rows, Wants
+from draftstore.hf.prompts import PromptCandidates
 from draftstore.hf.targets import ModelVerdict, row_tokens
 from draftstore.hf.texts import GeneratedText
 from draftstore.trees.tree import DraftTree
@@ -46,6 +47,7 @@ class Member:
         self.past = 0
         self.drafting = drafter is not None
         self._drafter, self._planner, self._min_prob = drafter, copy.copy(planner), min_prob
+        self._told: PromptCandidates | None = None
         self._speculation: Speculation | None = None
         self._limited: Limited | None = None
 
@@ -53,6 +55,12 @@ class Member:
     def first_wants(self) -> Wants:
         """What is needed of its prompt."""
         return Wants(self.generated.chooser.greedy, self.drafting, self.drafting)
+
+    def told(self, vocab_size: int) -> PromptCandidates | None:
+        """Return what gathers the candidates at its prompt, the same until that is read."""
+        if self.past == 0:
+            self._told = PromptCandidates.of(self.prompt, self._drafter, vocab_size)
+        return self._told
 
     def begin(self, rows: Rows, model: Any, room: Callable[[], int]) -> Acceptance:
         """Emit the first token, and start its drafts unless that ends it.
@@ -66,7 +74,8 @@ class Member:
         verdict = ModelVerdict(rows, text.chooser, self.first_wants, projection_of(self._drafter))
         accepted = text.begin(verdict)
         if not text.over:
-            session = text.session(self._drafter, verdict)
+            session = text.session(self._drafter, verdict, self._told)
+            self._told = None
             self._limited = Limited(self._planner, nodes=room, depth=text.depth(model, text.padding + 1))
             self._speculation = Speculation(session, self._limited, text.ends, self._min_prob)
         return accepted

@@ -13,6 +13,7 @@ from draftstore.drafting.drafter import Drafter, projection_of
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.limits import Limited
 from draftstore.hf.passes import Wants, last_hidden, pass_of
+from draftstore.hf.prompts import PromptCandidates, gathering
 from draftstore.hf.targets import ForwardFactory, ModelTarget, ModelVerdict, Prefilled, vocab_size
 from draftstore.hf.texts import GeneratedText
 from draftstore.trees.tree import DraftTree
@@ -49,12 +50,14 @@ class Run:
             factory: creates the object that runs the passes.
         """
         text = self._generated
-        step, verdict = self._prefill(model_kwargs, drafter)
+        cached = model_kwargs["past_key_values"].get_seq_length()  # what is read then is the model's affair
+        told = None if cached else text.told(drafter, vocab_size(self._model))
+        step, verdict = self._prefill(model_kwargs, drafter, told)
         yield step
         if text.over:
             return
-        session = text.session(drafter, verdict)
-        del verdict  # frees the prefill's outputs
+        session = text.session(drafter, verdict, told)
+        del verdict, told  # frees the prefill's outputs
         memory = rollback_cache(self._kwargs["past_key_values"], drafter is not None)
         prefilled = Prefilled(self._model, memory, self._kwargs, text.text)
         forward = factory(prefilled)
@@ -74,15 +77,20 @@ class Run:
         finally:
             target.close()
 
-    def _prefill(self, model_kwargs: dict[str, Any], drafter: Drafter | None) -> tuple[Step, ModelVerdict]:
+    def _prefill(
+        self, model_kwargs: dict[str, Any], drafter: Drafter | None, told: PromptCandidates | None
+    ) -> tuple[Step, ModelVerdict]:
         """Run the prompt through the model as plain generate does, and emit the first token."""
         begin = perf_counter_ns()
         drafting, chooser = drafter is not None, self._generated.chooser
-        with last_hidden(self._model, drafting) as hidden:
+        asked = dict(model_kwargs)
+        if told is not None and "logits_to_keep" in asked:
+            asked["logits_to_keep"] = 0  # all of them
+        with gathering(told, self._model), last_hidden(self._model, drafting) as hidden:
             outputs = self._model._prefill(
                 self._input_ids,
                 self._config,
-                model_kwargs,
+                asked,
                 is_first_iteration=not self._config.is_assistant,
             )
         self._kwargs = self._model._update_model_kwargs_for_generation(outputs, model_kwargs)

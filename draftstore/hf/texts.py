@@ -13,6 +13,7 @@ from draftstore.decoding.nothing import NoDrafts
 from draftstore.drafting.drafter import Drafter, Session
 from draftstore.hf.checks import NO_LIMIT, depth_limit
 from draftstore.hf.choosing import Chooser, Text
+from draftstore.hf.prompts import PromptCandidates
 from draftstore.hf.stopping import StopRules
 from draftstore.hf.targets import ModelVerdict
 from draftstore.trees.tree import DraftTree
@@ -92,11 +93,20 @@ class GeneratedText:
         self.text.extend(accepted.tokens.tolist())
         return accepted
 
-    def session(self, drafter: Drafter | None, verdict: ModelVerdict) -> Session:
+    def told(self, drafter: Drafter | None, vocab_size: int) -> PromptCandidates | None:
+        """Return what gathers the candidates at its prompt with its padding, before that is read."""
+        return PromptCandidates.of(np.array(self.text.ids), drafter, vocab_size, self._seen)
+
+    def session(
+        self, drafter: Drafter | None, verdict: ModelVerdict, told: PromptCandidates | None = None
+    ) -> Session:
         """Start its drafts, after the first token; without a drafter there are none."""
         if drafter is None:
             return NoDrafts()
-        return drafter.session(self.ids(), hidden=verdict.hidden(0), candidates=verdict.candidates())
+        candidates = verdict.candidates()
+        if told is not None and candidates is not None:
+            candidates = told.rows(candidates)
+        return drafter.session(self.ids(), hidden=verdict.hidden(0), candidates=candidates)
 
     def depth(self, model: Any, shift: int) -> Callable[[], int]:
         """Return a function to the maximum depth of a draft now, limited by the tokens still to be emitted.

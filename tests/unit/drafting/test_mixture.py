@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.decoding.loop import Fixed, decode
+from draftstore.decoding.nothing import NoDrafts
 from draftstore.decoding.replay import RecordedTarget
 from draftstore.drafting.drafter import ContextSession, Drafter, Session, projection_of
 from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
 from draftstore.drafting.projection import Projection
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter, RequestSession
-from draftstore.errors import DraftstoreError, DraftTreeError, TokenRangeError
+from draftstore.drafting.together import propose_many
+from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, level_of
 from tests import reference
@@ -165,12 +167,20 @@ def test_each_is_asked_for_the_whole_budget_whatever_the_probability() -> None:
 
 
 @pytest.mark.parametrize("node", [(1, 5, 9), (1, 1, 9), (1, -2, 9), (-1, -1, 9)])
-def test_what_is_no_tree_is_refused(node: tuple[int, int, int]) -> None:
-    session = mixed([[(7, -1, 3), (8, 0, 4)]], [[(7, -1, 3), node]])
-    token, parent, _ = node
-    said = f"drafter 2 of a mixture proposed node 1 with token {token} and parent {parent}"
-    with pytest.raises(DraftTreeError, match=said):
-        session.propose()
+def test_who_proposes_what_is_no_tree_is_left_out(
+    node: tuple[int, int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    good: Nodes = [(7, -1, 3), (8, 0, 4)]
+    mixture = Mixture([Scripted(good), Scripted([(7, -1, 3), node])])
+    session, token, parent = mixture.session([0]), node[0], node[1]
+    for _ in range(2):
+        assert nodes_of(session.propose()) == good
+        session.observe([7, 8, 9], tree=tree_from(good))
+    assert "drafter 2 of a mixture is left out of 1 texts by now" in caplog.text
+    assert f"it proposed node 1 with token {token} and parent {parent}" in caplog.text
+    assert mixture.faults.counts == [0, 1]
+    assert len(mixture.session([0]).propose()) == 2, "the next text asks it again"
+    assert mixture.faults.counts == [0, 2]
 
 
 def test_other_broken_promises_do_no_harm() -> None:
@@ -356,18 +366,36 @@ def test_a_mixture_of_one_is_that_one() -> None:
         Mixture([])
 
 
-def test_what_raises_in_a_drafter_raises() -> None:
-    class Broken(Scripted):
-        def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-            raise OSError("gone")
+class Broken(Scripted):
+    """Cannot propose."""
 
-    with pytest.raises(OSError, match="gone"):
-        Mixture([Scripted([]), Broken([])]).session([0]).propose()
-    session = Mixture([RequestDrafter(VOCAB), RequestDrafter(3)]).session([0])
-    with pytest.raises(TokenRangeError, match="token id 5"):
-        session.observe([5])
+    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
+        raise OSError("gone")
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_who_raises_is_left_out_and_the_others_go_on(together: bool) -> None:
+    good: Nodes = [(7, -1, 3), (8, 0, 4)]
+    mixture = Mixture([Broken([]), Scripted(good), Broken([])])
+    session = mixture.session([0])
+    for _ in range(3):
+        tree = propose_many([session, NoDrafts()], [9, 0], [0.0] * 2)[0] if together else session.propose(9)
+        assert nodes_of(tree) == good
+        session.observe([7, 8, 9], tree=tree)
+    assert mixture.faults.counts == [1, 0, 1]
+
+
+def test_who_cannot_learn_is_left_out() -> None:
+    mixture = Mixture([RequestDrafter(VOCAB), RequestDrafter(3)])
+    session = mixture.session([0])
+    session.observe([5])
+    assert mixture.faults.counts == [0, 1]
+    session.observe([5, 0])
+    assert session.propose(1).tokens.tolist() == [5]
     with pytest.raises(TokenRangeError, match="token id -5"):
         session.observe([-5])
+    with pytest.raises(TokenRangeError, match="token id 4"):
+        mixture.session([4])
 
 
 # -- together ------------------------------------------------------------------------------------------------

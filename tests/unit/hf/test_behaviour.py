@@ -638,9 +638,9 @@ class Curious(Knowing):
 
     def session(self, prompt_ids: ArrayLike, **prefill: Any) -> Adversary:
         super().session(prompt_ids)
-        self.check(
-            self.text[:-1], DraftTree.empty(), prefill["candidates"], prefill["hidden"], self.text[:-1]
-        )
+        prompt, empty = self.text[:-1], DraftTree.empty()
+        assert len(prefill["candidates"]) == len(prompt), "its other rows: `test_prompts`"
+        self.check(prompt, empty, prefill["candidates"][-1:], prefill["hidden"], prompt)
         return self
 
     def paths(self, budget: int) -> list[tuple[int, ...]]:

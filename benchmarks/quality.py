@@ -1,7 +1,10 @@
 """Every system on every replay, over the same texts: `python -m benchmarks.quality`.
 
 Accepted length M (tokens per forward pass), and for drafts with probabilities the expected calibration error, see
-benchmarks/reliability.py. Systems are in benchmarks/systems.py, recorded outputs in benchmarks/replays.py.
+benchmarks/reliability.py. Then what a draft costs the host, all systems in turn at the same places (compare within one
+run). Systems are in benchmarks/systems.py, recorded outputs in benchmarks/replays.py. arctic-inference and SGLang take
+part where they are installed: benchmarks/peers.py and benchmarks/ngram.py say how. Where nothing is left out, the two
+pictures are drawn: docs/accepted.svg and docs/reliability.svg.
 
 A cell is one system on one replay with drafts of so many nodes, from the texts of one size: `sample`, 4.5 M tokens that
 every system can hold, or `whole`, all of ShareGPT or of the code packages. Cells are kept in the work folder and taken
@@ -17,26 +20,35 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import CHAT, CODE, Source, Workspace, add_arguments, open_workspace
+from benchmarks.host_times import time_in_turn
 from benchmarks.measure import progress
+from benchmarks.picture import LENGTHS, RELIABILITY, draw_lengths, draw_reliability, mean_lengths
 from benchmarks.reliability import Reliability, steps_of
-from benchmarks.replays import REPLAYS, Replay
-from benchmarks.report import describe_machine, finish, show_table
-from benchmarks.systems import OURS, SYSTEMS, System, Texts
+from benchmarks.replays import REPLAYS
+from benchmarks.report import describe_machine, finish, show_table, without
+from benchmarks.systems import IN_MEMORY, OURS, SYSTEMS, TEXTLESS, System, Texts
 from draftstore.decoding.loop import Tally
 from draftstore.decoding.replay import Recording
 from draftstore.storage.files import write_json
 
 NODES = (4, 8, 16, 32, 64)
 QUICK_NODES = (8, 64)
-ROWS, QUICK_ROWS = 100, 3
+QUICK_ROWS = 3
+DRAFTS, QUICK_DRAFTS = 1000, 40
+TIMED_ROWS = 20
+TIMED = ("AlpacaEval: Vicuna-7B-v1.5", "HumanEval: CodeLlama-7b-Instruct")
+"""Replays at which drafts are timed."""
+MODULES = ("asked", "host_times", "ngram", "peers", "reliability", "replays", "systems")
+"""What cells depend on, beside draftstore."""
 SAMPLE = 4_500_000
 SIZES: dict[str, dict[Source, Source]] = {
     "sample": {
@@ -95,57 +107,77 @@ class Notes:
 def code_digest() -> str:
     """Return a digest of draftstore and of the systems."""
     folder = Path(__file__).parent
-    files = [*(folder.parent / "draftstore").rglob("*.py"), folder / "systems.py"]
+    files = [*(folder.parent / "draftstore").rglob("*.py"), *(folder / f"{name}.py" for name in MODULES)]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def run_cells(workspace: Workspace, args: argparse.Namespace) -> list[Cell]:
-    """Measure all cells: texts, nodes and systems in turn, so that one system at a time holds memory."""
-    notes, cells = Notes(workspace.work / "quality"), list[Cell]()
-    rows = args.rows or None
-    for size in args.sizes:
-        for kind in (CHAT, CODE):
-            replays = {name: REPLAYS[name] for name in args.replays if REPLAYS[name].source == kind}
-            if not replays:
-                continue
-            texts = Texts(workspace, SIZES[size][kind])
-            for nodes in args.nodes:
-                for name in args.systems:
-                    with_texts = Opened(texts, name, nodes)
-                    cells += [
-                        notes.take(
-                            {"size": size, "system": name, "replay": replay, "nodes": nodes, "rows": rows},
-                            partial(with_texts.measure, chosen, rows),
-                        )
-                        for replay, chosen in replays.items()
-                    ]
-                    with_texts.close()
-    return cells
+def run(workspace: Workspace, args: argparse.Namespace) -> tuple[list[Cell], list[Cell]]:
+    """Measure all cells, and the times of all systems in turn; texts of one kind are open at a time."""
+    notes, cells, times = Notes(workspace.work / "quality"), list[Cell](), list[Cell]()
+    for size, kind in product(args.sizes, (CHAT, CODE)):
+        replays = [name for name in args.replays if REPLAYS[name].source == kind]
+        systems = [name for name in args.systems if size != "whole" or name not in IN_MEMORY]
+        opened = Opened(workspace, SIZES[size][kind])
+        for nodes in args.nodes if replays else ():
+            for name, replay in product(systems, replays):
+                place = {"size": "any" if name in TEXTLESS else size, "system": name}
+                place |= {"replay": replay, "nodes": nodes, "rows": args.rows}
+                cells.append(notes.take(place, partial(opened.measure, **place)) | {"size": size})
+            if timed := [name for name in TIMED if name in replays]:
+                place = {"size": size, "systems": systems, "replay": timed[0], "nodes": nodes}
+                place["drafts"] = QUICK_DRAFTS if args.quick else DRAFTS
+                found = notes.take(place, partial(opened.time, **place))
+                times += [place | {"system": name} | taken for name, taken in found["times"].items()]
+        opened.close()
+    return cells, times
 
 
 class Opened:
-    """A system that is made when the first cell is not known yet."""
+    """The texts of one kind and the systems made of them, each when it is asked for."""
 
-    def __init__(self, texts: Texts, name: str, nodes: int) -> None:
-        self._texts, self._name, self._nodes = texts, name, nodes
-        self._system: System | None = None
+    def __init__(self, workspace: Workspace, source: Source) -> None:
+        self._workspace, self._source = workspace, source
+        self._systems: dict[str, System] = {}
 
-    def measure(self, replay: Replay, rows: int | None) -> Cell:
-        """Measure the system on a replay; it knows nothing of the ones before."""
-        if self._system is None:
-            self._system = SYSTEMS[self._name](self._texts, self._nodes)
-        self._system.forget()
-        recordings = replay.read(self._texts.workspace, rows)
-        return measure(self._system, recordings, self._nodes, promises=self._name in OURS)
+    @cached_property
+    def texts(self) -> Texts:
+        """The texts."""
+        return Texts(self._workspace, self._source)
 
-    def close(self) -> None:
-        """Give back what the system holds."""
-        if self._system is not None:
-            self._system.close()
-            self._system = None
+    def system(self, name: str, nodes: int) -> System:
+        """Return a system that can be asked for so many nodes, and that knows of no replay.
+
+        Raises:
+            ImportError: it is not installed.
+        """
+        if name in self._systems and self._systems[name].nodes not in (None, nodes):
+            self.close(name)
+        if name not in self._systems:
+            self._systems[name] = SYSTEMS[name](self.texts, nodes)
+        self._systems[name].forget()
+        return self._systems[name]
+
+    def measure(self, system: str, replay: str, nodes: int, rows: int | None, **_place: object) -> Cell:
+        """Measure a system on a replay."""
+        recordings = REPLAYS[replay].read(self._workspace, rows)
+        made = self.system(system, nodes)
+        held = {"bytes_a_token": round(made.memory / self.texts.tokens, 2), "mapped": made.mapped}
+        return measure(made, recordings, nodes, promises=system in OURS) | held
+
+    def time(self, systems: Sequence[str], replay: str, nodes: int, drafts: int, **_place: object) -> Cell:
+        """Time systems in turn on a replay."""
+        made = {name: self.system(name, nodes) for name in systems}
+        recordings = REPLAYS[replay].read(self._workspace, TIMED_ROWS)
+        return {"times": time_in_turn(made, recordings, nodes, drafts)}
+
+    def close(self, *names: str) -> None:
+        """Give back what systems hold, all of them if none is named."""
+        for name in names or list(self._systems):
+            if system := self._systems.pop(name, None):
+                system.close()
 
 
 def reliability_of(cells: Iterable[Cell]) -> dict[str, Any]:
@@ -176,21 +208,32 @@ def calibration(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return found
 
 
-def show_lengths(cells: Sequence[Cell]) -> None:
-    """Print the accepted lengths: a table for each size, replays by systems and nodes."""
+def show_lengths(cells: Sequence[Cell], times: Sequence[Cell]) -> None:
+    """Print accepted lengths by nodes: for each size a table of the replays, and one of the means with the costs."""
     for size in dict.fromkeys(cell["size"] for cell in cells):
         own = [cell for cell in cells if cell["size"] == size]
-        nodes = list(dict.fromkeys(cell["nodes"] for cell in own))
-        table = []
-        for replay in dict.fromkeys(cell["replay"] for cell in own):
-            for system in dict.fromkeys(cell["system"] for cell in own):
-                row = [c["accepted_length"] for c in own if (c["replay"], c["system"]) == (replay, system)]
-                table.append([f"{replay}: {system}", *row])
-        for system in dict.fromkeys(cell["system"] for cell in own):
-            of_system = [cell for cell in own if cell["system"] == system]
-            means = [mean(c["accepted_length"] for c in of_system if c["nodes"] == n) for n in nodes]
-            table.append([f"mean of replays: {system}", *means])
-        show_table(f"accepted length by nodes, {size} texts", ["replay: drafts", *map(str, nodes)], table)
+        nodes = [str(each) for each in dict.fromkeys(cell["nodes"] for cell in own)]
+        lengths: dict[tuple[str, str], list[float]] = {}
+        for cell in own:
+            lengths.setdefault((cell["replay"], cell["system"]), []).append(cell["accepted_length"])
+        rows = [
+            [f"{replay}: {system}", *row]
+            for (replay, system), row in sorted(lengths.items(), key=lambda entry: entry[0][0])
+        ]
+        show_table(f"accepted length by nodes, {size} texts", ["replay: drafts", *nodes], rows)
+        held = {cell["system"]: cell for cell in own}
+        rows = []
+        for system, by_nodes in mean_lengths(own, size).items():
+            taken = [t for t in times if (t["size"], t["system"]) == (size, system)]
+            costs = [f"{t['draft']['p50']:.0f} ({t['draft']['p99']:.0f})" for t in taken[: len(nodes)]]
+            kept = (
+                f"{held[system]['bytes_a_token']:.1f} {'mapped' if held[system]['mapped'] else 'in memory'}"
+            )
+            rows.append([system, *by_nodes.values(), *costs, *[""] * (len(nodes) - len(costs)), kept])
+        columns = ["drafts", *nodes, *(f"{each}: p50 (p99) µs" for each in nodes), "bytes a token"]
+        show_table(
+            f"mean of replays, {size} texts; times in turn with all others, on one core", columns, rows
+        )
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -200,12 +243,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--systems", help=f"some of {', '.join(SYSTEMS)} (default: all)")
     parser.add_argument("--replays", help=f"parts of the names of {', '.join(REPLAYS)} (default: all)")
     parser.add_argument("--sizes", help="some of sample, whole (default: both)")
-    parser.add_argument("--nodes", help=f"(default: {','.join(map(str, NODES))})")
+    parser.add_argument("--nodes", help=f"default: {','.join(map(str, NODES))}")
+    parser.add_argument("--draw", action="store_true", help="draw what OUT holds again; measure nothing")
     parser.add_argument(
-        "--rows", type=int, default=ROWS, help="outputs of each replay, 0 for all (default: %(default)s)"
+        "--rows", type=int, help="outputs of each replay (default: all that are quoted, of the others 100)"
     )
     args = parser.parse_args(arguments)
-    args.systems = _chosen(parser, args.systems, SYSTEMS)
+    args.whole = not (args.quick or args.systems or args.replays or args.sizes or args.nodes)
+    args.systems = [
+        name
+        for name in _chosen(parser, args.systems, SYSTEMS)
+        if name not in IN_MEMORY or find_spec(IN_MEMORY[name])
+    ]
     wanted = args.replays.split(",") if args.replays else [""]
     args.replays = [name for name in REPLAYS if any(part in name for part in wanted)]
     args.sizes = ["tiny"] if args.quick else _chosen(parser, args.sizes, ("sample", "whole"))
@@ -224,13 +273,21 @@ def _chosen(parser: argparse.ArgumentParser, text: str | None, known: Iterable[s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is not known yet, print tables, and finish with the JSON document."""
+    """Measure what is not known yet, print tables, and finish with the JSON document; draw if nothing was left out."""
     args = parse_arguments(arguments)
-    with open_workspace(args) as workspace:
-        cells = run_cells(workspace, args)
-    show_lengths(cells)
-    document = {"rows": args.rows, "calibration": calibration(cells), "cells": cells}
-    finish(args.out, "quality", describe_machine() | document)
+    if not args.draw:
+        with open_workspace(args) as workspace:
+            cells, times = run(workspace, args)
+        show_lengths(cells, times)
+        absent = sorted(IN_MEMORY.keys() - set(args.systems))
+        document = {"rows": args.rows, "absent": absent, "calibration": calibration(cells), "times": times}
+        cells = [without(cell, ("sums", "rows")) for cell in cells]
+        about = describe_machine(["arctic-inference", "sglang"])
+        finish(args.out, "quality", about | document | {"cells": cells})
+    found = json.loads((args.out / "quality.json").read_text(encoding="utf-8"))
+    if args.draw or (args.whole and not found["absent"]):
+        draw_lengths(LENGTHS, found["cells"])
+        draw_reliability(RELIABILITY, found["calibration"], "whole", NODES[-1])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from benchmarks.common import CHAT, CODE, RecordingSet, Source, Workspace, evenl
 from draftstore.decoding.replay import Recording
 
 SPEC_BENCH = RecordingSet("spec_bench.jsonl.zst", "vicuna-7b-v1.3")
+SOME = 100
 TASK_ROWS = 40
-"""Of each task of Spec-Bench; of these, every other one tunes constants and is not reported."""
+"""Of each task of Spec-Bench."""
 
 
 class Replay(NamedTuple):
@@ -17,20 +18,22 @@ class Replay(NamedTuple):
         source: texts of their kind, all of them.
         recorded: the file and model.
         rows: those that are reported.
+        most: no more than so many of them, if nothing else is asked for; None: all.
     """
 
     source: Source
     recorded: RecordingSet
     rows: slice = slice(None)
+    most: int | None = None
 
-    def read(self, workspace: Workspace, limit: int | None = None) -> list[Recording]:
-        """Return the recordings, at most `limit` of them, at even distances."""
-        recordings = workspace.recordings(self.recorded)[self.rows]
-        return recordings if limit is None else evenly(recordings, limit)
+    def read(self, workspace: Workspace, most: int | None = None) -> list[Recording]:
+        """Return the recordings, at even distances if they are too many; `most` stands for the replay's own limit."""
+        recordings, most = workspace.recordings(self.recorded)[self.rows], most or self.most
+        return recordings if most is None else evenly(recordings, most)
 
 
-def _alpaca(model: str) -> Replay:
-    return Replay(CHAT, RecordingSet("alpaca_eval.jsonl.zst", model))
+def _alpaca(model: str, rows: slice = slice(None), most: int | None = SOME) -> Replay:
+    return Replay(CHAT, RecordingSet("alpaca_eval.jsonl.zst", model), rows, most)
 
 
 def _task(place: int) -> Replay:
@@ -38,8 +41,8 @@ def _task(place: int) -> Replay:
 
 
 REPLAYS = {
-    "AlpacaEval: Vicuna-7B-v1.5": _alpaca("vicuna-7b-v1.5"),
-    "AlpacaEval: Llama-2-7B-chat": _alpaca("llama-2-7b-chat-hf"),
+    "AlpacaEval: Vicuna-7B-v1.5": _alpaca("vicuna-7b-v1.5", most=None),
+    "AlpacaEval: Llama-2-7B-chat": _alpaca("llama-2-7b-chat-hf", slice(1, None, 2)),
     "AlpacaEval: Mistral-7B-Instruct-v0.2": _alpaca("Mistral-7B-Instruct-v0.2"),
     "AlpacaEval: Llama-3-8B-Instruct": _alpaca("Meta-Llama-3-8B-Instruct"),
     "AlpacaEval: GPT-3.5-turbo": _alpaca("gpt-3.5-turbo-0613"),
@@ -51,7 +54,9 @@ REPLAYS = {
     "HumanEval: CodeLlama-7b-Instruct": Replay(
         CODE, RecordingSet("humaneval.jsonl.zst", "CodeLlama-7b-Instruct-hf")
     ),
-    "MBPP: CodeLlama-34b-Instruct": Replay(CODE, RecordingSet("mbpp.jsonl.zst", "CodeLlama-34b-Instruct-hf")),
-    "ShareGPT: ChatGPT": Replay(CHAT, RecordingSet("sharegpt.jsonl.zst")),
+    "MBPP: CodeLlama-34b-Instruct": Replay(
+        CODE, RecordingSet("mbpp.jsonl.zst", "CodeLlama-34b-Instruct-hf"), slice(120, None), SOME
+    ),
+    "ShareGPT: ChatGPT": Replay(CHAT, RecordingSet("sharegpt.jsonl.zst"), slice(1, None, 5)),
 }
-"""The models wrote in their own words; all are read with the stores' tokenizer."""
+"""None of the outputs tunes a constant in `benchmarks.request`. All are read with the stores' tokenizer."""

@@ -5,8 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks import peers
+from benchmarks.asked import Arctic, Ngram, PromptLookup
 from benchmarks.common import Source, Workspace
 from benchmarks.curve_points import AUTHORS_TOKEN_BYTES
+from benchmarks.measure import resident
+from benchmarks.ngram import new_corpus
+from benchmarks.peerprobe import split_documents
 from draftstore.assembly import Sources, assemble
 from draftstore.drafting.drafter import Drafter
 from draftstore.stores.crest.build import CrestOptions, build_crest
@@ -28,6 +33,7 @@ class System:
         drafter: for replays.
         memory: bytes that it holds; what it keeps of a single request is not counted.
         mapped: whether they are mapped from disk, and may leave memory.
+        nodes: the only number that it can be asked for; None: any.
         forget: drop what was learned from replays.
         close: give back what it holds.
     """
@@ -35,6 +41,7 @@ class System:
     drafter: Drafter
     memory: int = 0
     mapped: bool = True
+    nodes: int | None = None
     forget: Callable[[], None] = _nothing
     close: Callable[[], None] = _nothing
 
@@ -95,14 +102,48 @@ def _assembled(texts: Texts, sources: Sources) -> System:
     return System(assembly, held, close=assembly.close)
 
 
+def _prompt_lookup(_texts: Texts, _nodes: int) -> System:
+    """Look up the request in itself."""
+    return System(PromptLookup())
+
+
+def _arctic(texts: Texts, _nodes: int) -> System:
+    """Build the suffix tree of arctic-inference."""
+    before, peer = _resident(), peers.Arctic()
+    peer.build(split_documents(texts.store.index), texts.workspace.work)
+    arctic = Arctic(peer.cache)
+    return System(arctic, _resident() - before, mapped=False, forget=arctic.forget)
+
+
+def _sglang(texts: Texts, nodes: int) -> System:
+    """Build the external corpus of SGLang."""
+    before = _resident()
+    corpus = new_corpus(texts.store.index, nodes)
+    return System(
+        Ngram(corpus, nodes), _resident() - before, mapped=False, nodes=nodes, forget=corpus.reset
+    )  # fmt: skip
+
+
+def _resident() -> int:
+    """Return the bytes of memory that this process holds, without what it has freed."""
+    return resident(trim=True)["anonymous"]
+
+
 OURS: dict[str, Maker] = {
     "stored text": _ours,
     "request": partial(_ours, request=True, stored=False),
     "stored text and request": partial(_ours, request=True),
 }
 """draftstore by source: what carries probabilities."""
-OTHERS: dict[str, Maker] = {
+SYSTEMS: dict[str, Maker] = OURS | {
     "REST": _rest,
     "CREST": _crest,
+    "prompt lookup": _prompt_lookup,
+    "arctic-inference": _arctic,
+    "SGLang NGRAM": _sglang,
 }
-SYSTEMS = OURS | OTHERS
+TEXTLESS = ("request", "prompt lookup")
+"""Systems that use no stored text."""
+IN_MEMORY = {"arctic-inference": "arctic_inference", "SGLang NGRAM": "sglang"}
+"""Systems that hold 280 and 490 bytes for each token of the texts in memory, and get no more than the sample; the
+modules that they are. benchmarks/peers.py and benchmarks/ngram.py say how to install them."""

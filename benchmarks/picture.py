@@ -1,6 +1,6 @@
 """The pictures of README and docs, from what `python -m benchmarks.quality` has measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,28 +25,31 @@ LABELS = {
 """What systems are called, what they draft from, and their colours."""
 DOTTED = ("arctic-inference", "SGLang NGRAM", "prompt lookup", "CREST", "REST")
 TITLES = {"path": "accepted, whole path", "given parent": "accepted, if its parent is"}
+ALL = "all"
+"""In place of a replay: all of them together."""
 GAP = 0.07
 """Least distance of two names, as a share of the height."""
 
-Cells = Sequence[Mapping[str, Any]]
+Lengths = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Accepted lengths by replay, system and nodes."""
 
 
-def mean_lengths(cells: Cells, size: str) -> dict[str, dict[int, float]]:
+def mean_lengths(replays: Lengths) -> dict[str, dict[int, float]]:
     """Return the accepted lengths by system and nodes, as means over the replays."""
     found: dict[str, dict[int, list[float]]] = {}
-    for cell in cells:
-        if cell["size"] == size:
-            by_nodes = found.setdefault(cell["system"], {})
-            by_nodes.setdefault(cell["nodes"], []).append(cell["accepted_length"])
+    for systems in replays.values():
+        for system, by_nodes in systems.items():
+            for nodes, length in by_nodes.items():
+                found.setdefault(system, {}).setdefault(int(nodes), []).append(length)
     return {
         system: {nodes: mean(lengths) for nodes, lengths in by_nodes.items()}
         for system, by_nodes in found.items()
     }
 
 
-def draw_lengths(path: Path, cells: Cells, size: str = "sample") -> None:
+def draw_lengths(path: Path, replays: Lengths) -> None:
     """Draw a line for each system; names stand at their ends, the text stays text."""
-    lines = mean_lengths(cells, size)
+    lines = mean_lengths(replays)
     figure, axes = new_axes("", "nodes of a draft, at most", "accepted length M: tokens per forward pass")
     figure.set_size_inches(7.6, 4.2)
     nodes = sorted({each for line in lines.values() for each in line})
@@ -78,15 +81,20 @@ def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
     return found
 
 
-def draw_reliability(path: Path, calibration: Sequence[Mapping[str, Any]], size: str, nodes: int) -> None:
-    """Draw what was accepted over what was predicted, for paths and for nodes given their parents."""
+def draw_reliability(path: Path, systems: Mapping[str, Any]) -> None:
+    """Draw what was accepted over what was predicted, with most nodes: of paths, and of nodes given their parents.
+
+    Args:
+        path: of the picture.
+        systems: reliability by system, nodes and replay.
+    """
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
-    own = [e for e in calibration if (e["size"], e["nodes"], e["replay"]) == (size, nodes, "all")]
+    own = {system: by_nodes[max(by_nodes, key=int)][ALL] for system, by_nodes in systems.items()}
     for axes, (question, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
         axes.plot([0, 1], [0, 1], ":", color="#999999", linewidth=0.9)
-        for entry in own:
+        for system, entry in own.items():
             counts, predicted, accepted = np.array(entry[question]["bins"]).T
-            label, color = LABELS[entry["system"]]
+            label, color = LABELS[system]
             name = f"{label.removeprefix('draftstore: ')}: ECE {entry[question]['ece']:.3f}"
             axes.plot(predicted, accepted, "-", color=color, linewidth=1, label=name)
             axes.scatter(predicted, accepted, 4 + 8 * np.log10(counts), color=color)

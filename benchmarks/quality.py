@@ -26,15 +26,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common import CHAT, CODE, Source, Workspace, add_arguments, open_workspace
 from benchmarks.host_times import time_in_turn
 from benchmarks.measure import progress
-from benchmarks.picture import LENGTHS, RELIABILITY, draw_lengths, draw_reliability, mean_lengths
+from benchmarks.picture import LENGTHS, RELIABILITY, draw_lengths, draw_reliability
+from benchmarks.quality_report import Cell, figures_of, judge, show_calibration, show_lengths
 from benchmarks.reliability import Reliability, steps_of
 from benchmarks.replays import REPLAYS
-from benchmarks.report import describe_machine, finish, show_table, without
+from benchmarks.report import describe_machine, finish
 from benchmarks.systems import IN_MEMORY, OURS, SYSTEMS, TEXTLESS, System, Texts
 from draftstore.decoding.loop import Tally
 from draftstore.decoding.replay import Recording
@@ -62,9 +61,6 @@ SIZES: dict[str, dict[Source, Source]] = {
     },
 }
 """Which texts stand for all texts of their kind."""
-
-Cell = dict[str, Any]
-"""Figures of one system on one replay, with its place: size, system, replay, nodes."""
 
 
 def measure(system: System, recordings: Sequence[Recording], nodes: int, *, promises: bool) -> Cell:
@@ -141,11 +137,18 @@ class Opened:
     def __init__(self, workspace: Workspace, source: Source) -> None:
         self._workspace, self._source = workspace, source
         self._systems: dict[str, System] = {}
+        self._read: dict[tuple[str, int | None], list[Recording]] = {}
 
     @cached_property
     def texts(self) -> Texts:
         """The texts."""
         return Texts(self._workspace, self._source)
+
+    def recordings(self, replay: str, rows: int | None) -> list[Recording]:
+        """Return the recordings of a replay, read once."""
+        if (replay, rows) not in self._read:
+            self._read[replay, rows] = REPLAYS[replay].read(self._workspace, rows)
+        return self._read[replay, rows]
 
     def system(self, name: str, nodes: int) -> System:
         """Return a system that can be asked for so many nodes, and that knows of no replay.
@@ -162,7 +165,7 @@ class Opened:
 
     def measure(self, system: str, replay: str, nodes: int, rows: int | None, **_place: object) -> Cell:
         """Measure a system on a replay."""
-        recordings = REPLAYS[replay].read(self._workspace, rows)
+        recordings = self.recordings(replay, rows)
         made = self.system(system, nodes)
         held = {"bytes_a_token": round(made.memory / self.texts.tokens, 2), "mapped": made.mapped}
         return measure(made, recordings, nodes, promises=system in OURS) | held
@@ -170,7 +173,7 @@ class Opened:
     def time(self, systems: Sequence[str], replay: str, nodes: int, drafts: int, **_place: object) -> Cell:
         """Time systems in turn on a replay."""
         made = {name: self.system(name, nodes) for name in systems}
-        recordings = REPLAYS[replay].read(self._workspace, TIMED_ROWS)
+        recordings = self.recordings(replay, TIMED_ROWS)
         return {"times": time_in_turn(made, recordings, nodes, drafts)}
 
     def close(self, *names: str) -> None:
@@ -178,62 +181,6 @@ class Opened:
         for name in names or list(self._systems):
             if system := self._systems.pop(name, None):
                 system.close()
-
-
-def reliability_of(cells: Iterable[Cell]) -> dict[str, Any]:
-    """Return the reliability over the drafts of several cells."""
-    total = Reliability()
-    for cell in cells:
-        total.sums += np.array(cell["sums"])
-    return total.summary()
-
-
-def calibration(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Return the reliability of every system over all replays, by size and nodes, and print it with each replay's."""
-    found, table = [], []
-    promising = [cell for cell in cells if "sums" in cell]
-    for size, system, nodes in dict.fromkeys((c["size"], c["system"], c["nodes"]) for c in promising):
-        own = [c for c in promising if (c["size"], c["system"], c["nodes"]) == (size, system, nodes)]
-        for replay, of_replay in [("all", own), *((cell["replay"], [cell]) for cell in own)]:
-            entry = {"size": size, "system": system, "nodes": nodes, "replay": replay}
-            summary = reliability_of(of_replay)
-            found.append(entry | summary)
-            errors = [summary[question][key] for question in summary for key in ("ece", "promised")]
-            table.append([f"{size}: {system}", nodes, replay, *errors])
-    show_table(
-        "expected calibration error of drafted nodes, and what they promised by what was accepted",
-        ["drafts", "nodes", "replay", "path: ECE", "promised", "given parent: ECE", "promised"],
-        table,
-    )
-    return found
-
-
-def show_lengths(cells: Sequence[Cell], times: Sequence[Cell]) -> None:
-    """Print accepted lengths by nodes: for each size a table of the replays, and one of the means with the costs."""
-    for size in dict.fromkeys(cell["size"] for cell in cells):
-        own = [cell for cell in cells if cell["size"] == size]
-        nodes = [str(each) for each in dict.fromkeys(cell["nodes"] for cell in own)]
-        lengths: dict[tuple[str, str], list[float]] = {}
-        for cell in own:
-            lengths.setdefault((cell["replay"], cell["system"]), []).append(cell["accepted_length"])
-        rows = [
-            [f"{replay}: {system}", *row]
-            for (replay, system), row in sorted(lengths.items(), key=lambda entry: entry[0][0])
-        ]
-        show_table(f"accepted length by nodes, {size} texts", ["replay: drafts", *nodes], rows)
-        held = {cell["system"]: cell for cell in own}
-        rows = []
-        for system, by_nodes in mean_lengths(own, size).items():
-            taken = [t for t in times if (t["size"], t["system"]) == (size, system)]
-            costs = [f"{t['draft']['p50']:.0f} ({t['draft']['p99']:.0f})" for t in taken[: len(nodes)]]
-            kept = (
-                f"{held[system]['bytes_a_token']:.1f} {'mapped' if held[system]['mapped'] else 'in memory'}"
-            )
-            rows.append([system, *by_nodes.values(), *costs, *[""] * (len(nodes) - len(costs)), kept])
-        columns = ["drafts", *nodes, *(f"{each}: p50 (p99) µs" for each in nodes), "bytes a token"]
-        show_table(
-            f"mean of replays, {size} texts; times in turn with all others, on one core", columns, rows
-        )
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -278,16 +225,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not args.draw:
         with open_workspace(args) as workspace:
             cells, times = run(workspace, args)
+        judged = judge(cells)
         show_lengths(cells, times)
-        absent = sorted(IN_MEMORY.keys() - set(args.systems))
-        document = {"rows": args.rows, "absent": absent, "calibration": calibration(cells), "times": times}
-        cells = [without(cell, ("sums", "rows")) for cell in cells]
-        about = describe_machine(["arctic-inference", "sglang"])
-        finish(args.out, "quality", about | document | {"cells": cells})
+        show_calibration(judged)
+        about = describe_machine(["arctic-inference", "sglang"]) | {"rows": args.rows}
+        finish(args.out, "quality", about | figures_of(cells, times, judged))
     found = json.loads((args.out / "quality.json").read_text(encoding="utf-8"))
-    if args.draw or (args.whole and not found["absent"]):
-        draw_lengths(LENGTHS, found["cells"])
-        draw_reliability(RELIABILITY, found["calibration"], "whole", NODES[-1])
+    if args.draw or (args.whole and len(args.systems) == len(SYSTEMS)):
+        draw_lengths(LENGTHS, found["accepted_length"]["sample"])
+        draw_reliability(RELIABILITY, found["calibration"]["whole"])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from benchmarks import quality
-from benchmarks.quality import Notes, calibration, measure, parse_arguments
+from benchmarks.quality import Notes, measure, parse_arguments
+from benchmarks.quality_report import figures_of, judge, show_calibration, show_lengths
 from benchmarks.replays import REPLAYS
 from benchmarks.systems import IN_MEMORY, SYSTEMS, System
 from draftstore.decoding.replay import Recording, replay
@@ -38,10 +39,41 @@ def test_a_cell_is_what_a_replay_finds() -> None:
     assert {key: cell[key] for key in ("accepted_length", "nodes_mean", "passes", "tokens")} == {
         key: expected[key] for key in ("accepted_length", "nodes_mean", "passes", "tokens")
     }
+
+
+def test_figures_are_kept_by_their_place(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [
+        {
+            "size": "tiny",
+            "system": "request",
+            "nodes": nodes,
+            "replay": replay,
+            "bytes_a_token": 6.5,
+            "mapped": True,
+        }
+        | measure(System(RequestDrafter(8)), [RECORDING], nodes, promises=True)
+        for nodes in (4, 8)
+        for replay in ("one", "same")
+    ]
     place = {"size": "tiny", "system": "request", "nodes": 4, "replay": "one"}
-    whole, one = calibration([place | cell])
-    assert whole | {"replay": "one"} == one
-    assert one["path"]["bins"]
+    times = [place | {"draft": {"p50": 77.0, "p99": 99.0}, "learn": {}}]
+    judged = judge(cells)
+    kept = figures_of(cells, times, judged)
+    assert kept["accepted_length"]["tiny"]["same"]["request"] == {
+        "4": cells[0]["accepted_length"],
+        "8": cells[2]["accepted_length"],
+    }
+    assert kept["memory"] == {"tiny": {"request": {"bytes_a_token": 6.5, "mapped": True}}}
+    together, one, same = kept["calibration"]["tiny"]["request"]["4"].values()
+    assert (
+        one
+        == same
+        == {question: {k: v for k, v in s.items() if k != "bins"} for question, s in together.items()}
+    )
+    assert sum(count for count, *_ in together["path"]["bins"]) == 2 * np.sum(cells[0]["sums"], axis=1)[0][0]
+    show_lengths(cells, times)
+    show_calibration(judged)
+    assert "77 (99)" in capsys.readouterr().out
 
 
 def test_a_cell_is_measured_once_for_the_same_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

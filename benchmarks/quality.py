@@ -167,7 +167,8 @@ class Opened:
         """Measure a system on a replay."""
         recordings = self.recordings(replay, rows)
         made = self.system(system, nodes)
-        held = {"bytes_a_token": round(made.memory / self.texts.tokens, 2), "mapped": made.mapped}
+        share = made.memory / self.texts.tokens if made.memory else 0.0
+        held = {"bytes_a_token": round(share, 2), "mapped": made.mapped}
         return measure(made, recordings, nodes, promises=system in OURS) | held
 
     def time(self, systems: Sequence[str], replay: str, nodes: int, drafts: int, **_place: object) -> Cell:
@@ -207,7 +208,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     args.sizes = ["tiny"] if args.quick else _chosen(parser, args.sizes, ("sample", "whole"))
     nodes = QUICK_NODES if args.quick else NODES
     args.nodes = [int(each) for each in args.nodes.split(",")] if args.nodes else list(nodes)
-    args.rows = QUICK_ROWS if args.quick else args.rows
+    args.rows = args.rows or (QUICK_ROWS if args.quick else None)
     return args
 
 
@@ -233,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = json.loads((args.out / "quality.json").read_text(encoding="utf-8"))
     if args.draw or (args.whole and len(args.systems) == len(SYSTEMS)):
         draw_lengths(LENGTHS, found["accepted_length"]["sample"])
-        draw_reliability(RELIABILITY, found["calibration"]["whole"])
+        draw_reliability(RELIABILITY, found["calibration"]["sample"])
 
 
 if __name__ == "__main__":

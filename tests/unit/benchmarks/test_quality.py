@@ -1,5 +1,6 @@
 """The cells of `benchmarks.quality`: chosen by name, measured once, taken from notes while the code is the same."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,26 @@ def test_a_cell_is_measured_once_for_the_same_code(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(quality, "code_digest", lambda: "other")
     Notes(tmp_path).take({"system": "REST", "nodes": 4}, figures)
     assert len(asked) == 3
+
+
+def test_a_run_keeps_what_it_prints(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [
+        "--systems",
+        "request,prompt lookup",
+        "--replays",
+        "summarization",
+        "--nodes",
+        "4,8",
+        "--rows",
+        "1",
+    ]
+    folders = ["--data", str(data), "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
+    for _ in range(2):
+        quality.main([*chosen, *folders, "--quick"])
+    printed = capsys.readouterr()
+    figures = json.loads(printed.out.splitlines()[-1])
+    assert json.loads((tmp_path / "quality.json").read_text()) == figures
+    (systems,) = figures["accepted_length"]["tiny"].values()
+    assert systems.keys() == {"request", "prompt lookup"}
+    assert all(1.0 <= systems[name]["4"] <= systems[name]["8"] for name in systems)
+    assert printed.err.count("prompt lookup, ") == 2, "the second run measures nothing"

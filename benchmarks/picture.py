@@ -93,11 +93,10 @@ def draw_reliability(path: Path, systems: Mapping[str, Any]) -> None:
     for axes, (question, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
         axes.plot([0, 1], [0, 1], ":", color="#999999", linewidth=0.9)
         for system, entry in own.items():
-            counts, predicted, accepted = np.array(entry[question]["bins"]).T
+            _, predicted, accepted = np.array(entry[question]["bins"]).T
             label, color = LABELS[system]
             name = f"{label.removeprefix('draftstore: ')}: ECE {entry[question]['ece']:.3f}"
-            axes.plot(predicted, accepted, "-", color=color, linewidth=1, label=name)
-            axes.scatter(predicted, accepted, 4 + 8 * np.log10(counts), color=color)
+            axes.plot(predicted, accepted, "o-", markersize=3, color=color, linewidth=1, label=name)
         axes.set(xlabel="predicted probability of a node", ylabel=title, xlim=(0, 1), ylim=(0, 1))
         axes.legend(frameon=False, fontsize=8, loc="lower right")
         axes.spines[["top", "right"]].set_visible(False)

@@ -95,9 +95,7 @@ class Workspace:
 
     def inputs(self, source: Source) -> tuple[Path, ...]:
         """Return the corpus files of a source; those that have to be made are made once."""
-        if not source.files:
-            return (_code_corpus(self),)
-        files = tuple(self.data / "corpora" / file for file in source.files)
+        files = tuple(self.data / "corpora" / file for file in source.files) or (_code_corpus(self),)
         return files if source.tokens is None else (self._first_documents(source, files, source.tokens),)
 
     def _first_documents(self, source: Source, files: Sequence[Path], tokens: int) -> Path:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import CHAT, RecordingSet, Source, Workspace, add_arguments, evenly, open_workspace
 from benchmarks.measure import percentiles, progress
+from benchmarks.ngram import Arrays, ask_corpus, new_corpus, parents_of
 from benchmarks.report import describe_machine, finish, show_table
 from draftstore.assembly import Sources
 from draftstore.decoding.replay import Recording
@@ -40,7 +41,6 @@ from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import Proposer
 from draftstore.engines.sglang import BatchDrafts
 from draftstore.stores.rest.store import RestStore
-from draftstore.text.tokens import sentinel
 
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
 STORE = Source("chat_sharegpt_sixth", CHAT.files, tokens=4_500_000, every=6)
@@ -51,10 +51,6 @@ NODES = (8, 16, 64)
 GOALS = {8: 1.93, 16: 2.10, 64: 2.40}
 STEPS, QUICK_STEPS = 200, 10
 """Timed steps."""
-LAST = 18
-"""Tokens of a text that SGLang's worker hands to its corpus."""
-
-Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Way(NamedTuple):
@@ -82,29 +78,8 @@ def ours(space: Workspace, sources: Sources, nodes: int) -> Way:
 
 def theirs(store: RestStore, nodes: int) -> Way:
     """Draft as SGLang's worker does with its own corpus; half of the nodes may come from the external one."""
-    from sglang.srt.speculative.cpp_ngram.external_corpus import SEPARATOR_TOKEN
-    from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
-
-    corpus = NgramCorpus(
-        max_trie_depth=LAST, max_bfs_breadth=10, draft_token_num=nodes + 1, external_sam_budget=nodes // 2
-    )
-    kept = np.asarray(store.index.tokens)
-    tokens = np.where(kept == sentinel(kept.dtype), SEPARATOR_TOKEN, kept.astype(np.int64))
-    chunks = (tokens[start : start + 65536].tolist() for start in range(0, len(tokens), 65536))
-    corpus.commit_external_corpus_load("chat", corpus.load_external_corpus_named("chat", chunks))
-
-    def draft(requests: Sequence[Any]) -> Arrays:
-        corpus.synchronize()
-        tails = [
-            [*request.origin_input_ids_unpadded[-LAST:], *request.output_ids[-LAST:]][-LAST:]
-            for request in requests
-        ]
-        lengths = [len(request.origin_input_ids_unpadded) + len(request.output_ids) for request in requests]
-        found: Arrays = corpus.batch_get([request.rid for request in requests], tails, lengths)
-        corpus.batch_put(tails)
-        return found
-
-    return Way(draft, corpus.reset)
+    corpus = new_corpus(store.index, nodes)
+    return Way(lambda requests: ask_corpus(corpus, requests), corpus.reset)
 
 
 class Running:
@@ -150,23 +125,6 @@ def replay(way: Way, recordings: Sequence[Recording], rows: int) -> dict[str, An
             passes += 1
         running = [request for request in running if request.left]
     return {"accepted_length": round(tokens / passes, 4), "tokens": tokens, "passes": passes}
-
-
-def parents_of(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the row above each one, as SGLang finds it: int64 [requests, rows], -1 for the first.
-
-    Raises:
-        SystemExit: a row does not attend to exactly itself and what the row above it attends to.
-    """
-    rows = mask.shape[1]
-    earlier = mask & np.tri(rows, k=-1, dtype=bool)
-    above: NDArray[np.int64] = np.where(
-        earlier.any(-1), rows - 1 - earlier[:, :, ::-1].argmax(-1), -1
-    ).astype(np.int64)
-    inherited = np.take_along_axis(mask, np.maximum(above, 0)[:, :, None], 1) & (above >= 0)[:, :, None]
-    if not np.array_equal(mask, inherited | np.eye(rows, dtype=bool)) or (above[:, 1:] < 0).any():
-        raise SystemExit("a mask is not that of a tree below the last token")
-    return above
 
 
 def accepted(tokens: NDArray[Any], parents: NDArray[np.int64], coming: Sequence[int]) -> int:

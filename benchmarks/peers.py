@@ -93,16 +93,16 @@ class Arctic:
 
     def build(self, documents: Documents, folder: Path) -> None:  # noqa: ARG002
         """Index documents; see `Peer`. The request that asks has no prompt: only the documents can answer."""
-        self._cache = importlib.import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
+        self.cache = importlib.import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
         for i, (start, end) in enumerate(pairwise(documents.offsets.tolist())):
-            self._cache.start_request(i, [])
-            self._cache.add_active_response(i, documents.tokens[start:end])
-            self._cache.stop_request(i)
-        self._cache.start_request("query", [])
+            self.cache.start_request(i, [])
+            self.cache.add_active_response(i, documents.tokens[start:end])
+            self.cache.stop_request(i)
+        self.cache.start_request("query", [])
 
     def draft(self, context: NDArray[np.int32], budget: int, mode: str) -> Chain:
         """Return a draft; see `Peer`."""
-        draft = self._cache.speculate("query", context, max_spec_tokens=budget, **self._options[mode])
+        draft = self.cache.speculate("query", context, max_spec_tokens=budget, **self._options[mode])
         return draft.token_ids, draft.parents
 
 
@@ -245,13 +245,18 @@ class PeerDrafter:
 
     def _draft(self, context: NDArray[np.int32], budget: int) -> Draft:
         """Ask the peer and pack its answer."""
-        tokens, parents = self._peer.draft(context, budget, self._mode)
-        levels = np.zeros(len(tokens), np.uint8)
-        return Draft(DraftTree(np.array(tokens, np.int32), np.array(parents, np.int16), levels), 0, 0)
+        return Draft(as_tree(self._peer.draft(context, budget, self._mode)), 0, 0)
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text: its last tokens are all that the peer is told."""
         return ContextSession(self, prompt_ids)
+
+
+def as_tree(chain: Chain) -> DraftTree:
+    """Pack a draft; its nodes have no probabilities."""
+    tokens, parents = chain
+    levels = np.zeros(len(tokens), np.uint8)
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int16), levels)
 
 
 def _chain(tokens: list[int]) -> Chain:

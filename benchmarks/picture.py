@@ -1,155 +1,109 @@
-"""The picture of the README: accepted length by nodes of a draft, ours and the peers': `python -m benchmarks.picture`.
+"""The pictures of README and docs, from what `python -m benchmarks.quality` has measured."""
 
-Measured here: the 100 outputs and the store that `make bench ARGS='--parts peers'` uses, drafts of 4 to 128 nodes by
-REST's rule, by `backoff`, and by `backoff` with the request. The peers' figures come from what that command wrote,
-OUT/rest_peers.json. A table first; the last line of stdout is one JSON document, also written to
-OUT/accepted_nodes.json; the picture is docs/accepted.svg. `--draw` draws it again from both files and measures nothing.
-
-Example:
-    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.picture --work ~/bench
-"""
-
-import argparse
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
 
-from benchmarks.common import (
-    CHAT,
-    RecordingSet,
-    Source,
-    Workspace,
-    accepted_length,
-    add_arguments,
-    evenly,
-    open_workspace,
-)
-from benchmarks.measure import progress, undisturbed
-from benchmarks.report import COLORS, describe_machine, finish, new_axes, show_table
-from draftstore.drafting.drafter import Drafter
-from draftstore.drafting.mixture import Mixture
-from draftstore.drafting.request import RequestDrafter
+from benchmarks.report import new_axes
 
-PICTURE = Path("docs/accepted.svg")
-RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
-ROWS, QUICK_ROWS = 100, 4
-BUDGETS = (4, 8, 16, 32, 64, 128)
-QUICK_SOURCE = Source("chat_sharegpt_1M", CHAT.files, tokens=1_000_000)
-LINES = {
-    "backoff and request": ("draftstore: stored text and the request", "#0f7b5f"),
-    "backoff": ("draftstore: stored text", COLORS["backoff"]),
-    "longest": ("REST's rule, in draftstore", COLORS["longest"]),
+LENGTHS, RELIABILITY = Path("docs/accepted.svg"), Path("docs/reliability.svg")
+LABELS = {
+    "stored text and request": ("draftstore: stored text and request", "#0f7b5f"),
+    "stored text": ("draftstore: stored text", "#1f5f8b"),
+    "request": ("draftstore: request", "#6a4c93"),
+    "arctic-inference": ("arctic-inference: both", "#b3541e"),
+    "SGLang NGRAM": ("SGLang NGRAM: stored text, outputs", "#c8862a"),
+    "prompt lookup": ("prompt lookup: request", "#8a8a8a"),
+    "CREST": ("CREST: stored text", "#7a3b3b"),
+    "REST": ("REST: stored text", "#444444"),
 }
-"""What is drafted from, its name in the picture, its colour."""
-PEERS = {
-    ("arctic-inference", "tree, defaults"): ("arctic-inference, its defaults", "s"),
-    ("arctic-inference", "tree, no limits"): ("arctic-inference, tree of 64", "s"),
-    ("infini-gram", "greedy chain"): ("infini-gram and tokengrams, chain of 10", "^"),
-}
-"""Of the peers' figures: those that are drawn, under what name, with what mark."""
-PEER_COLOR = "#555555"
+"""What systems are called, what they draft from, and their colours."""
+DOTTED = ("arctic-inference", "SGLang NGRAM", "prompt lookup", "CREST", "REST")
+TITLES = {"path": "accepted, whole path", "given parent": "accepted, if its parent is"}
+ALL = "all"
+"""In place of a replay: all of them together."""
+GAP = 0.06
+"""Least distance of two names, as a share of the height."""
 
-Point = tuple[float, float]
-"""Mean nodes of a draft, accepted length."""
+Lengths = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Accepted lengths by replay, system and nodes."""
 
 
-def measure(workspace: Workspace, source: Source, rows: int) -> dict[str, list[dict[str, Any]]]:
-    """Replay the outputs with every way to draft and every budget."""
-    store = workspace.store(source)
-    recordings = evenly(workspace.recordings(RECORDED), rows)
-    backoff, request = store.drafter("backoff"), RequestDrafter(store.manifest.vocab_size)
-    ways: dict[str, Drafter] = {
-        "longest": store.drafter("longest"),
-        "backoff": backoff,
-        "backoff and request": Mixture([request, backoff]),
+def mean_lengths(replays: Lengths) -> dict[str, dict[int, float]]:
+    """Return the accepted lengths by system and nodes, as means over the replays."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for systems in replays.values():
+        for system, by_nodes in systems.items():
+            for nodes, length in by_nodes.items():
+                found.setdefault(system, {}).setdefault(int(nodes), []).append(length)
+    return {
+        system: {nodes: mean(lengths) for nodes, lengths in by_nodes.items()}
+        for system, by_nodes in found.items()
     }
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for name, drafter in ways.items():
-        progress(f"replay {name}")
-        with undisturbed():
-            lines[name] = [
-                {"budget": budget} | accepted_length(drafter, recordings, budget) for budget in BUDGETS
-            ]
-    return lines
 
 
-def points_of_peers(document: Mapping[str, Any], source: str, rows: int) -> dict[str, Point]:
-    """Return the points of the peers, by the name in the picture.
+def draw_lengths(path: Path, replays: Lengths) -> None:
+    """Draw a line for each system; names stand at their ends, the text stays text."""
+    lines = mean_lengths(replays)
+    figure, axes = new_axes("", "nodes of a draft, at most", "accepted length M: tokens per forward pass")
+    figure.set_size_inches(7.6, 4.2)
+    nodes = sorted({each for line in lines.values() for each in line})
+    top = max(max(line.values()) for line in lines.values())
+    for system, line in lines.items():
+        style = "--" if system in DOTTED else "-"
+        axes.plot(*zip(*line.items(), strict=True), style, marker="o", markersize=4, color=LABELS[system][1])
+    ends = {system: line[nodes[-1]] for system, line in lines.items()}
+    for system, height in spread(ends, GAP * (top - 1)).items():
+        label, color = LABELS[system]
+        axes.annotate(
+            f"{label} {ends[system]:.2f}", (nodes[-1], height), xytext=(8, 0),
+            textcoords="offset points", va="center", fontsize=8, color=color, annotation_clip=False,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(nodes, [str(each) for each in nodes])
+    axes.minorticks_off()
+    axes.set(xlim=(nodes[0] * 0.9, nodes[-1] * 1.05), ylim=(1.0, top + 0.1))
+    _save(figure, path)
+
+
+def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Return heights for names that stand at least a gap apart, the lowest at its own."""
+    found: dict[str, float] = {}
+    lowest = 0.0
+    for name in sorted(heights, key=heights.__getitem__):
+        found[name] = max(heights[name], lowest)
+        lowest = found[name] + gap
+    return found
+
+
+def draw_reliability(path: Path, systems: Mapping[str, Any]) -> None:
+    """Draw what was accepted over what was predicted, with most nodes: of paths, and of nodes given their parents.
 
     Args:
-        document: what `make bench ARGS='--parts peers'` wrote.
-        source: the store, as the points of draftstore have it.
-        rows: the outputs, as the points of draftstore have them.
-
-    Raises:
-        SystemExit: the peers were measured on another store or on other outputs.
+        path: of the picture.
+        systems: reliability by system, nodes and replay.
     """
-    sizes = [size for size in document["peers"] if (size["source"], size["rows"]) == (source, rows)]
-    if not sizes:
-        raise SystemExit(f"no figures of the peers over {rows} outputs with the store {source}")
-    contenders = {(each["system"], each["mode"]): each for each in sizes[0]["contenders"]}
-    return {
-        name: (contenders[mode]["nodes_mean"], contenders[mode]["accepted_length"])
-        for mode, (name, _) in PEERS.items()
-    }
+    figure = Figure(figsize=(7.6, 3.8), layout="constrained")
+    own = {system: by_nodes[max(by_nodes, key=int)][ALL] for system, by_nodes in systems.items()}
+    for axes, (question, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
+        axes.plot([0, 1], [0, 1], ":", color="#999999", linewidth=0.9)
+        for system, entry in own.items():
+            _, predicted, accepted = np.array(entry[question]["bins"]).T
+            label, color = LABELS[system]
+            name = f"{label.removeprefix('draftstore: ')}: ECE {entry[question]['ece']:.3f}"
+            axes.plot(predicted, accepted, "o-", markersize=3, color=color, linewidth=1, label=name)
+        axes.set(xlabel="predicted probability of a node", ylabel=title, xlim=(0, 1), ylim=(0, 1))
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
 
 
-def draw(path: Path, lines: Mapping[str, Sequence[Mapping[str, Any]]], peers: Mapping[str, Point]) -> None:
-    """Draw ours as lines, the peers as points; names stand at the ends, the text stays text."""
-    figure, axes = new_axes("", "nodes of a draft, mean", "accepted length M: tokens per forward pass")
-    figure.set_size_inches(7.2, 3.8)
-    for name, (label, color) in LINES.items():
-        x, y = zip(*((each["nodes_mean"], each["accepted_length"]) for each in lines[name]), strict=True)
-        axes.plot(x, y, marker="o", markersize=4, color=color)
-        _name(axes, label, (x[-1], y[-1]), color, f"{y[-1]:.2f}")
-    for label, mark in PEERS.values():
-        axes.plot(*peers[label], mark, color=PEER_COLOR, markersize=5)
-        _name(axes, label, peers[label], PEER_COLOR, f"{peers[label][1]:.2f}", small=True)
-    axes.axhline(1.0, color="#999999", linewidth=0.9, linestyle=":")
-    axes.annotate("plain decoding", (2.4, 1.0), xytext=(0, 3), textcoords="offset points", fontsize=8)
-    axes.set_xscale("log", base=2)
-    ticks = (2, *BUDGETS)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set(xlim=(2.2, 140), ylim=(0.9, 3.1))
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture that is the same bytes whenever the figures are."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "draftstore", "font.family": "sans-serif"}):
         figure.savefig(path, metadata={"Date": None, "Creator": None})
-
-
-def _name(axes: Any, label: str, place: Point, color: str, value: str, *, small: bool = False) -> None:
-    """Write a name and a value: of a line above its end, of a point (`small`) below it."""
-    right = place[0] > 32
-    axes.annotate(
-        f"{label}: {value}", place, xytext=(6 if right else -4, -17 if small else 7),
-        textcoords="offset points", ha="right" if right else "left", fontsize=8 if small else 9, color=color,
-    )  # fmt: skip
-
-
-def main() -> None:
-    """Measure unless told not to, draw, and finish with the JSON document."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.picture", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--draw", action="store_true", help="draw again what OUT holds; measure nothing")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="default: %(default)s")
-    args = parser.parse_args()
-    if not args.draw:
-        source, rows = (QUICK_SOURCE, QUICK_ROWS) if args.quick else (CHAT, ROWS)
-        with open_workspace(args) as workspace:
-            lines = measure(workspace, source, rows)
-        for name, points in lines.items():
-            table = [[each["budget"], each["nodes_mean"], each["accepted_length"]] for each in points]
-            show_table(f"{name}, {rows} outputs, store {source.name}", ["budget", "nodes", "M"], table)
-        document = {"quick": args.quick, "source": source.name, "rows": rows, "lines": lines}
-        finish(args.out, "accepted_nodes", describe_machine() | document)
-    if args.quick and not args.draw:
-        return  # the peers were measured on the whole store
-    ours = json.loads((args.out / "accepted_nodes.json").read_text(encoding="utf-8"))
-    theirs = json.loads((args.out / "rest_peers.json").read_text(encoding="utf-8"))
-    draw(args.picture, ours["lines"], points_of_peers(theirs, ours["source"], ours["rows"]))
-
-
-if __name__ == "__main__":
-    main()

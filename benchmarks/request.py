@@ -1,10 +1,9 @@
-"""Drafts from the request, alone and mixed with a store's: `python -m benchmarks.request`.
+"""The constants and the time of drafts from the request: `python -m benchmarks.request`.
 
-Three parts, each a table:
+Two parts, each a table:
 
-- whole replay sets, 64 nodes: REST's `backoff`, the request, and both;
-- how the constants of `RequestRule` were chosen: one is varied at a time, on tuning sets that share no row with what
-  the first part reports;
+- how the constants of `RequestRule` were chosen: one is varied at a time, mixed with REST's `backoff`, 64 nodes, on
+  tuning sets that share no row with what `benchmarks.quality` reports;
 - time by the length of the text: to start a session, to append a token, to draft.
 
 The last line of stdout is one JSON document, also written to OUT/request.json.
@@ -25,6 +24,7 @@ import numpy as np
 
 from benchmarks.common import CHAT, CODE, RecordingSet, Source, Workspace, add_arguments, open_workspace
 from benchmarks.measure import percentiles, progress
+from benchmarks.replays import SPEC_BENCH
 from benchmarks.report import describe_machine, finish, show_table
 from draftstore.decoding.replay import Recording, replay
 from draftstore.drafting.drafter import Drafter
@@ -38,17 +38,6 @@ from draftstore.text.corpus import read_corpus
 Rows = dict[str, tuple[Source, list[Recording]]]
 """Recordings by name, and the source of the store that goes with them."""
 
-SPEC_BENCH = RecordingSet("spec_bench.jsonl.zst", "vicuna-7b-v1.3")
-TASKS = ("translation", "summarization", "question answering", "mathematics", "retrieved passages")
-"""Of Spec-Bench, 40 rows each: every other one tunes."""
-TASK_ROWS = 40
-REPORTED: dict[str, tuple[Source, RecordingSet]] = {
-    "AlpacaEval, vicuna-7b-v1.5": (CHAT, RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")),
-    "HumanEval, CodeLlama-7b-Instruct": (
-        CODE,
-        RecordingSet("humaneval.jsonl.zst", "CodeLlama-7b-Instruct-hf"),
-    ),
-}
 TUNING: dict[str, tuple[Source, RecordingSet, slice]] = {
     "spec_bench": (CHAT, SPEC_BENCH, slice(None, None, 2)),
     "sharegpt": (CHAT, RecordingSet("sharegpt.jsonl.zst"), slice(None, None, 5)),
@@ -94,38 +83,6 @@ class Stores:
 def figures_of(drafter: Drafter, recordings: Sequence[Recording]) -> dict[str, Any]:
     """Replay recordings."""
     return replay(drafter, recordings, budget=BUDGET).summary()
-
-
-def report_sets(
-    workspace: Workspace, stores: Stores, vocab_size: int, limit: int | None
-) -> list[dict[str, Any]]:
-    """Replay the reported sets with the store, the request and both."""
-    rows: Rows = {
-        name: (source, workspace.recordings(recorded)[:limit])
-        for name, (source, recorded) in REPORTED.items()
-    }
-    spec_bench = workspace.recordings(SPEC_BENCH)
-    for place, task in enumerate(TASKS):
-        start = place * TASK_ROWS + 1
-        rows[f"Spec-Bench, {task}"] = (CHAT, spec_bench[start : start + TASK_ROWS : 2][:limit])
-    results = []
-    for name, (source, recordings) in rows.items():
-        progress(f"replay {name}")
-        request = RequestDrafter(vocab_size)
-        for label, drafter in {
-            "backoff": stores(source),
-            "request": request,
-            "backoff + request": Mixture([request, stores(source)]),
-        }.items():
-            results.append({"set": name, "drafts": label} | figures_of(drafter, recordings))
-    table = [
-        [each["set"], each["drafts"], each["rows"], each["accepted_length"], each["nodes_mean"],
-         f"{each['miss_rate']:.1%}", each["lookup_us"]["p50"], each["lookup_us"]["p99"]]
-        for each in results
-    ]  # fmt: skip
-    columns = ["recordings", "drafts", "outputs", "M", "nodes", "misses", "p50 µs", "p99 µs"]
-    show_table(f"accepted length, {BUDGET} nodes", columns, table)
-    return results
 
 
 def tuning_rows(workspace: Workspace, limit: int | None) -> Rows:
@@ -225,7 +182,6 @@ def main() -> None:
     limit = QUICK_ROWS if args.quick else None
     with open_workspace(args) as workspace:
         vocab_size, stores = workspace.tokenizer.vocab_size, Stores(workspace)
-        document["sets"] = report_sets(workspace, stores, vocab_size, limit)
         rows = tuning_rows(workspace, limit)
         document["tuning"] = tune(rows, stores, vocab_size)
         document["texts"] = time_texts(workspace, vocab_size, TEXT_SIZES[:2] if args.quick else TEXT_SIZES)

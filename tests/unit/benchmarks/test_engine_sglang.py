@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib")
 
-from benchmarks.engine_sglang import accepted, parents_of
+from benchmarks.engine_sglang import accepted
+from benchmarks.ngram import parents_of
 from draftstore.engines.masks import rows_and_mask
 from draftstore.trees.tree import DraftTree
 from tests.fakes.adversaries import tree_of

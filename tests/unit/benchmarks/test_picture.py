@@ -1,4 +1,4 @@
-"""The picture of the README shows what the files of results hold."""
+"""The pictures of README and docs show what the file of results holds."""
 
 import json
 import re
@@ -12,27 +12,44 @@ from tests import ROOT
 pytest.importorskip("matplotlib")
 
 from benchmarks.common import RESULTS
-from benchmarks.picture import PEERS, PICTURE, draw, points_of_peers
+from benchmarks.picture import (
+    LABELS,
+    LENGTHS,
+    RELIABILITY,
+    draw_lengths,
+    draw_reliability,
+    mean_lengths,
+    spread,
+)
+from benchmarks.systems import OURS, SYSTEMS
 
 
-def results(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+def results() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / RESULTS / "quality.json").read_text(encoding="utf-8"))
     return found
 
 
-def named_values(picture: Path) -> list[str]:
-    """Return the names in a picture that end in a value."""
-    return re.findall(r">([^<>]+: \d\.\d\d)</text>", picture.read_text(encoding="utf-8"))
+def texts_of(picture: Path) -> list[str]:
+    """Return the texts in a picture that hold a figure of two or three digits after the point."""
+    return re.findall(r">([^<>]* \d\.\d{2,3})</text>", picture.read_text(encoding="utf-8"))
 
 
-def test_the_picture_shows_the_results(tmp_path: Path) -> None:
-    ours, theirs = results("accepted_nodes"), results("rest_peers")
-    draw(tmp_path / "again.svg", ours["lines"], points_of_peers(theirs, ours["source"], ours["rows"]))
-    drawn = named_values(tmp_path / "again.svg")
-    assert len(drawn) == len(ours["lines"]) + len(PEERS)
-    assert named_values(ROOT / PICTURE) == drawn
+def test_the_picture_of_lengths_shows_the_results(tmp_path: Path) -> None:
+    replays = results()["accepted_length"]["sample"]
+    draw_lengths(tmp_path / "again.svg", replays)
+    drawn = texts_of(tmp_path / "again.svg")
+    assert len(drawn) == len(SYSTEMS) == len(LABELS)
+    assert texts_of(ROOT / LENGTHS) == drawn
+    best = max(mean_lengths(replays)["stored text and request"].values())
+    assert f"{LABELS['stored text and request'][0]} {best:.2f}" in drawn
 
 
-def test_peers_measured_on_something_else_are_not_drawn() -> None:
-    with pytest.raises(SystemExit, match="no figures of the peers over 7 outputs"):
-        points_of_peers(results("rest_peers"), "chat_sharegpt", 7)
+def test_the_reliability_diagram_shows_the_results(tmp_path: Path) -> None:
+    draw_reliability(tmp_path / "again.svg", results()["calibration"]["sample"])
+    drawn = texts_of(tmp_path / "again.svg")
+    assert len(drawn) == 2 * len(OURS)
+    assert texts_of(ROOT / RELIABILITY) == drawn
+
+
+def test_names_stand_apart_in_their_order() -> None:
+    assert spread({"a": 2.0, "b": 1.0, "c": 1.05, "d": 1.1}, 0.5) == {"b": 1.0, "c": 1.5, "d": 2.0, "a": 2.5}

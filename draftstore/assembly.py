@@ -24,6 +24,7 @@ from draftstore.drafting.projection import Projection
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.jit import CORES
 from draftstore.remote.client import DEADLINE, RemoteStore
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
 from draftstore.storage.using import Use
@@ -31,6 +32,7 @@ from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.recycling.store import RecyclingStore
 from draftstore.stores.registry import Store, open_store
+from draftstore.stores.rest.store import KIND as REST
 
 RECYCLING = "recycling"
 REQUEST = "request"
@@ -50,6 +52,7 @@ class Sources:
         deadline: seconds to wait for it at each step; None: its client's default, which suits few texts at a time.
         request: whether to draft from the prompt and the output so far.
         recycling: whether to draft from the model's own last candidates.
+        threads: maximum threads for drafts of several texts from a REST store.
     """
 
     stores: tuple[Path, ...] = ()
@@ -61,6 +64,7 @@ class Sources:
     deadline: float | None = None
     request: bool = False
     recycling: bool = False
+    threads: int = min(4, CORES)
 
 
 class Part(NamedTuple):
@@ -222,7 +226,8 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
     opened.callback(store.close)
     store.manifest.require_tokenizer(model.tokenizer, path)
     strategy = _known(sources.strategy, store.strategies)
-    drafter = fitted(store.drafter(strategy or store.default_strategy), model.vocab_size)
+    changes = {"threads": sources.threads} if kind == REST else {}
+    drafter = fitted(store.drafter(strategy or store.default_strategy, **changes), model.vocab_size)
     return Part(kind, store.manifest.name, drafter, strategy)
 
 

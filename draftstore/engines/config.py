@@ -36,7 +36,7 @@ UNREAD = TokenizerIdentity("not read", "0" * 64)
 _TEXT, _NUMBER = (str,), (int, float)
 _SOURCES: dict[str, tuple[type, ...]] = {
     "stores": (list,), "strategy": _TEXT, "backend": _TEXT, "lookup": _TEXT, "release": _TEXT, "token": _TEXT,
-    "deadline": _NUMBER, "request": (bool,),
+    "deadline": _NUMBER, "request": (bool,), "threads": (int,),
 }  # fmt: skip
 _OTHERS: dict[str, tuple[type, ...]] = {
     "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str), "beside": _TEXT,

@@ -12,6 +12,8 @@ All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids),
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, check_request
-from draftstore.errors import StoreError
+from draftstore.errors import StoreError, require_limits
 from draftstore.search.expand import Rule, draft_batch, draft_one
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
@@ -32,6 +34,9 @@ KIND = "rest"
 MAX_MATCH = 16
 CONTINUATION = 10
 BUDGET = 64
+MAX_THREADS = 256
+CONTEXTS_A_THREAD = 4
+"""Contexts that are worth waking a thread for: it takes as long as a draft or two."""
 
 STRATEGIES: dict[str, Rule] = {
     # REST, section 3.2: the longest match of at least two tokens gets everything. The paper reads the first 5,000
@@ -54,14 +59,22 @@ DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 class RestDrafter:
     """Drafts from one store by one rule; has no per-text state, so threads may share it."""
 
-    def __init__(self, index: SuffixIndex, rule: Rule) -> None:
+    def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:
         """Draft from `index` by `rule`.
 
+        Args:
+            index: arrays of the store.
+            rule: the drafting rule.
+            threads: maximum threads for a batch. More than the caller's own wait for the next batch in between.
+
         Raises:
-            DraftstoreError: the rule has an invalid value.
+            DraftstoreError: the rule has an invalid value, or there is no thread.
         """
+        require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})
         self.index = index
         rule.check()
+        self._pool = ThreadPoolExecutor(threads, "draftstore-draft") if threads > 1 else None
+        self._threads = threads
         self._rule = rule.pack()
         self._arrays = *index, self._rule
         self.vocab_size = index.vocab_size
@@ -101,12 +114,25 @@ class RestDrafter:
                 tokens.reshape(1, -1), parents.reshape(1, -1), levels.reshape(1, -1),
                 facts[0].astype(np.int32), facts[1].astype(np.int32), facts[2],
             )  # fmt: skip
-        tokens, parents, levels, summary = draft_batch(self.index, self._rule, contexts, budget, level)
+        tokens, parents, levels, summary = self._draft_parts(contexts, budget, level)
         sizes, matches, counts, _ = summary.T
         return DraftBatch(
             tokens, parents, levels, sizes.astype(np.int32), matches.astype(np.int32),
             np.ascontiguousarray(counts),
         )  # fmt: skip
+
+    def _draft_parts(self, contexts: NDArray[np.int32], budget: int, level: int) -> tuple[NDArray[Any], ...]:
+        """Call `draft_batch` in as many threads as there are; the kernel holds no lock of Python's."""
+        parts = min(self._threads, len(contexts) // CONTEXTS_A_THREAD)
+        if self._pool is None or parts < 2:
+            drafted: tuple[NDArray[Any], ...] = draft_batch(self.index, self._rule, contexts, budget, level)
+            return drafted
+        cuts = [len(contexts) * part // parts for part in range(parts + 1)]
+        work = [
+            self._pool.submit(draft_batch, self.index, self._rule, contexts[begin:end], budget, level)
+            for begin, end in pairwise(cuts)
+        ]
+        return tuple(np.concatenate(arrays) for arrays in zip(*(part.result() for part in work), strict=True))
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`.
@@ -151,17 +177,18 @@ class RestStore:
             manifest.require_tokenizer(tokenizer, path)
         return cls(path, manifest, _map_index(path, manifest))
 
-    def drafter(self, strategy: str = DEFAULT_STRATEGY, **changes: Any) -> RestDrafter:
+    def drafter(self, strategy: str = DEFAULT_STRATEGY, *, threads: int = 1, **changes: Any) -> RestDrafter:
         """Return a drafter.
 
         Args:
             strategy: one of `STRATEGIES`.
+            threads: maximum threads for a batch, see `RestDrafter`.
             changes: fields of its `Rule` to override, for experiments.
 
         Raises:
             DraftstoreError: no such strategy, or an invalid value.
         """
-        return RestDrafter(self.index, strategy_named(strategy, STRATEGIES)._replace(**changes))
+        return RestDrafter(self.index, strategy_named(strategy, STRATEGIES)._replace(**changes), threads)
 
     def samples(self, number: int) -> Samples:
         """Return contexts that occur in the corpus; see `Store.samples`."""

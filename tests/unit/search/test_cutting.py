@@ -65,7 +65,7 @@ def test_drawn_trees_are_drafts_of_the_rule(
     corpus = data.draw(corpora(vocab_size))
     documents = documents_of(corpus)
     counts = sorted(reference.ngram_counts(documents, n).items())
-    rule = Rule(16, 1, depth, rows=512, floor=0.01, alpha=0.731, beta=0.377, gamma=0.75)
+    rule = Rule(16, 1, depth, rows=1 << 16, floor=0.01, alpha=0.731, beta=0.377, gamma=0.75)
     if not counts:
         return
     trees = draw_trees(make_index(corpus, vocab_size), rule, matrix([ngram for ngram, _ in counts]), nodes)

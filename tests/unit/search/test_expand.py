@@ -18,7 +18,7 @@ from tests.reference import Documents, Nodes, UnclearError, make_index, nodes_of
 
 NARROW, WIDE = 5, 151_665
 """Vocabularies of u16 and u32 stores; tests use the highest ids of either."""
-UNSAMPLED = 1 << 16
+UNSAMPLED = 1 << 30
 """Rows for which the small corpora of these tests are read to the last occurrence."""
 
 LONGEST = STRATEGIES["longest"]

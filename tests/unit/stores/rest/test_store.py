@@ -434,6 +434,18 @@ def test_segments_do_not_change_drafts(tmp_path: Path, built: Path, small_tokeni
             assert trees[0] == trees[1]
 
 
+@pytest.mark.parametrize("batch", [2, 7, 8, 29])
+def test_threads_draft_what_one_does(built: Path, batch: int) -> None:
+    store = RestStore.open(built)
+    text = max(documents_in(store.index), key=len)
+    contexts = np.array([text[place % 8 :][:8] for place in range(batch)], np.int32)
+    alone, together = (store.drafter(threads=threads).draft(contexts, BUDGET) for threads in (1, 3))
+    assert sum(len(draft.tree) for draft in alone) > 0
+    assert alone == together
+    with pytest.raises(DraftstoreError, match="threads"):
+        store.drafter(threads=0)
+
+
 def test_drafts_read_as_text(built: Path, small_tokenizer: TextTokenizer) -> None:
     session = (
         RestStore.open(built)

@@ -73,7 +73,7 @@ class RestDrafter:
         require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})
         self.index = index
         rule.check()
-        self._pool = ThreadPoolExecutor(threads, "draftstore-draft") if threads > 1 else None
+        self._pool = ThreadPoolExecutor(threads - 1, "draftstore-draft") if threads > 1 else None
         self._threads = threads
         self._rule = rule.pack()
         self._arrays = *index, self._rule
@@ -122,17 +122,20 @@ class RestDrafter:
         )  # fmt: skip
 
     def _draft_parts(self, contexts: NDArray[np.int32], budget: int, level: int) -> tuple[NDArray[Any], ...]:
-        """Call `draft_batch` in as many threads as there are; the kernel holds no lock of Python's."""
+        """Call `draft_batch` in as many threads as there are, this one too; the kernel holds no lock of Python's."""
         parts = min(self._threads, len(contexts) // CONTEXTS_A_THREAD)
         if self._pool is None or parts < 2:
             drafted: tuple[NDArray[Any], ...] = draft_batch(self.index, self._rule, contexts, budget, level)
             return drafted
         cuts = [len(contexts) * part // parts for part in range(parts + 1)]
+        (begin, end), *others = pairwise(cuts)
         work = [
-            self._pool.submit(draft_batch, self.index, self._rule, contexts[begin:end], budget, level)
-            for begin, end in pairwise(cuts)
+            self._pool.submit(draft_batch, self.index, self._rule, contexts[start:stop], budget, level)
+            for start, stop in others
         ]
-        return tuple(np.concatenate(arrays) for arrays in zip(*(part.result() for part in work), strict=True))
+        own = draft_batch(self.index, self._rule, contexts[begin:end], budget, level)
+        drafts = [own, *(part.result() for part in work)]
+        return tuple(np.concatenate(arrays) for arrays in zip(*drafts, strict=True))
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`.

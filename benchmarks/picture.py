@@ -15,6 +15,7 @@ LENGTHS, RELIABILITY = Path("docs/accepted.svg"), Path("docs/reliability.svg")
 LABELS = {
     "stored text and request": ("draftstore: stored text and request", "#0f7b5f"),
     "stored text": ("draftstore: stored text", "#1f5f8b"),
+    "stored text in CREST": ("draftstore: stored text in CREST", "#4f8fc0"),
     "request": ("draftstore: request", "#6a4c93"),
     "arctic-inference": ("arctic-inference: both", "#b3541e"),
     "SGLang NGRAM": ("SGLang NGRAM: stored text, outputs", "#c8862a"),

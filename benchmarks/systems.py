@@ -64,10 +64,14 @@ class Texts:
         """How many tokens the documents have."""
         return self.store.manifest.counts["tokens"]
 
-    def crest(self) -> Path:
-        """Return the CREST store of its paper: the most common n-grams in a fraction of REST's bytes."""
+    def crest(self, *, published: bool) -> Path:
+        """Return a CREST store in a fraction of REST's bytes: that of its paper, the most common n-grams, or ours."""
         most = int(self.tokens * AUTHORS_TOKEN_BYTES / PART_OF_REST)
-        options = CrestOptions(f"{self.source.name}-published", selection="combined", max_bytes=most)
+        options = CrestOptions(f"{self.source.name}-drawn", max_bytes=most)
+        if published:
+            options = CrestOptions(
+                f"{self.source.name}-published", selection="combined", rule="longest", max_bytes=most
+            )
         return build_crest(options, self.store.path, self.workspace.work / "stores" / options.name).path
 
 
@@ -89,9 +93,10 @@ def _rest(texts: Texts, _nodes: int) -> System:
     return _assembled(texts, Sources(stores=(texts.store.path,), strategy="longest"))
 
 
-def _crest(texts: Texts, _nodes: int) -> System:
+def _crest(texts: Texts, _nodes: int, *, published: bool) -> System:
     """Draft from the tree of the longest n-gram alone."""
-    return _assembled(texts, Sources(stores=(texts.crest(),), strategy="longest"))
+    strategy = "longest" if published else None
+    return _assembled(texts, Sources(stores=(texts.crest(published=published),), strategy=strategy))
 
 
 def _assembled(texts: Texts, sources: Sources) -> System:
@@ -131,13 +136,14 @@ def _resident() -> int:
 
 OURS: dict[str, Maker] = {
     "stored text": _ours,
+    "stored text in CREST": partial(_crest, published=False),
     "request": partial(_ours, request=True, stored=False),
     "stored text and request": partial(_ours, request=True),
 }
 """draftstore by source: what carries probabilities."""
 SYSTEMS: dict[str, Maker] = OURS | {
     "REST": _rest,
-    "CREST": _crest,
+    "CREST": partial(_crest, published=True),
     "prompt lookup": _prompt_lookup,
     "arctic-inference": _arctic,
     "SGLang NGRAM": _sglang,

@@ -65,7 +65,7 @@ def _count(index: Any, table: Any, ngrams: Any, first: Any, step: Any) -> Any:
             lo = np.int64(index.first_rows[segment, ngrams[i, 0]])
             hi = np.int64(index.first_rows[segment, ngrams[i, 0] + 1])
             if n > 1 and lo < hi:
-                lo, hi = find_rows(index, segment, lo, hi, 1, ngrams[i], 0, n)
+                lo, hi = find_rows(index, segment, lo, hi, ngrams[i], 0, n)
             for row in range(lo, hi):
                 position = np.int64(index.suffixes[base + row])
                 if position < 0 or position >= index.segments[segment, 1]:

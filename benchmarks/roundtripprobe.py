@@ -1,9 +1,9 @@
 """One caller's round trips, in a fresh process: `python -m benchmarks.roundtripprobe JSON`.
 
-The same batches of contexts are asked of the service through `draftstore.remote.client`, of the service by bare
-frames, of an echo that answers as many bytes, and of the store in this process, in an order drawn anew for every batch;
-then once more of the store in this process, each after a pause. Used by benchmarks.lookup_load and
-benchmarks.roundtrip.
+The same batches of contexts are asked of the service through `draftstore.remote.client`, of an echo that answers as
+many bytes, and of the store in this process, in an order drawn anew for every batch; then so with bare frames in place
+of the client, since the service knows who is alone with it; then once more of the store in this process, each after a
+pause. Used by benchmarks.lookup_load and benchmarks.roundtrip.
 """
 
 import gc
@@ -34,12 +34,11 @@ WARM_UP = 0.1
 DEADLINE = 5.0
 """Seconds; a call that is cut off would look fast."""
 BUDGET = 64
-KINDS = ("client", "frames", "echo", "in process")
 PAUSE = 0.001
 """Seconds that the caller sleeps before a lookup of the kind "rested": caches forget meanwhile, as a service's do."""
 MICROS = struct.Struct("<I")
 Calls = dict[str, list[Callable[[], Any]]]
-"""Under each of `KINDS`, a call for each batch."""
+"""Under the name of each kind, a call for each batch."""
 
 
 class Asked(NamedTuple):
@@ -127,10 +126,18 @@ def _measure_one(address: str, echo: str, asked: Asked, contexts: NDArray[np.int
         "in process": [partial(local.draft, batch, BUDGET) for batch in contexts],
     }
     wrong = _compare(calls, service, expected)
-    times = _in_turn(calls, service)
+    service.close()
+    times = _in_turn(calls, ("client", "echo", "in process"))
+    remote_store.close()
+    service = Caller(address)
+    calls["frames"] = [partial(service.ask, frame) for frame in frames]
+    times["frames"] = _in_turn(calls, ("frames", "echo", "in process"))["frames"]
+    times["stated"] = [
+        MICROS.unpack_from(service.answer(call()), DURATION.start)[0] for call in calls["frames"]
+    ]
+    times["rested"] = _after_pauses(calls["in process"])
     service.close()
     bare.close()
-    remote_store.close()
     store.close()
     warm = int(len(contexts) * WARM_UP)
     found = {name: summary(each[warm:]) for name, each in times.items()}
@@ -159,31 +166,33 @@ def _compare(calls: Calls, service: Caller, expected: Sequence[bytes]) -> int:
     return wrong
 
 
-def _in_turn(calls: Calls, service: Caller) -> dict[str, list[float]]:
-    """Time one call of each kind for every batch, in a random order; durations in microseconds.
-
-    Under "stated" stands what the service says that the lookup took, of the bare frames.
-    """
+def _in_turn(calls: Calls, kinds: Sequence[str]) -> dict[str, list[float]]:
+    """Time one call of each kind for every batch, in a random order; durations in microseconds."""
     rng = np.random.default_rng(SEED)
-    times: dict[str, list[float]] = {name: [] for name in (*KINDS, "stated", "rested")}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     gc.collect()
     gc.disable()
     for place in range(len(calls["client"])):
-        for which in rng.permutation(len(KINDS)).tolist():
-            name = KINDS[which]
-            call = calls[name][place]
-            begin = perf_counter_ns()
-            found = call()
-            times[name].append((perf_counter_ns() - begin) / 1000)
-            if name == "frames":
-                times["stated"].append(MICROS.unpack_from(service.answer(found), DURATION.start)[0])
-    for call in calls["in process"]:
-        sleep(PAUSE)
-        begin = perf_counter_ns()
-        call()
-        times["rested"].append((perf_counter_ns() - begin) / 1000)
+        for which in rng.permutation(len(kinds)).tolist():
+            times[kinds[which]].append(_time(calls[kinds[which]][place]))
     gc.enable()
     return times
+
+
+def _after_pauses(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Time calls after a pause each; durations in microseconds."""
+    times = []
+    for call in calls:
+        sleep(PAUSE)
+        times.append(_time(call))
+    return times
+
+
+def _time(call: Callable[[], Any]) -> float:
+    """Return how long a call takes in microseconds."""
+    begin = perf_counter_ns()
+    call()
+    return (perf_counter_ns() - begin) / 1000
 
 
 def summary(times_us: Sequence[float]) -> dict[str, float]:

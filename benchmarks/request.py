@@ -52,6 +52,7 @@ TUNING: dict[str, tuple[Source, RecordingSet, slice]] = {
 GRID: dict[str, tuple[float, ...]] = {
     "alpha": (0.5, 1.0, 3.0),
     "beta": (1.0, 1.5, 2.5, 3.0),
+    "doubt": (0.0, 0.02, 0.1),
     "max_match": (8, 16, 64),
     "depth": (10, 32),
     "rows": (8, 16, 128),

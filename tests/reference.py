@@ -654,6 +654,7 @@ def request_shares(
     """
     read = occurrences_read(text, whole, rule)
     shares: dict[int, float] = {}
+    prob *= 1.0 - rule.doubt
     for size in range(rule.max_match, 0, -1):
         after = [text[place + 1] for place, match in read.items() if match >= size]
         if after:

@@ -31,6 +31,8 @@ class RequestRule(NamedTuple):
         floor: probability below which no shorter suffix is used.
         alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
         beta: the same for each distinct token that follows.
+        doubt: probability that a node's text goes on as no occurrence did, however many agree. Without it long copies
+            promise twice what they keep, since what ends one is not in the text.
     """
 
     max_match: int = 32
@@ -39,6 +41,7 @@ class RequestRule(NamedTuple):
     floor: float = 0.01
     alpha: float = 0.0
     beta: float = 2.0
+    doubt: float = 0.05
 
     def check(self) -> None:
         """Refuse invalid values.
@@ -53,6 +56,7 @@ class RequestRule(NamedTuple):
             "floor": (self.floor, 0, 1),
             "alpha": (self.alpha, 0, np.inf),
             "beta": (self.beta, 0, np.inf),
+            "doubt": (self.doubt, 0, 1),
         }
         require_limits("a rule of requests", limits)
 
@@ -123,7 +127,7 @@ def draft_text(
         links: see `_History`.
         heads: see `_History`.
         size: see `_History`.
-        packed_rule: float64 [6], a RequestRule.
+        packed_rule: float64 [7], a RequestRule.
         budget: maximum nodes of the tree.
         max_level: maximum level of a node.
 
@@ -133,7 +137,7 @@ def draft_text(
     history = _History(tokens, links, heads, size)
     rule = RequestRule(
         int(packed_rule[0]), int(packed_rule[1]), int(packed_rule[2]),
-        packed_rule[3], packed_rule[4], packed_rule[5],
+        packed_rule[3], packed_rule[4], packed_rule[5], packed_rule[6],
     )  # fmt: skip
     room = len(LENGTHS) * rule.rows
     scratch = _Scratch(
@@ -194,7 +198,7 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
     upper = min(stop, rule.max_match)
     _look_up(history, scratch, stop, upper)
     found, seen, count, kinds = 0, 0, np.int64(0), np.int64(0)
-    remaining = prob
+    remaining = prob * (1.0 - rule.doubt)
     for order in range(len(LENGTHS) - 1, -1, -1):
         if scratch.firsts[order] < 0:
             continue

@@ -141,18 +141,15 @@ def _narrow(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length:
 @leaf_kernel
 def read_fewer(matches: Any, slot: Any, length: Any, reads: Any) -> Any:
     """Read only `reads` of a suffix's rows, evenly spaced, unless they are a part of a sequence; return how many."""
-    rows, steps, count, total = (
-        matches.rows[slot, length],
-        matches.steps[slot, length],
-        matches.counts[slot, length],
-        np.int64(0),
-    )
+    rows, steps, total = matches.rows[slot, length], matches.steps[slot, length], np.int64(0)
+    count = np.int64(matches.counts[slot, length])
     for segment in range(len(rows)):
         size = np.int64(rows[segment, 2] - rows[segment, 1])
         if reads < count and steps[segment] == 1.0 and size > 0:
-            part = max(1, np.int64(reads * size // count))
+            part = max(np.int64(1), reads * size // count)
             rows[segment, 0] += rows[segment, 1]
             rows[segment, 1], rows[segment, 2] = 0, part
-            steps[segment], size = np.float64(size) / part, part
+            steps[segment] = np.float64(size) / np.float64(part)
+            size = part
         total += size
     return total

@@ -15,12 +15,8 @@ from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.wire import CLOSING, Frame, Header, LongFrameError, Operation, Status
 from services.common.permissions import Grant
 from services.lookup.frames.jobs import DraftJob, RequestKind
-from services.lookup.frames.turns import Turns
+from services.lookup.frames.turns import Turns, time_slice
 
-SLICE = 0.0005
-"""Time slice in seconds of a connection before others get a turn."""
-SLICE_ALONE = 0.01
-"""The same while there is no other: a batch in one piece is answered sooner."""
 LINGER = 1.0
 """Seconds for a client to read the last frame."""
 QUIET_LOOKS = 2
@@ -125,11 +121,6 @@ class FrameConnection(asyncio.Protocol):
         else:
             self._take_all(self._buffer.feed(data))
 
-    @property
-    def _slice(self) -> float:
-        """Its time slice now."""
-        return SLICE if len(self._peers) > 1 else SLICE_ALONE
-
     def turn(self) -> None:
         """Continue unfinished work for one time slice."""
         if self._jobs:
@@ -141,7 +132,7 @@ class FrameConnection(asyncio.Protocol):
 
     def _take_all(self, frames: Iterator[Frame]) -> None:
         """Answer frames until the time slice is over."""
-        end = perf_counter() + SLICE
+        end = perf_counter() + time_slice(len(self._peers))
         try:
             for frame in frames:
                 self._take(frame)
@@ -187,7 +178,7 @@ class FrameConnection(asyncio.Protocol):
         """Answer a draft request at once, or begin with it."""
         if job.served.blocking:
             self._delegate(job)
-        elif job.cost <= self._slice:
+        elif job.cost <= time_slice(len(self._peers)):
             job.work(job.batch)
             self._send(job)
         elif self._admit(job):
@@ -238,7 +229,7 @@ class FrameConnection(asyncio.Protocol):
 
     def _work(self) -> None:
         """Process a piece of the first job, and more while there is time."""
-        end = perf_counter() + self._slice
+        end = perf_counter() + time_slice(len(self._peers))
         while self._jobs and self._open:
             job = self._jobs[0]
             if job.left:

@@ -41,7 +41,7 @@ class RequestRule(NamedTuple):
     floor: float = 0.01
     alpha: float = 0.0
     beta: float = 2.0
-    doubt: float = 0.05
+    doubt: float = 0.02
 
     def check(self) -> None:
         """Refuse invalid values.

@@ -32,9 +32,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
 from draftstore.drafting.faults import Faults, LeftOut
+from draftstore.drafting.joining import WrongTreeError, join_trees
 from draftstore.drafting.needs import HiddenNeeds
 from draftstore.drafting.projection import Projection
-from draftstore.errors import DraftstoreError, DraftTreeError
+from draftstore.errors import DraftstoreError
 from draftstore.jit import as_input, kernel, leaf_kernel
 from draftstore.trees.blend import keep_best, new_trie, place_nodes
 from draftstore.trees.frontier import MAX_DEPTH, finish, new_frontier
@@ -171,10 +172,10 @@ class MixtureSession:
         if budget == 0 or level < 0:
             return DraftTree.empty()
         while True:
-            forest = _Forest(trees)
             try:
+                forest = _Forest(trees)
                 merged = forest.merge(self.seen, budget, level)
-            except _WrongTreeError as error:
+            except WrongTreeError as error:
                 self._leave_out(error.place, error)
                 trees = [DraftTree.empty() if i == error.place else tree for i, tree in enumerate(trees)]
                 continue
@@ -206,37 +207,25 @@ class MixtureSession:
             self._forest = None
 
 
-class _WrongTreeError(DraftTreeError):
-    """A proposal that is no tree; `place` is that of its session."""
-
-    def __init__(self, place: int, message: str) -> None:
-        super().__init__(message)
-        self.place = place
-
-
 class _Forest:
     """The concatenated trees of one step, as the kernels expect them."""
 
     def __init__(self, trees: Sequence[DraftTree]) -> None:
-        self._arrays = (
-            np.concatenate([tree.tokens for tree in trees], dtype=np.int32),
-            np.concatenate([tree.parents for tree in trees], dtype=np.int16),
-            np.concatenate([tree.levels for tree in trees], dtype=np.uint8),
-            np.cumsum([len(tree) for tree in trees], dtype=np.int64),
-        )
+        """Join trees; see `join_trees`."""
+        self._arrays = join_trees(trees)
 
     def merge(self, seen: NDArray[np.float64], budget: int, max_level: int) -> DraftTree:
         """Merge the trees.
 
         Raises:
-            _WrongTreeError: a tree is invalid.
+            WrongTreeError: a tree is invalid.
         """
         wrong, *arrays = merge_trees(*self._arrays, seen, budget, max_level)
         if wrong >= 0:
             tokens, parents, _, stops = self._arrays
             tree = int(np.searchsorted(stops, wrong, side="right"))
             node = wrong - (int(stops[tree - 1]) if tree else 0)
-            raise _WrongTreeError(
+            raise WrongTreeError(
                 tree,
                 f"it proposed node {node} with token {tokens[wrong]} and parent {parents[wrong]}: expected an id of at "
                 "least 0, and -1 or an earlier node",

@@ -100,8 +100,13 @@ def read_codes(data: bytes) -> tuple[Writing, NDArray[np.int64]]:
     Raises:
         ValueError: it is damaged.
     """
+    data = data or _NOTHING
     try:
-        plain = zstandard.ZstdDecompressor().decompress(data or _NOTHING, MAX_BYTES)
+        if (
+            not 0 <= zstandard.frame_content_size(data) <= MAX_BYTES
+        ):  # memory for as much as it says is taken first
+            raise ValueError("too long")
+        plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
     symbols, bits, place = [], [], 0
@@ -133,11 +138,13 @@ def _tables(
         start, lengths = starts[alphabet], bits[alphabet]
         if lengths.min() < 1 or lengths.max() > MOST_BITS:
             raise ValueError("a code has no length")
+        if np.sum(1 << (MOST_BITS - lengths)) > 1 << MOST_BITS:
+            raise ValueError("more codes than bits can tell apart")
         order = np.argsort(lengths, kind="stable")
         ranked[start : starts[alphabet + 1]] = symbols[alphabet][order]
         short = order[: np.count_nonzero(lengths <= HEAD_BITS)]
         found = np.repeat(symbols[alphabet][short] * 64 + lengths[short], 1 << (HEAD_BITS - lengths[short]))
-        heads[alphabet, : len(found)] = found[:HEAD]
+        heads[alphabet, : len(found)] = found
         code = place = 0
         for length, count in enumerate(np.bincount(lengths, minlength=MOST_BITS + 1).tolist()):
             code *= 2
@@ -145,8 +152,6 @@ def _tables(
             codes[start + order[place : place + count]] = np.arange(code, code + count)
             code, place = code + count, place + count
             limits[alphabet, length] = code << (MOST_BITS - length)
-            if code > 1 << length:
-                raise ValueError("more codes than bits can tell apart")
     writing = Writing(starts, np.concatenate(symbols), codes, np.concatenate(bits))
     return writing, np.concatenate([heads.ravel(), limits.ravel(), firsts.ravel(), ranked])
 

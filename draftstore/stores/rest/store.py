@@ -11,6 +11,7 @@
 All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids), plus 4 bytes per segment and id.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -73,8 +74,9 @@ class RestDrafter:
         require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})
         self.index = index
         rule.check()
-        self._pool = ThreadPoolExecutor(threads - 1, "draftstore-draft") if threads > 1 else None
         self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
         self._rule = rule.pack()
         self._arrays = *index, self._rule
         self.vocab_size = index.vocab_size
@@ -124,18 +126,26 @@ class RestDrafter:
     def _draft_parts(self, contexts: NDArray[np.int32], budget: int, level: int) -> tuple[NDArray[Any], ...]:
         """Call `draft_batch` in as many threads as there are, this one too; the kernel holds no lock of Python's."""
         parts = min(self._threads, len(contexts) // CONTEXTS_A_THREAD)
-        if self._pool is None or parts < 2:
+        if parts < 2:
             drafted: tuple[NDArray[Any], ...] = draft_batch(self.index, self._rule, contexts, budget, level)
             return drafted
         cuts = [len(contexts) * part // parts for part in range(parts + 1)]
         (begin, end), *others = pairwise(cuts)
+        pool = self._workers()
         work = [
-            self._pool.submit(draft_batch, self.index, self._rule, contexts[start:stop], budget, level)
+            pool.submit(draft_batch, self.index, self._rule, contexts[start:stop], budget, level)
             for start, stop in others
         ]
         own = draft_batch(self.index, self._rule, contexts[begin:end], budget, level)
         drafts = [own, *(part.result() for part in work)]
         return tuple(np.concatenate(arrays) for arrays in zip(*drafts, strict=True))
+
+    def _workers(self) -> ThreadPoolExecutor:
+        """Return the threads beside the caller's own; a forked process has none of those before."""
+        if self._pool is None or self._process != os.getpid():
+            self._pool = ThreadPoolExecutor(self._threads - 1, "draftstore-draft")
+            self._process = os.getpid()
+        return self._pool
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
         """Start the drafts of one text; see `Drafter.session`.

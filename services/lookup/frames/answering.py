@@ -95,7 +95,7 @@ class Answerer:
         name = request.name
         try:
             served = self._open_stores.get(name)
-            drafter = served.drafter(request.strategy)
+            served.drafter(request.strategy)
         except UnknownReleaseError as error:
             return self.refuse(frame.header, Status.NOT_FOUND, str(error), flags)
         except DraftstoreError as error:
@@ -103,7 +103,7 @@ class Answerer:
         stats = self._stats.get(name)
         if stats is None:
             stats = self._stats[name] = ReleaseStats(self.slot.release(name))
-        kind = RequestKind(frame, request, grant, served, drafter, stats)
+        kind = RequestKind(frame, request, grant, served, stats)
         number = frame.header.request_id
         if served.projection is None:  # hidden states are ignored
             return DraftJob(kind, number, request.contexts, began)

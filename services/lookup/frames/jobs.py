@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError
 from draftstore.remote.repeats import FixedBytes
 from draftstore.remote.wire import (
@@ -81,11 +80,12 @@ class ReleaseStats:
 class RequestKind:
     """What draft requests have in common that differ in their ids and contexts alone: what the first was allowed.
 
-    Every check looks at bytes that `repeated` finds to be the same again, at the grant, or at what is served.
+    Every check looks at bytes that `repeated` finds to be the same again, at the grant, or at what is served. A
+    connection that asks for nothing more keeps its kind, so a kind has no drafter: files would stay mapped.
 
     Attributes:
         served: the store that is asked.
-        drafter: its drafter of the strategy.
+        strategy: name of its drafter.
         stats: of the release.
         grant: of the client.
         budget: maximum nodes of a draft.
@@ -95,16 +95,15 @@ class RequestKind:
     """
 
     __slots__ = (
-        "_fixed", "bits", "budget", "drafter", "grant", "min_prob", "request_bytes", "served", "stats",
+        "_fixed", "bits", "budget", "grant", "min_prob", "request_bytes", "served", "stats", "strategy",
     )  # fmt: skip
 
     def __init__(
-        self, frame: Frame, request: DraftRequest, grant: Grant, served: ServedStore, drafter: StoreDrafter,
-        stats: ReleaseStats,
-    ) -> None:  # fmt: skip
+        self, frame: Frame, request: DraftRequest, grant: Grant, served: ServedStore, stats: ReleaseStats
+    ) -> None:
         """Hold what a request was allowed."""
         self.served = served
-        self.drafter = drafter
+        self.strategy = request.strategy
         self.stats = stats
         self.grant = grant
         self.budget = request.budget
@@ -127,15 +126,19 @@ class DraftJob:
     """An allowed draft request and its progress."""
 
     __slots__ = (
-        "_contexts", "_facts", "_parts", "_queries", "batch", "began", "failure", "kind", "left", "request_id",
-        "seconds", "served",
+        "_contexts", "_drafter", "_facts", "_parts", "_queries", "batch", "began", "failure", "kind", "left",
+        "request_id", "seconds", "served",
     )  # fmt: skip
 
     def __init__(
         self, kind: RequestKind, request_id: int, contexts: NDArray[np.int32], began: float,
         queries: NDArray[np.float32] | None = None,
     ) -> None:  # fmt: skip
-        """Start a job; `queries`, float32 [batch, dims], are for a dense store only."""
+        """Start a job; `queries`, float32 [batch, dims], are for a dense store only.
+
+        Raises:
+            DraftstoreError: the store has no such strategy.
+        """
         self.kind = kind
         self.served = kind.served
         self.request_id = request_id
@@ -144,6 +147,7 @@ class DraftJob:
         self.seconds = 0.0
         self.failure: Failure | None = None
         self._contexts = contexts
+        self._drafter = kind.served.drafter(kind.strategy)
         self._queries = queries
         self._parts: list[EncodedDrafts] = []
         self._facts: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
@@ -168,7 +172,7 @@ class DraftJob:
         dense: dict[str, Any] = {} if queries is None else {"queries": queries}
         begin = perf_counter()
         try:
-            drafts = kind.drafter.draft_batch(contexts, kind.budget, kind.min_prob, **dense)
+            drafts = self._drafter.draft_batch(contexts, kind.budget, kind.min_prob, **dense)
             seconds = perf_counter() - begin
             self._parts.append(encode_drafts(drafts))
         except DraftstoreError as error:

@@ -183,6 +183,25 @@ def test_who_proposes_what_is_no_tree_is_left_out(
     assert mixture.faults.counts == [0, 2]
 
 
+@pytest.mark.parametrize(
+    "proposed",
+    [
+        None,
+        DraftTree(np.zeros(3, np.int32), np.zeros(0, np.int16), np.zeros(0, np.uint8)),
+        DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(2, np.uint8)),
+        DraftTree(np.zeros((1, 1), np.int32), np.full((1, 1), -1, np.int16), np.zeros((1, 1), np.uint8)),
+        DraftTree(np.zeros(1), np.full(1, -1, np.int16), np.zeros(1, np.uint8)),
+    ],
+)
+def test_who_proposes_other_things_than_a_tree_is_left_out(proposed: Any) -> None:
+    good: Nodes = [(7, -1, 3), (8, 0, 4)]
+    mixture = Mixture([Scripted(good), Scripted(good)])
+    session = mixture.session([0])
+    assert nodes_of(session.merge([tree_from(good), proposed], 9)) == good
+    assert nodes_of(session.merge([tree_from(good), DraftTree.empty()], 9)) == good
+    assert mixture.faults.counts == [0, 1]
+
+
 def test_other_broken_promises_do_no_harm() -> None:
     """Twins, children above their parents, more than the budget, and what is deeper than trees may be."""
     wild: Nodes = [(1, -1, 90), (1, -1, 3), (2, 0, 5), *((3, i, 9) for i in range(2, 90))]

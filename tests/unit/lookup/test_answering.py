@@ -1,8 +1,10 @@
+import gc
 import itertools
 import json
 import logging
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -347,6 +349,22 @@ def test_what_was_allowed_once_is_checked_again_when_anything_changed(
     opened.remove("chat")
     assert answerer.repeat(data, grant, first.kind) is None
     opened.close()
+
+
+def test_a_request_that_may_be_repeated_keeps_no_files_mapped(
+    small_store: Path, figures: SharedCounters
+) -> None:
+    opened = OpenStores()
+    opened.put("chat", open_served(Target("chat", small_store), warm=False))
+    answerer = Answerer(opened, Permissions.open_to_all(), Limits(), figures.slot(0))
+    job = answerer.begin(request("chat", zeros()), ANYBODY)
+    assert isinstance(job, DraftJob)
+    kind, drafter = job.kind, weakref.ref(job.served.drafter())
+    del job
+    opened.close()
+    gc.collect()
+    assert kind.served.closed
+    assert drafter() is None
 
 
 def test_requests_with_sections_are_always_looked_at(answerer: Answerer) -> None:

@@ -9,7 +9,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftstore.stores.crest.codes import ALPHABETS, ESCAPE, LEVELS, MOST_BITS, TOKENS, fit_codes, read_codes
+from draftstore.stores.crest.codes import (
+    ALPHABETS,
+    ESCAPE,
+    LEVELS,
+    MAX_BYTES,
+    MOST_BITS,
+    TOKENS,
+    fit_codes,
+    read_codes,
+)
 
 NOTHING = [np.zeros(0, np.int64)] * ALPHABETS
 
@@ -75,6 +84,8 @@ def packed(*alphabets: bytes) -> bytes:
 
 
 GOOD = struct.pack("<IB", 0, 1)
+MANY = struct.pack("<I", 3_000_000) + np.ones(3_000_000, "<u4").tobytes() + b"\x01" * 3_000_001
+"""Codes whose table would take 24 GB."""
 
 
 @pytest.mark.parametrize(
@@ -92,6 +103,10 @@ GOOD = struct.pack("<IB", 0, 1)
             packed(GOOD, GOOD, GOOD, struct.pack("<3I3B", 2, 1, 1, 1, 1, 1)),
             "more codes than bits can tell apart",
         ),
+        (packed(GOOD, GOOD, GOOD, MANY), "more codes than bits can tell apart"),
+        (b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 1 << 60), "too long"),
+        (packed(GOOD, GOOD, GOOD, bytes(MAX_BYTES)), "too long"),
+        (packed(GOOD)[:4], "content size"),
     ],
 )
 def test_files_that_hold_no_codes(data: bytes, reason: str) -> None:

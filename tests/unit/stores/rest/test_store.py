@@ -5,6 +5,7 @@ import mmap
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from draftstore.trees.tree import DraftTree
 from tests import reference
 from tests.reference import Documents, make_index, nodes_of
 
+SECONDS = 60.0
+"""Time limit of a process that should take none."""
 TEXTS = [
     "def add(left, right):\n    return left + right\n",
     "def sub(left, right):\n    return left - right\n",
@@ -444,6 +447,18 @@ def test_threads_draft_what_one_does(built: Path, batch: int) -> None:
     assert alone == together
     with pytest.raises(DraftstoreError, match="threads"):
         store.drafter(threads=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own(built: Path) -> None:
+    drafter, contexts = RestStore.open(built).drafter(threads=3), np.zeros((16, 8), np.int32)
+    drafter.draft(contexts)
+    child = get_context("fork").Process(target=drafter.draft, args=(contexts,))
+    child.start()
+    child.join(SECONDS)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_drafts_read_as_text(built: Path, small_tokenizer: TextTokenizer) -> None:

@@ -1,7 +1,7 @@
 """Several drafters as one: merged trees against a slow oracle, what is learned, and what is passed on."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -190,13 +190,13 @@ def test_who_proposes_what_is_no_tree_is_left_out(
         DraftTree(np.zeros(3, np.int32), np.zeros(0, np.int16), np.zeros(0, np.uint8)),
         DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(2, np.uint8)),
         DraftTree(np.zeros((1, 1), np.int32), np.full((1, 1), -1, np.int16), np.zeros((1, 1), np.uint8)),
-        DraftTree(np.zeros(1), np.full(1, -1, np.int16), np.zeros(1, np.uint8)),
+        DraftTree(cast(Any, np.zeros(1)), np.full(1, -1, np.int16), np.zeros(1, np.uint8)),
     ],
 )
 def test_who_proposes_other_things_than_a_tree_is_left_out(proposed: Any) -> None:
     good: Nodes = [(7, -1, 3), (8, 0, 4)]
     mixture = Mixture([Scripted(good), Scripted(good)])
-    session = mixture.session([0])
+    session = cast(MixtureSession, mixture.session([0]))
     assert nodes_of(session.merge([tree_from(good), proposed], 9)) == good
     assert nodes_of(session.merge([tree_from(good), DraftTree.empty()], 9)) == good
     assert mixture.faults.counts == [0, 1]

@@ -130,7 +130,8 @@ def test_a_loop_is_drafted_beyond_its_end() -> None:
 
 def test_a_path_ends_at_the_depth_that_trees_may_have() -> None:
     tree = draft([4] * 200, budget=100)
-    assert nodes_of(tree)[0] == (4, -1, level_of(1 - RequestRule().doubt))
+    assert nodes_of(tree)[0][:2] == (4, -1)
+    assert float(tree.probs[0]) == pytest.approx(1 - RequestRule().doubt, rel=0.05)
     assert len(tree) == int(tree.depths.max()) == 63
 
 

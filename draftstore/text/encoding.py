@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError
 from draftstore.storage.files import fsync_path, write_json
 from draftstore.storage.manifest import FileEntry
+from draftstore.text.digests import TextDigest
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (
@@ -133,6 +134,8 @@ class _Writer:
         self._file = shard_path(self._directory, len(self.shards), "tokens").open("wb")
         self._digest = hashlib.sha256()
         self._offsets = [0]
+        self._digests = bytearray()
+        self._document = TextDigest()
         self._size = 0
         self._characters = 0
         self._first_id = ""
@@ -153,8 +156,11 @@ class _Writer:
         self._characters += len(piece.text)
         self.tokens += len(ids)
         self.characters += len(piece.text)
+        self._document.add(piece.text)
         if piece.last:
             self._offsets.append(self._size)
+            self._digests += self._document.finish()
+            self._document = TextDigest()
             self.documents += 1
             self._last_id = piece.document_id
             if self._size >= self._shard_tokens:
@@ -169,9 +175,12 @@ class _Writer:
         if len(self._offsets) == 1:
             tokens_path.unlink()
             return
-        offsets_path = shard_path(self._directory, index, "offsets")
+        offsets_path, digests_path = (
+            shard_path(self._directory, index, name) for name in ("offsets", "digests")
+        )
         offsets_path.write_bytes(np.array(self._offsets, dtype=OFFSET_DTYPE).tobytes())
-        for path in (tokens_path, offsets_path):
+        digests_path.write_bytes(self._digests)
+        for path in (tokens_path, offsets_path, digests_path):
             fsync_path(path)
         shard = Shard(
             documents=len(self._offsets) - 1,
@@ -182,6 +191,7 @@ class _Writer:
             files={
                 tokens_path.name: FileEntry(self._size * self._dtype.itemsize, self._digest.hexdigest()),
                 offsets_path.name: FileEntry.of(offsets_path),
+                digests_path.name: FileEntry.of(digests_path),
             },
         )
         write_json(shard_path(self._directory, index, "json"), dataclasses.asdict(shard))
@@ -191,7 +201,7 @@ class _Writer:
         """Remove the files of the current shard."""
         with suppress(OSError):  # on a full disk closing fails like writing
             self._file.close()
-        for suffix in ("tokens", "offsets"):
+        for suffix in ("tokens", "offsets", "digests"):
             shard_path(self._directory, len(self.shards), suffix).unlink(missing_ok=True)
 
 

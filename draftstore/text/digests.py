@@ -1,6 +1,7 @@
-"""The identity of a document: a digest of its text, by which builds know what is new, what is gone, and duplicates."""
+"""Digests of documents: a document is known by its text, whatever file and record hold it."""
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ DIGEST_BYTES = 16
 
 
 class TextDigest:
-    """The digest of one text, given piece by piece."""
+    """The digest of one text, given piece by piece: BLAKE2b of its UTF-8."""
 
     def __init__(self) -> None:
         """Start with the empty text."""
@@ -22,17 +23,23 @@ class TextDigest:
         self._hash.update(piece.encode("utf-8", "surrogatepass"))
 
     def finish(self) -> bytes:
-        """Return the digest, 16 bytes."""
+        """Return the 16 bytes by which the text is known."""
         return self._hash.digest()
 
 
 def text_digest(text: str) -> bytes:
-    """Return the digest of a text, 16 bytes: BLAKE2b of its UTF-8."""
+    """Return the 16 bytes by which a document's text is known."""
     digest = TextDigest()
     digest.add(text)
     return digest.finish()
 
 
-def as_keys(digests: NDArray[np.uint8]) -> NDArray[Any]:
-    """Return digests, uint8 [n, 16], as one value each, [n]: they can be sorted, searched and compared."""
-    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").reshape(-1)
+def stack_digests(digests: Iterable[bytes]) -> NDArray[np.uint8]:
+    """Return digests as uint8 [n, 16]."""
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def digest_keys(digests: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+    """Return digests, uint8 [n, 16], as S16 [n], which numpy compares, sorts and searches as wholes."""
+    keys: NDArray[Any] = np.ascontiguousarray(digests).view(f"S{DIGEST_BYTES}")
+    return keys.reshape(-1)

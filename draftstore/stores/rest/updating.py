@@ -41,7 +41,7 @@ from draftstore.stores.rest.segments import (
     sorted_marker,
 )
 from draftstore.stores.rest.store import KIND, RestStore
-from draftstore.text.digests import DIGEST_BYTES, as_keys
+from draftstore.text.digests import DIGEST_BYTES, digest_keys
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import seal_store
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
@@ -71,7 +71,7 @@ class Contents(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """Identity of the documents, whatever their order."""
-        return hashlib.sha256(np.sort(as_keys(self.digests)).tobytes()).hexdigest()
+        return hashlib.sha256(np.sort(digest_keys(self.digests)).tobytes()).hexdigest()
 
     def plan(self, tokenizer: TextTokenizer) -> dict[str, Any]:
         """Return everything that determines the drafts of the store, as JSON values."""
@@ -146,8 +146,8 @@ def read_documents(store: RestStore) -> NDArray[np.uint8]:
     path = store.path / "documents.bin"
     if path.name not in store.manifest.files:
         raise StoreError(f"{store.path} does not tell its documents: build it again to update it")
-    digests: NDArray[np.uint8] = map_file(path, np.dtype(np.uint8)).reshape(-1, DIGEST_BYTES)
-    return digests
+    digests = map_file(path, np.dtype(np.uint8))
+    return digests.reshape(len(digests) // DIGEST_BYTES, DIGEST_BYTES)
 
 
 class _Old:
@@ -205,7 +205,7 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_Old]:
         StoreError: it does not tell its documents, or is damaged.
     """
     index, digests = store.index, read_documents(store)
-    kept = np.isin(as_keys(digests), as_keys(wanted))
+    kept = np.isin(digest_keys(digests), digest_keys(wanted))
     found, first = [], 0
     for segment, (base, length, _) in enumerate(index.segments.tolist()):
         tokens = index.tokens[base : base + length]
@@ -227,9 +227,9 @@ def _require_all(contents: Contents, kept: Iterable[NDArray[np.uint8]], added: T
     Raises:
         BuildError: there are such documents.
     """
-    wanted = as_keys(contents.digests)
-    new = [as_keys(digests) for digests in added.digests()] if added else []
-    old = [as_keys(digests) for digests in kept]
+    wanted = digest_keys(contents.digests)
+    new = [digest_keys(digests) for digests in added.digests()] if added else []
+    old = [digest_keys(digests) for digests in kept]
     found = np.concatenate([wanted[:0], *old, *new])
     missing, foreign = np.setdiff1d(wanted, found), np.setdiff1d(found, wanted)
     twice = len(np.intersect1d(np.concatenate([wanted[:0], *old]), np.concatenate([wanted[:0], *new])))
@@ -301,6 +301,6 @@ def _counts_of(store: Path) -> dict[str, int]:
     """Return the counts of the manifest."""
     segments = read_segments(store)
     total = int(segments[:, 1].sum())
-    digests = as_keys(np.fromfile(store / "documents.bin", np.uint8))  # several of a document that was split
+    digests = digest_keys(np.fromfile(store / "documents.bin", np.uint8))  # several of a document that was split
     documents, tokens = len(np.unique(digests)), total - len(digests)
     return {"documents": documents, "tokens": tokens, "entries": total, "segments": len(segments)}

@@ -14,7 +14,7 @@ from draftstore.storage.staging import BuildResult
 from draftstore.stores.rest import updating as updating_module
 from draftstore.stores.rest.store import STRATEGIES, RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
-from draftstore.text.digests import as_keys, text_digest
+from draftstore.text.digests import digest_keys, stack_digests, text_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
@@ -27,8 +27,7 @@ texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=20).map(" ".join)
 
 
 def digests_of(wanted: set[str]) -> np.ndarray:
-    joined = b"".join(text_digest(text) for text in sorted(wanted))
-    return np.frombuffer(joined, np.uint8).reshape(-1, 16)
+    return stack_digests(text_digest(text) for text in sorted(wanted))
 
 
 def contents(wanted: set[str], segment_tokens: int = 1 << 20) -> Contents:
@@ -96,7 +95,7 @@ def test_any_history_drafts_as_a_build_from_scratch(
     assert verify_files(base, load_manifest(base)) == []
     assert found.manifest.counts == expected.manifest.counts
     assert len(found.index.segments) == 1
-    assert set(as_keys(read_documents(found)).tolist()) == set(as_keys(digests_of(held)).tolist())
+    assert set(digest_keys(read_documents(found)).tolist()) == set(digest_keys(digests_of(held)).tolist())
     require_equal_drafts(found, expected)
     assert found.manifest.parameters["plan"] == expected.manifest.parameters["plan"]
     assert found.manifest.corpus == expected.manifest.corpus

@@ -166,7 +166,7 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
         DatabaseError: the database cannot be used.
     """
     options.check()
-    parameters = {key: value for key, value in dataclasses.asdict(options).items() if key != "name"}
+    parameters = crest_parameters(options)
     path = store_path(data_home(), CREST, options.name, source=manifest_digest(rest.path), **parameters)
 
     def make(build_id: int, logs: StepLogs) -> None:
@@ -181,6 +181,12 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
 
     request = Request(CREST, options.name, path, parameters, rest.build_id, options.backends)
     return ledger.build(request, make)
+
+
+def crest_parameters(options: CrestOptions) -> dict[str, Any]:
+    """Return the options of a CREST store but its name, as JSON values."""
+    fields = dataclasses.asdict(options) | {"backends": list(options.backends)}
+    return {key: value for key, value in fields.items() if key != "name"}
 
 
 class Target(NamedTuple):

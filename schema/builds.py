@@ -238,12 +238,19 @@ def find_build(session: Session, reference: str | int | Path) -> Build:
 
 
 def list_builds(
-    session: Session, *, kind: str | None = None, state: str | None = None, limit: int | None = None
+    session: Session,
+    *,
+    kind: str | None = None,
+    name: str | None = None,
+    state: str | None = None,
+    limit: int | None = None,
 ) -> list[Build]:
     """Return builds, newest first."""
     query = select(Build).order_by(Build.id.desc()).limit(limit)
     if kind:
         query = query.filter_by(kind=kind)
+    if name:
+        query = query.filter_by(name=name)
     if state:
         query = query.filter_by(state=state)
     return list(session.scalars(query))

@@ -146,8 +146,7 @@ def read_documents(store: RestStore) -> NDArray[np.uint8]:
     path = store.path / "documents.bin"
     if path.name not in store.manifest.files:
         raise StoreError(f"{store.path} does not tell its documents: build it again to update it")
-    digests = map_file(path, np.dtype(np.uint8))
-    return digests.reshape(len(digests) // DIGEST_BYTES, DIGEST_BYTES)
+    return np.asarray(map_file(path, np.dtype(np.uint8)).reshape(-1, DIGEST_BYTES), np.uint8)
 
 
 class _Old:

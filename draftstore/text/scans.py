@@ -190,14 +190,24 @@ def open_scan(path: Path) -> Scan | None:
         return None
     try:
         table = parquet.read_table(path).combine_chunks()
-        facts = json.loads((table.schema.metadata or {})[METADATA])
-        if facts["version"] != VERSION:
-            raise ValueError(f"version {facts['version']!r}, expected {VERSION}")
-        files = tuple(ScannedFile(**file) for file in facts["files"])
-        if sum(file.documents for file in files) != table.num_rows:
-            raise ValueError("its files do not have as many documents as it has rows")
+        files = _files_of(table)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise CorpusError(
             f"the scan {path} cannot be read ({error}): remove it; all documents then count as seen now"
         ) from None
     return Scan((), files, table)
+
+
+def _files_of(table: Any) -> tuple[ScannedFile, ...]:
+    """Return the files that a table's metadata name.
+
+    Raises:
+        KeyError, TypeError, ValueError: they do not fit the table.
+    """
+    facts = json.loads((table.schema.metadata or {})[METADATA])
+    if facts["version"] != VERSION:
+        raise ValueError(f"version {facts['version']!r}, expected {VERSION}")
+    files = tuple(ScannedFile(**file) for file in facts["files"])
+    if sum(file.documents for file in files) != table.num_rows:
+        raise ValueError("its files do not have as many documents as it has rows")
+    return files

@@ -3,7 +3,7 @@ r"""The tables of the catalogue: typed models with comments that `\d+` shows.
 Builds, their sources and the releases that point at them: `corpora`, `builds`, `releases`, `release_moves`, `replays`.
 Contents: `ngrams` (the most common), `ngram_spectrum` (all of them, by count), `kept_ngrams` and `trees` (CREST). The
 large tables are partitioned by build, so that dropping a build is instant; see `schema.partitions`. Views for common
-queries: `schema.views`.
+queries: `schema.views`. What stores will be built from: `schema.collection_models`.
 """
 
 from datetime import datetime
@@ -66,7 +66,8 @@ class Base(DeclarativeBase):
     }
 
 
-def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+def one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    """Return the constraint that a column has one of some values."""
     listed = ", ".join(f"'{value}'" for value in values)
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
@@ -137,8 +138,8 @@ class Build(Base):
     source: Mapped["Build | None"] = relationship(remote_side="Build.id", passive_deletes=True)
 
     __table_args__ = (
-        _one_of("kind", KINDS),
-        _one_of("state", STATES),
+        one_of("kind", KINDS),
+        one_of("state", STATES),
         CheckConstraint(
             "state <> 'finished' OR (digest IS NOT NULL AND manifest IS NOT NULL "
             "AND size_bytes IS NOT NULL AND finished_at IS NOT NULL)",
@@ -184,7 +185,7 @@ class ReleaseMove(Base):
     moved_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     __table_args__ = (
-        _one_of("action", ACTIONS),
+        one_of("action", ACTIONS),
         Index(None, "release", "id"),
         {"comment": "every move of a release, in the order of id"},
     )
@@ -293,3 +294,6 @@ class Tree(Base):
             "postgresql_partition_by": "LIST (build_id)",
         },
     )
+
+
+import schema.collection_models  # noqa: E402, F401 (its tables belong to the same metadata)

@@ -67,6 +67,25 @@ def read_corpus(
     """
     files, passed_over = _find_files(paths, glob)
     report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
+    return read_files(
+        files, render=render, report=report, column=column, strict=strict, allow_truncated=allow_truncated
+    )
+
+
+def read_files(
+    files: Iterable[CorpusFile],
+    *,
+    render: Render,
+    report: ReadReport,
+    column: str = "text",
+    strict: bool = False,
+    allow_truncated: bool = False,
+) -> Iterator[Document]:
+    """Stream the documents of files that `list_files` found; otherwise as `read_corpus`.
+
+    Raises:
+        CorpusError: see `read_corpus`.
+    """
     documents = partial(read_documents, column=column, render=render)
     return _read_files(files, documents, report, partial(_refuse, strict, allow_truncated))
 

@@ -330,16 +330,20 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = (
 
     Raises:
         CatalogueError: the store fails verification.
-        RefusedError: the build is too different from the live one.
+        RefusedError: the build is too different from the live one, or does worse.
         DatabaseError: the database cannot be used.
     """
+    return move(ledger, release, built, force).verdict.sentences()
+
+
+def move(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> catalogue.Moved:
+    """Point a release at a verified build, and return what the gates measured and said; see `publish`."""
     try:
         moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
     except catalogue.RefusedError as refused:
         ledger.logger.error("%s", refused)  # noqa: TRY400 - a sentence for people, not a fault of the program
         raise
-    sentences = moved.verdict.sentences()
-    for sentence in sentences:
+    for sentence in moved.verdict.sentences():
         ledger.logger.warning("release %s: %s", release, sentence)
     ledger.logger.info("the release %s points at build %d", release, built.build_id)
-    return sentences
+    return moved

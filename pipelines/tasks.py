@@ -10,9 +10,11 @@ from prefect.cache_policies import NO_CACHE
 from draftstore.answers.responses import Responses
 from pipelines import steps
 from pipelines.ledger import Ledger
-from pipelines.reports import Built, answers_markdown, markdown, refusal_markdown, table_rows
+from pipelines.replay_reports import refusal_markdown, replays_markdown
+from pipelines.reports import Built, answers_markdown, markdown, table_rows
 from pipelines.retries import DELAYS, passes_by_itself
 from schema.catalogue import RefusedError
+from schema.gates import replay_rows
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
@@ -43,16 +45,26 @@ prune = task(name="remove old builds", **OPTIONS)(steps.prune)
 
 @task(name="publish", **OPTIONS)
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
-    """Point a release at a build, see `steps.publish`; a refusal is shown on the page of the run."""
+    """Point a release at a build, see `steps.publish`; the page of the run shows replays, and a refusal."""
+    key = _key("release", release)
     try:
-        return steps.publish(ledger, release, built, force)
+        moved = steps.move(ledger, release, built, force)
     except RefusedError as error:
+        rows = replay_rows(error.new, error.live)
         create_markdown_artifact(
-            refusal_markdown(release, built, error.refusals),
-            key=_key("release", release),
+            refusal_markdown(release, built, error.refusals, rows),
+            key=key,
             description=f"release `{release}`: why it did not move",
         )
         raise
+    sentences = moved.verdict.sentences()
+    if rows := replay_rows(moved.build, moved.live):
+        create_markdown_artifact(
+            replays_markdown(release, built, rows, sentences),
+            key=key,
+            description=f"release `{release}`: what its recordings say",
+        )
+    return sentences
 
 
 @task(name="report", **{**OPTIONS, "retries": 0})

@@ -288,6 +288,7 @@ def record_replay(
     strategy: str,
     budget: int,
     model: str | None = None,
+    recording: str | None = None,
 ) -> Replay:
     """Record the result of a replay.
 
@@ -299,6 +300,7 @@ def record_replay(
         strategy: drafting strategy.
         budget: maximum nodes per draft.
         model: restriction to one model's outputs; None: all.
+        recording: name of the registered recording; None: it was replayed by hand.
     """
     same = ("rows", "tokens", "passes", "accepted_length", "nodes_mean", "miss_rate")
     replay = Replay(
@@ -307,6 +309,7 @@ def record_replay(
         strategy=strategy,
         budget=budget,
         model=model,
+        recording=recording,
         lookup_p50_us=summary["lookup_us"]["p50"],
         lookup_p99_us=summary["lookup_us"]["p99"],
         **{key: summary[key] for key in same},

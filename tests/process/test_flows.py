@@ -41,6 +41,7 @@ from schema.catalogue import RefusedError
 from schema.database import URL_VARIABLE, connect, migrate
 from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
 from schema.home import HOME_VARIABLE
+from schema.recordings import Rule, add_recording
 from tests import ROOT
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.fakes.servers import PostgresServer, postgres_server
@@ -185,6 +186,30 @@ class TestBuildRest:
         forced = flows.build_rest(**allowed, release="live", force=["corpus", "tokens", "bad-records"])
         assert live() == Path(forced["path"])
         assert "- tokens overridden: " in page("rest-small")
+
+    def test_what_replays_worse_does_not_go_live(self, flows: Any, site: Site) -> None:
+        recorded = site.corpus.with_name("recorded.jsonl")
+        texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()[:8]]
+        recorded.write_text("".join(json.dumps({"prompt": "say", "output": text}) + "\n" for text in texts))
+        with Ledger() as ledger, ledger.session() as session:
+            add_recording(session, Rule("said", recorded, slowdown=1e9), ["live"])
+        before = flows.build_rest(**site.request, release="live")
+        assert "| said | new |" in page("release-live")
+        numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
+        site.corpus.write_text("\n".join(numbers), encoding="utf-8")
+        sized = ["corpus", "tokens"]
+        with pytest.raises(
+            RefusedError, match=r"does not go live as live: replay: said has an accepted length"
+        ):
+            flows.build_rest(**site.request, release="live", force=sized)
+        assert live() == Path(before["path"])
+        shown = page("release-live")
+        assert "| replay | said has an accepted length" in shown
+        assert "](data:image/svg+xml;base64," in shown
+        assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
+        flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
+        assert live() != Path(before["path"])
+        assert "- replay overridden: said has" in page("release-live")
 
     def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
         made = []

@@ -69,6 +69,10 @@ class BuildRunningError(BuildError):
     """Another process is building in the same place."""
 
 
+class ClusterError(BuildError):
+    """The cluster that works for a build cannot be used, or went away: what it finished is kept."""
+
+
 class DraftTreeError(DraftstoreError):
     """Arrays or bytes that are not a valid draft tree."""
 

@@ -3,12 +3,12 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,17 @@ PIECE_CHARACTERS = 1 << 17
 """Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
 Progress: TypeAlias = Callable[[int, int, int], None]
+
+
+class HasId(Protocol):
+    """A document known by its id."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+
+Named = TypeVar("Named", bound=HasId)
 
 
 def tokenize_corpus(
@@ -75,6 +86,60 @@ def tokenize_corpus(
         CorpusError: the documents differ from those of an interrupted call.
         TokenRangeError: the tokenizer returned an id outside its vocabulary.
     """
+
+    def encode(left: Iterator[Document]) -> Iterator[list[Encoded]]:
+        for batch in _read_ahead(_batches(left, batch_chars)):
+            encoded = tokenizer.encode_documents([piece.text for piece in batch])
+            yield [
+                Encoded(piece.document_id, len(piece.text), ids, piece.last)
+                for piece, ids in zip(batch, encoded, strict=True)
+            ]
+
+    return write_shards(
+        documents,
+        encode,
+        tokenizer,
+        directory,
+        corpus_fingerprint=corpus_fingerprint,
+        source=source,
+        shard_tokens=shard_tokens,
+        on_progress=on_progress,
+    )
+
+
+class Encoded(NamedTuple):
+    """Token ids of a document, or of a piece of it.
+
+    Attributes:
+        id: the document's.
+        characters: length of the text.
+        ids: integers [n].
+        last: whether it ends the document.
+    """
+
+    id: str
+    characters: int
+    ids: NDArray[np.integer[Any]]
+    last: bool = True
+
+
+def write_shards(
+    documents: Iterator[Named],
+    encode: Callable[[Iterator[Named]], Iterator[Sequence[Encoded]]],
+    tokenizer: TextTokenizer,
+    directory: Path,
+    *,
+    corpus_fingerprint: str,
+    source: str,
+    shard_tokens: int = SHARD_TOKENS,
+    on_progress: Progress = lambda _documents, _tokens, _chars: None,
+) -> TokenShards:
+    """Write documents as token shards, as `tokenize_corpus` does and with its arguments and errors.
+
+    Args:
+        documents: texts, or anything else that has the documents' ids.
+        encode: returns the token ids of the documents that are in no finished shard, in batches.
+    """
     state = {
         "format_version": FORMAT_VERSION,
         "vocab_size": tokenizer.vocab_size,
@@ -90,10 +155,9 @@ def tokenize_corpus(
     writer = _Writer(directory, tokenizer.vocab_size, shard_tokens, shards)
     try:
         on_progress(writer.documents, writer.tokens, writer.characters)
-        for batch in _read_ahead(_batches(documents, batch_chars)):
-            encoded = tokenizer.encode_documents([piece.text for piece in batch])
-            for piece, ids in zip(batch, encoded, strict=True):
-                writer.add(piece, ids)
+        for batch in encode(documents):
+            for piece in batch:
+                writer.add(piece)
             on_progress(writer.documents, writer.tokens, writer.characters)
         writer.finish_shard()
     except BaseException:
@@ -137,26 +201,27 @@ class _Writer:
         self._characters = 0
         self._first_id = ""
 
-    def add(self, piece: _Piece, ids: NDArray[np.int32]) -> None:
+    def add(self, piece: Encoded) -> None:
         """Append the next piece of a document."""
+        ids = piece.ids
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
             raise TokenRangeError(
-                f"document {piece.document_id!r} gave ids {ids.min():,} to {ids.max():,}, "
+                f"document {piece.id!r} gave ids {ids.min():,} to {ids.max():,}, "
                 f"expected 0 to {self._vocab_size - 1:,}"
             )
         data = ids.astype(self._dtype).tobytes()
         self._file.write(data)
         self._digest.update(data)
         if len(self._offsets) == 1:
-            self._first_id = piece.document_id
+            self._first_id = piece.id
         self._size += len(ids)
-        self._characters += len(piece.text)
+        self._characters += piece.characters
         self.tokens += len(ids)
-        self.characters += len(piece.text)
+        self.characters += piece.characters
         if piece.last:
             self._offsets.append(self._size)
             self.documents += 1
-            self._last_id = piece.document_id
+            self._last_id = piece.id
             if self._size >= self._shard_tokens:
                 self.finish_shard()
                 self._start_shard()
@@ -259,7 +324,7 @@ def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
     return False, shards
 
 
-def _skip(documents: Iterator[Document], shards: list[Shard], source: str) -> None:
+def _skip(documents: Iterator[HasId], shards: list[Shard], source: str) -> None:
     """Skip the documents of finished shards.
 
     Raises:

@@ -102,6 +102,10 @@ class MissingExtraError(DraftstoreError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"the package {package!r} is not installed: pip install 'draftstore[{extra}]'")
+        self._named = package, extra
+
+    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str]]:
+        return type(self), self._named
 
 
 def counted(number: int, noun: str) -> str:

@@ -65,8 +65,37 @@ def read_corpus(
         TruncatedCorpusError: during reading, a file is cut short or damaged.
         MissingExtraError: during reading, if `pyarrow` or `zstandard` is needed and missing.
     """
+    return read_files(
+        find_files(paths, glob, report),
+        render=render,
+        report=report,
+        column=column,
+        strict=strict,
+        allow_truncated=allow_truncated,
+    )
+
+
+def find_files(paths: Sequence[Path], glob: str | Sequence[str], report: ReadReport) -> list[CorpusFile]:
+    """Return the files that `read_corpus` reads, and put those that it does not into the report.
+
+    Raises:
+        CorpusError: see `read_corpus`.
+    """
     files, passed_over = _find_files(paths, glob)
     report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
+    return files
+
+
+def read_files(
+    files: Iterable[CorpusFile],
+    *,
+    render: Render,
+    report: ReadReport,
+    column: str,
+    strict: bool,
+    allow_truncated: bool,
+) -> Iterator[Document]:
+    """Stream the documents of files, or of stretches of them: see `read_corpus`."""
     documents = partial(read_documents, column=column, render=render)
     return _read_files(files, documents, report, partial(_refuse, strict, allow_truncated))
 

@@ -211,7 +211,7 @@ def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
     places = {"suffixes.bin": start, "keys.bin": first_key, "first_rows.bin": segment * (vocab_size + 1)}
     with ExitStack() as stack:
         files = [
-            stack.enter_context(open(os.open(store / name, os.O_WRONLY), "wb"))  # noqa: PTH123, SIM115
+            stack.enter_context(open(os.open(store / name, os.O_WRONLY), "wb"))  # noqa: PTH123
             for name in places
         ]
         tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))

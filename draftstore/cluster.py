@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import draftstore
-from draftstore.errors import BuildError, ClusterError, needs_extra
+from draftstore.errors import BuildError, ClusterError, ClusterGoneError, needs_extra
 from draftstore.mapping import Pool
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def open_pool(cluster: str | None) -> Iterator[Pool | None]:
         cluster: `tcp://machine:8786` or `local:2`; None: none.
 
     Raises:
-        ClusterError: no scheduler answers.
+        ClusterGoneError: no scheduler answers.
         MissingExtraError: `distributed` is not installed.
     """
     if cluster is None:
@@ -74,7 +74,7 @@ def open_pool(cluster: str | None) -> Iterator[Pool | None]:
         try:
             client = stack.enter_context(Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False))
         except OSError as error:
-            raise ClusterError(f"no Dask scheduler answers at {cluster}: {error}") from None
+            raise ClusterGoneError(f"no Dask scheduler answers at {cluster}: {error}") from None
         yield DaskPool(client, str(cluster) if local is None else f"local:{local[1]}")
 
 
@@ -131,7 +131,7 @@ class DaskPool(Pool):
                 "run the command again with smaller --segment-tokens or larger workers; it resumes where it stopped"
             )
         if isinstance(error, CancelledError | CommClosedError):
-            return ClusterError(
+            return ClusterGoneError(
                 f"the scheduler of {self._name} went away: run the command again, it resumes where it stopped"
             )
         return None

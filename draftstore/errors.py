@@ -70,7 +70,11 @@ class BuildRunningError(BuildError):
 
 
 class ClusterError(BuildError):
-    """The cluster that works for a build cannot be used, or went away: what it finished is kept."""
+    """The cluster that works for a build cannot be used: it has no workers, or they see other files or versions."""
+
+
+class ClusterGoneError(ClusterError):
+    """The scheduler of a cluster does not answer, or went away: what it finished is kept."""
 
 
 class DraftTreeError(DraftstoreError):

@@ -6,11 +6,14 @@ may run twice or be cut off: what it leaves is the same, or is not looked at.
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +51,9 @@ class Pool:
             for key, arguments in jobs.items():
                 futures[self.executor.submit(function, *arguments)] = key
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                key, result = futures.pop(future), future.result()
+                del future  # a cluster computes again what somebody still holds, if the worker with it dies
+                yield key, result
         except BaseException as error:
             for future in futures:
                 future.cancel()
@@ -98,6 +103,25 @@ class LocalPool(Pool):
     def loss(self, error: BaseException) -> BuildError | None:
         """Return advice about memory if a process died."""
         return out_of_memory() if isinstance(error, BrokenProcessPool | MemoryError) else None
+
+
+@contextmanager
+def attempt(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside `target` that becomes it, unless another process was faster.
+
+    So a part that is there is whole, whoever tried to make it and died, or was taken for dead and went on.
+    """
+    folder = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    folder.mkdir()
+    try:
+        yield folder
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def out_of_memory() -> BuildError:

@@ -4,14 +4,12 @@
         documents.json         their ids and characters, and what was skipped
     parts/FINGERPRINT/.00000.* an attempt at a part: of a process that works, or that died
 
-A part is some small files, or a stretch of a large one. Which process tokenizes it, and how often, leaves no trace: an
-attempt has a folder of its own, and becomes the part by a rename if there is none.
+A part is some small files, or a stretch of a large one. Which process tokenizes it, and how often, leaves no trace.
 """
 
 import dataclasses
 import json
 import os
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftstore.errors import NoTextError, TokenizerError, needs_extra
-from draftstore.mapping import Pool
-from draftstore.storage.files import remove, write_json
+from draftstore.mapping import Pool, attempt
+from draftstore.storage.files import write_json
 from draftstore.storage.report import PROBLEMS_KEPT, ReadReport, RecordProblem
 from draftstore.storage.streams import COMPRESSION_SUFFIXES, STREAM_ERRORS, read_lines
 from draftstore.text.corpus import read_files
@@ -180,28 +178,14 @@ def tokenize_part(reading: Reading, files: Sequence[CorpusFile], target: Path) -
         allow_truncated=reading.allow_truncated,
     )
     notes: list[tuple[str, int]] = []
-    attempt = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    attempt.mkdir()
-    try:
+    with attempt(target) as folder:
         with suppress(NoTextError):
             tokenize_corpus(
-                _noted(documents, notes), tokenizer, attempt, corpus_fingerprint="", shard_tokens=ONE_SHARD
+                _noted(documents, notes), tokenizer, folder, corpus_fingerprint="", shard_tokens=ONE_SHARD
             )
-        write_json(attempt / DOCUMENTS, {"documents": notes, "report": dataclasses.asdict(report)})
-        _become(attempt, target)
-    finally:
-        remove(attempt)
+        write_json(folder / DOCUMENTS, {"documents": notes, "report": dataclasses.asdict(report)})
     tokens = open_shards(target).token_count if notes else 0
     return len(notes), tokens, sum(characters for _, characters in notes)
-
-
-def _become(attempt: Path, target: Path) -> None:
-    """Give a finished attempt the name of the part, unless another process was faster."""
-    try:
-        attempt.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
 
 
 @lru_cache(maxsize=1)

@@ -69,6 +69,14 @@ class BuildRunningError(BuildError):
     """Another process is building in the same place."""
 
 
+class ClusterError(BuildError):
+    """The cluster that works for a build cannot be used: it has no workers, or they see other files or versions."""
+
+
+class ClusterGoneError(ClusterError):
+    """The scheduler of a cluster does not answer, or went away: what it finished is kept."""
+
+
 class DraftTreeError(DraftstoreError):
     """Arrays or bytes that are not a valid draft tree."""
 
@@ -98,6 +106,10 @@ class MissingExtraError(DraftstoreError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"the package {package!r} is not installed: pip install 'draftstore[{extra}]'")
+        self._named = package, extra
+
+    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str]]:
+        return type(self), self._named
 
 
 def counted(number: int, noun: str) -> str:

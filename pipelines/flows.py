@@ -22,6 +22,7 @@ from pipelines.parameters import (
     Backends,
     Batch,
     BatchTokens,
+    Cluster,
     Corpus,
     Device,
     Dims,
@@ -50,7 +51,10 @@ from schema.statistics import HEAD
 
 @flow(name="tokenize-corpus")
 def tokenize_corpus(
-    name: Name = "default", corpus: Corpus = DEFAULT_CORPUS, tokenizer: TokenizerSource | None = None
+    name: Name = "default",
+    corpus: Corpus = DEFAULT_CORPUS,
+    tokenizer: TokenizerSource | None = None,
+    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
     """Write a corpus as token shards.
 
@@ -58,9 +62,11 @@ def tokenize_corpus(
         name: Name of the shards, for people; also the folder they lie in.
         corpus: The texts, and how they are read.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
+        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
+            here. None: this machine.
     """
     with Ledger(get_run_logger()) as ledger:
-        tokens = tasks.make_tokens(ledger, name, corpus, tokenizer)
+        tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
     return _finish(name, [tokens.built])
 
 
@@ -71,6 +77,7 @@ def build_rest(
     tokenizer: TokenizerSource | None = None,
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
+    cluster: Cluster | None = None,
     release: Name | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
@@ -83,13 +90,15 @@ def build_rest(
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes that sort. None: one for each core.
+        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
+            here. None: this machine.
         release: The release that shall point at the store once it is whole. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
     with Ledger(get_run_logger()) as ledger:
-        builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+        builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
         said = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, said)
 
@@ -104,6 +113,7 @@ def count_ngrams(
     head: HeadRows = HEAD,
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
+    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
     """Count the n-grams of a REST store exactly, all into Parquet, the most common ones and the spectrum into SQL.
 
@@ -116,10 +126,12 @@ def count_ngrams(
         head: How many n-grams of each n go into the database with their text, the most common ones.
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort. None: one for each core.
+        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
+            here. None: this machine.
     """
     with Ledger(get_run_logger()) as ledger:
-        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
-        builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head))
+        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
+        builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head, cluster))
     return _finish(name, builds)
 
 
@@ -137,6 +149,7 @@ def build_crest(
     head: HeadRows = HEAD,
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
+    cluster: Cluster | None = None,
     release: Name | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
@@ -157,6 +170,8 @@ def build_crest(
         head: How many n-grams of each n go into the database with their text, the most common ones.
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort and cut trees. None: one for each core.
+        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
+            here. None: this machine.
         release: The release that shall point at the store once it is whole and verifies. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
@@ -172,9 +187,9 @@ def build_crest(
     )
     options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
-        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers)
+        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
         source = builds[-1]
-        builds.append(tasks.make_counts(ledger, name, source, max_n, head))
+        builds.append(tasks.make_counts(ledger, name, source, max_n, head, cluster))
         builds.append(tasks.make_crest(ledger, options, source, workers))
         said = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, said)
@@ -275,11 +290,12 @@ def _rest(
     rest: Path | None,
     segment_tokens: int,
     workers: int | None,
+    cluster: str | None,
 ) -> list[Built]:
     """Register the named REST store, or build that of the corpus; return the builds, the store last."""
     if rest is not None:
         return [tasks.use_rest(ledger, rest)]
-    return _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers)
+    return _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
 
 
 def _build_rest(
@@ -289,10 +305,11 @@ def _build_rest(
     tokenizer: str | None,
     segment_tokens: int,
     workers: int | None,
+    cluster: str | None,
 ) -> list[Built]:
     """Tokenize a corpus, and build its REST store from the shards."""
-    tokens = tasks.make_tokens(ledger, name, corpus, tokenizer)
-    return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers)]
+    tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
+    return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers, cluster)]
 
 
 def _go_live(

@@ -19,6 +19,13 @@ TokenizerSource = Annotated[str, Field(min_length=1, examples=["/models/llama-2"
 Longest = Annotated[int, Field(ge=1, le=MAX_N, examples=[5])]
 SegmentTokens = Annotated[int, Field(ge=2, le=MAX_SEGMENT_TOKENS, examples=[1 << 28])]
 Workers = Annotated[int, Field(ge=1, le=1024, examples=[4])]
+Cluster = Annotated[
+    str,
+    Field(
+        pattern=r"^(local:[1-9]\d*|(tcp|tls|ws|wss|ucx)://\S+)$", examples=["tcp://scheduler:8786", "local:2"]
+    ),
+]
+"""Where jobs run: `draftstore.cluster`."""
 HeadRows = Annotated[int, Field(ge=0, le=100_000_000, examples=[1_000_000])]
 Rule = Literal["gain", "global", "combined", "single"]
 Ngrams = Annotated[int, Field(ge=1, le=1_000_000_000, examples=[100_000])]

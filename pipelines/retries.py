@@ -1,4 +1,4 @@
-"""Transient failures, worth a retry: interrupted I/O, and a database that is down.
+"""Transient failures, worth a retry: interrupted I/O, and a database or a cluster that is down.
 
 Bad input, wrong parameters, a full disk or missing permissions are permanent.
 """
@@ -6,6 +6,7 @@ Bad input, wrong parameters, a full disk or missing permissions are permanent.
 import errno
 from collections.abc import Iterator
 
+from draftstore.errors import ClusterGoneError
 from schema.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.failures import translate
 
@@ -33,7 +34,7 @@ DELAYS = (2.0, 10.0, 30.0, 60.0)
 def passes_by_itself(error: BaseException) -> bool:
     """Tell whether a retry of the step may succeed."""
     return any(
-        isinstance(translate(one) or one, DatabaseAwayError | DatabaseTimeoutError)
+        isinstance(translate(one) or one, ClusterGoneError | DatabaseAwayError | DatabaseTimeoutError)
         or (isinstance(one, OSError) and one.errno in PASSING)
         for one in _causes(error)
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses, weights_fingerprint
+from draftstore.cluster import open_pool
 from draftstore.errors import counted
 from draftstore.hf.loading import load_model, model_name
 from draftstore.storage.manifest import load_manifest, manifest_digest
@@ -54,7 +55,9 @@ class Tokens:
     parameters: dict[str, Any]
 
 
-def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None) -> Tokens:
+def make_tokens(
+    ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None, cluster: str | None = None
+) -> Tokens:
     """Find or make the token shards of a corpus.
 
     Args:
@@ -62,6 +65,7 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
         name: name of the shards.
         corpus: the texts; default: those that exist on every machine.
         tokenizer: its location; None: an installed one.
+        cluster: where it is tokenized; None: here.
 
     Raises:
         CorpusError: the corpus cannot be read or has no text.
@@ -82,14 +86,17 @@ def make_tokens(ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None
     path = store_path(home, TOKENS, name, **corpus_plan(options, loaded))
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_tokens(options, loaded, path, on_progress=logs.rest().tokenized)
+        with open_pool(cluster) as pool:
+            build_tokens(options, loaded, path, pool=pool, on_progress=logs.rest().tokenized)
 
     parameters = corpus.model_dump(mode="json")
     built = ledger.build(Request(TOKENS, name, path, parameters), make)
     return Tokens(built, options, loaded, parameters)
 
 
-def make_rest(ledger: Ledger, tokens: Tokens, segment_tokens: int, workers: int | None) -> Built:
+def make_rest(
+    ledger: Ledger, tokens: Tokens, segment_tokens: int, workers: int | None, cluster: str | None = None
+) -> Built:
     """Find or build the REST store of a corpus.
 
     Args:
@@ -97,19 +104,21 @@ def make_rest(ledger: Ledger, tokens: Tokens, segment_tokens: int, workers: int 
         tokens: the shards of the corpus.
         segment_tokens: maximum tokens of a segment.
         workers: maximum number of sorting processes; None: all cores.
+        cluster: where segments are sorted; None: here.
 
     Raises:
-        BuildError: disk space or memory is too small.
+        BuildError: the cluster cannot be used, disk space or memory is too small.
     """
     options = RestOptions(**vars(tokens.options), segment_tokens=segment_tokens)
     plan = corpus_plan(options, tokens.tokenizer)
     path = store_path(data_home(), REST, options.name, **plan, segment_tokens=segment_tokens)
 
     def make(_build_id: int, logs: StepLogs) -> None:
-        build_rest(
-            options, tokens.tokenizer, path,
-            tokens=tokens.built.path, workers=workers, progress=logs.rest(),
-        )  # fmt: skip
+        with open_pool(cluster) as pool:
+            build_rest(
+                options, tokens.tokenizer, path,
+                tokens=tokens.built.path, workers=workers, pool=pool, progress=logs.rest(),
+            )  # fmt: skip
 
     parameters = {**tokens.parameters, "segment_tokens": segment_tokens}
     return ledger.build(Request(REST, options.name, path, parameters, tokens.built.build_id), make)
@@ -127,7 +136,9 @@ def use_rest(ledger: Ledger, path: Path) -> Built:
     return ledger.build(request, lambda _build_id, _logs: None)
 
 
-def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -> Built:
+def make_counts(
+    ledger: Ledger, name: str, rest: Built, max_n: int, head: int, cluster: str | None = None
+) -> Built:
     """Find or make the n-gram counts of a REST store, in files and in the database.
 
     Args:
@@ -136,16 +147,19 @@ def make_counts(ledger: Ledger, name: str, rest: Built, max_n: int, head: int) -
         rest: the store.
         max_n: maximum tokens of an n-gram.
         head: database rows for each n, the most common n-grams.
+        cluster: where they are counted; None: here.
 
     Raises:
-        BuildError: disk space is too small.
+        BuildError: the cluster cannot be used, disk space is too small.
         DatabaseError: the database cannot be used.
     """
     source = manifest_digest(rest.path)
     path = store_path(data_home(), NGRAMS, name, source=source, max_n=max_n, head=head)
 
     def make(build_id: int, logs: StepLogs) -> None:
-        build_counts(rest.path, path, name=name, max_n=max_n, progress=logs.step("counting", "tokens").amount)
+        counted_rows = logs.step("counting", "tokens").amount
+        with open_pool(cluster) as pool:
+            build_counts(rest.path, path, name=name, max_n=max_n, pool=pool, progress=counted_rows)
         load_statistics(build_id, path, head=head, progress=logs.step("loading", "n-grams").amount)
 
     request = Request(NGRAMS, name, path, {"max_n": max_n, "head": head}, rest.build_id)

@@ -19,6 +19,7 @@ from draftstore.cli.common import (
     printable,
     stderr_console,
 )
+from draftstore.cluster import open_pool
 from draftstore.errors import counted
 from draftstore.storage.report import ReadReport, RecordProblem, passed_over_text
 from draftstore.storage.staging import BuildResult
@@ -72,6 +73,12 @@ out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Directory of the new store."
 )
 name_option = click.option("--name", help="Name of the store, for people. [default: the directory's]")
+cluster_option = click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Work on a Dask cluster: the address of its scheduler, as tcp://machine:8786, or local:2 for two processes on "
+    "this machine. All its machines need the files at the same paths. [default: this process and its own]",
+)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing store.")
 
 
@@ -101,6 +108,7 @@ def build() -> None:
     type=click.IntRange(min=1),
     help="Number of processes that sort segments. [default: all cores]",
 )
+@cluster_option
 @overwrite_option
 @json_option
 def rest(
@@ -115,6 +123,7 @@ def rest(
     rehash: bool,
     segment_tokens: int,
     workers: int | None,
+    cluster: str | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -123,8 +132,10 @@ def rest(
     A killed build goes on where it stopped when the same command runs again.
 
     \b
-    Example:
+    Examples:
       draftstore build rest --corpus chats.jsonl.zst src/ --tokenizer ./llama2 --out stores/chat
+      draftstore build rest --corpus /share/web --glob '*.jsonl.zst' --tokenizer /share/llama2 \\
+        --out /share/stores/web --cluster tcp://scheduler:8786
     """
     options = RestOptions(
         corpus=corpus,
@@ -138,8 +149,10 @@ def rest(
     )
     loaded = load_tokenizer(tokenizer)
     begin = time.perf_counter()
-    with build_bars() as progress:
-        result = build_rest(options, loaded, out, overwrite=overwrite, workers=workers, progress=progress)
+    with open_pool(cluster) as pool, build_bars() as progress:
+        result = build_rest(
+            options, loaded, out, overwrite=overwrite, workers=workers, pool=pool, progress=progress
+        )
     report_build(result, time.perf_counter() - begin, as_json)
 
 

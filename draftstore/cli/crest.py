@@ -14,6 +14,7 @@ from draftstore.cli.build import (
     Bar,
     build,
     build_bars,
+    cluster_option,
     name_option,
     out_option,
     overwrite_option,
@@ -22,6 +23,7 @@ from draftstore.cli.build import (
     truncated_option,
 )
 from draftstore.cli.common import STORE, ManyValues, count_progress, json_option
+from draftstore.cluster import open_pool
 from draftstore.search.ngrams import MAX_N
 from draftstore.stores.crest.build import DEFAULT_NGRAMS, RULES, CrestOptions, CrestProgress, build_crest
 from draftstore.stores.crest.counts import DEFAULT_MAX_N, build_counts
@@ -185,9 +187,12 @@ def crest_bars() -> Iterator[CrestProgress]:
     show_default=True,
     help="Length of the longest n-grams, in tokens.",
 )
+@cluster_option
 @click.option("--overwrite", is_flag=True, help="Replace existing counts.")
 @json_option
-def count(directory: Path, out: Path, max_n: int, overwrite: bool, as_json: bool) -> None:
+def count(
+    directory: Path, out: Path, max_n: int, cluster: str | None, overwrite: bool, as_json: bool
+) -> None:
     """Count all n-grams of a REST store, exactly, into Parquet files.
 
     \b
@@ -195,7 +200,7 @@ def count(directory: Path, out: Path, max_n: int, overwrite: bool, as_json: bool
       draftstore count stores/chat --out stores/chat-ngrams
     """
     begin = time.perf_counter()
-    with count_progress("") as bars:
+    with open_pool(cluster) as pool, count_progress("") as bars:
         progress = Bar(bars, "counting n-grams", "tokens").amount
-        result = build_counts(directory, out, max_n=max_n, overwrite=overwrite, progress=progress)
+        result = build_counts(directory, out, max_n=max_n, overwrite=overwrite, pool=pool, progress=progress)
     report_build(result, time.perf_counter() - begin, as_json)

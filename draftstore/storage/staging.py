@@ -34,7 +34,12 @@ PLAN = "build.json"
 STORE = "store"
 FINISHED = "finished.json"
 """Marker: the store is about to be published, or has been."""
-WORTH_KEEPING = ("tokens/shard-*.json", f"{STORE}/{MANIFEST_NAME}")
+WORTH_KEEPING = (
+    "tokens/shard-*.json",
+    "parts/*/*/documents.json",
+    "parts/*/n1.parquet",
+    f"{STORE}/{MANIFEST_NAME}",
+)
 """Files to resume a failed build from; one without any of them leaves nothing."""
 
 T = TypeVar("T")

@@ -33,13 +33,17 @@ def read_whole(path: Path) -> bytes | None:
     return bytes(data)
 
 
-def read_lines(path: Path) -> Iterator[bytes | None]:
+def read_lines(path: Path, start: int = 0) -> Iterator[bytes | None]:
     """Yield a file's lines with their line feeds; None for one longer than `MAX_RECORD_BYTES`.
+
+    Args:
+        path: path of the file.
+        start: bytes to skip, of a packed file those that it unpacks to.
 
     Raises:
         OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
     """
-    return split_lines(_chunks(path))
+    return split_lines(_chunks_from(path, start) if start else _chunks(path))
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
@@ -98,6 +102,19 @@ def _chunks(path: Path) -> Iterator[bytes]:
                 yield from iter(lambda: unpacked.read1(1 << 20), b"")  # read() would lose data before a cut
         else:
             yield from iter(lambda: file.read(1 << 20), b"")
+
+
+def _chunks_from(path: Path, start: int) -> Iterator[bytes]:
+    """Yield a file's content as `_chunks`, from a place on: a plain file is not read up to there."""
+    if path.suffix.lower() not in COMPRESSION_SUFFIXES:
+        with path.open("rb") as file:
+            file.seek(start)
+            yield from iter(lambda: file.read(1 << 20), b"")
+        return
+    for chunk in _chunks(path):
+        if start < len(chunk):
+            yield chunk[start:]
+        start = max(start - len(chunk), 0)
 
 
 def _zstd_chunks(file: BinaryIO) -> Iterator[bytes]:

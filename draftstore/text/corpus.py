@@ -65,11 +65,25 @@ def read_corpus(
         TruncatedCorpusError: during reading, a file is cut short or damaged.
         MissingExtraError: during reading, if `pyarrow` or `zstandard` is needed and missing.
     """
+    return read_files(
+        find_files(paths, glob, report),
+        render=render,
+        report=report,
+        column=column,
+        strict=strict,
+        allow_truncated=allow_truncated,
+    )
+
+
+def find_files(paths: Sequence[Path], glob: str | Sequence[str], report: ReadReport) -> list[CorpusFile]:
+    """Return the files that `read_corpus` reads, and put those that it does not into the report.
+
+    Raises:
+        CorpusError: see `read_corpus`.
+    """
     files, passed_over = _find_files(paths, glob)
     report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
-    return read_files(
-        files, render=render, report=report, column=column, strict=strict, allow_truncated=allow_truncated
-    )
+    return files
 
 
 def read_files(
@@ -81,7 +95,7 @@ def read_files(
     strict: bool = False,
     allow_truncated: bool = False,
 ) -> Iterator[Document]:
-    """Stream the documents of files that `list_files` found; otherwise as `read_corpus`.
+    """Stream the documents of files that `list_files` found, or of stretches of them; otherwise as `read_corpus`.
 
     Raises:
         CorpusError: see `read_corpus`.

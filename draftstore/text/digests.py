@@ -11,27 +11,9 @@ DIGEST_BYTES = 16
 """Two of 10^12 different texts share a digest with probability 10^-15."""
 
 
-class TextDigest:
-    """The digest of one text, given piece by piece: BLAKE2b of its UTF-8."""
-
-    def __init__(self) -> None:
-        """Start with the empty text."""
-        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
-
-    def add(self, piece: str) -> None:
-        """Append a piece of the text."""
-        self._hash.update(piece.encode("utf-8", "surrogatepass"))
-
-    def finish(self) -> bytes:
-        """Return the 16 bytes by which the text is known."""
-        return self._hash.digest()
-
-
 def text_digest(text: str) -> bytes:
-    """Return the 16 bytes by which a document's text is known."""
-    digest = TextDigest()
-    digest.add(text)
-    return digest.finish()
+    """Return the 16 bytes by which a document's text is known: BLAKE2b of its UTF-8."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def stack_digests(digests: Iterable[bytes]) -> NDArray[np.uint8]:

@@ -3,12 +3,12 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError
 from draftstore.storage.files import fsync_path, write_json
 from draftstore.storage.manifest import FileEntry
-from draftstore.text.digests import TextDigest
+from draftstore.text.digests import text_digest
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (
@@ -39,6 +39,17 @@ PIECE_CHARACTERS = 1 << 17
 """Maximum characters of a piece: BPE without a pre-tokenizer slows down with length, and pieces run in parallel."""
 
 Progress: TypeAlias = Callable[[int, int, int], None]
+
+
+class HasId(Protocol):
+    """A document known by its id."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+
+Named = TypeVar("Named", bound=HasId)
 
 
 def tokenize_corpus(
@@ -76,6 +87,60 @@ def tokenize_corpus(
         CorpusError: the documents differ from those of an interrupted call.
         TokenRangeError: the tokenizer returned an id outside its vocabulary.
     """
+
+    def encode(left: Iterator[Document]) -> Iterator[list[Encoded]]:
+        for batch in _read_ahead(_batches(left, batch_chars)):
+            encoded = tokenizer.encode_documents([piece.text for piece in batch])
+            yield [
+                Encoded(piece.document_id, len(piece.text), ids, piece.digest)
+                for piece, ids in zip(batch, encoded, strict=True)
+            ]
+
+    return write_shards(
+        documents, encode, tokenizer, directory,
+        corpus_fingerprint=corpus_fingerprint, source=source, shard_tokens=shard_tokens, on_progress=on_progress,
+    )  # fmt: skip
+
+
+class Encoded(NamedTuple):
+    """Token ids of a document, or of a piece of it.
+
+    Attributes:
+        id: the document's.
+        characters: length of the text.
+        ids: integers [n].
+        digest: the document's, 16 bytes; None: there are more pieces of it.
+    """
+
+    id: str
+    characters: int
+    ids: NDArray[np.integer[Any]]
+    digest: bytes | None
+
+
+def write_shards(
+    documents: Iterator[Named],
+    encode: Callable[[Iterator[Named]], Iterator[Sequence[Encoded]]],
+    tokenizer: TextTokenizer,
+    directory: Path,
+    *,
+    corpus_fingerprint: str,
+    source: str,
+    shard_tokens: int = SHARD_TOKENS,
+    on_progress: Progress = lambda _documents, _tokens, _chars: None,
+) -> TokenShards:
+    """Write documents as token shards: `tokenize_corpus`, whose errors it raises, with any source of the token ids.
+
+    Args:
+        documents: texts, or anything else that has the documents' ids.
+        encode: returns the token ids of the documents that are in no finished shard, in batches.
+        tokenizer: see `tokenize_corpus`, as all others.
+        directory: of the shards.
+        corpus_fingerprint: identity of the corpus.
+        source: name of the corpus.
+        shard_tokens: number of tokens at which a shard ends.
+        on_progress: called after each batch.
+    """
     state = {
         "format_version": FORMAT_VERSION,
         "vocab_size": tokenizer.vocab_size,
@@ -91,10 +156,9 @@ def tokenize_corpus(
     writer = _Writer(directory, tokenizer.vocab_size, shard_tokens, shards)
     try:
         on_progress(writer.documents, writer.tokens, writer.characters)
-        for batch in _read_ahead(_batches(documents, batch_chars)):
-            encoded = tokenizer.encode_documents([piece.text for piece in batch])
-            for piece, ids in zip(batch, encoded, strict=True):
-                writer.add(piece, ids)
+        for batch in encode(documents):
+            for piece in batch:
+                writer.add(piece)
             on_progress(writer.documents, writer.tokens, writer.characters)
         writer.finish_shard()
     except BaseException:
@@ -109,11 +173,11 @@ def tokenize_corpus(
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """A document's text, or a part of it; `last` ends the document."""
+    """A document's text, or a part of it; the last one has the document's digest."""
 
     document_id: str
     text: str
-    last: bool
+    digest: bytes | None
 
 
 class _Writer:
@@ -135,34 +199,32 @@ class _Writer:
         self._digest = hashlib.sha256()
         self._offsets = [0]
         self._digests = bytearray()
-        self._document = TextDigest()
         self._size = 0
         self._characters = 0
         self._first_id = ""
 
-    def add(self, piece: _Piece, ids: NDArray[np.int32]) -> None:
+    def add(self, piece: Encoded) -> None:
         """Append the next piece of a document."""
+        ids = piece.ids
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
             raise TokenRangeError(
-                f"document {piece.document_id!r} gave ids {ids.min():,} to {ids.max():,}, "
+                f"document {piece.id!r} gave ids {ids.min():,} to {ids.max():,}, "
                 f"expected 0 to {self._vocab_size - 1:,}"
             )
         data = ids.astype(self._dtype).tobytes()
         self._file.write(data)
         self._digest.update(data)
         if len(self._offsets) == 1:
-            self._first_id = piece.document_id
+            self._first_id = piece.id
         self._size += len(ids)
-        self._characters += len(piece.text)
+        self._characters += piece.characters
         self.tokens += len(ids)
-        self.characters += len(piece.text)
-        self._document.add(piece.text)
-        if piece.last:
+        self.characters += piece.characters
+        if piece.digest is not None:
             self._offsets.append(self._size)
-            self._digests += self._document.finish()
-            self._document = TextDigest()
+            self._digests += piece.digest
             self.documents += 1
-            self._last_id = piece.document_id
+            self._last_id = piece.id
             if self._size >= self._shard_tokens:
                 self.finish_shard()
                 self._start_shard()
@@ -220,7 +282,7 @@ def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[_
     size = 0
     for document in documents:
         for text, last in split_text(document.text, PIECE_CHARACTERS):
-            batch.append(_Piece(document.id, text, last))
+            batch.append(_Piece(document.id, text, text_digest(document.text) if last else None))
             size += len(text)
             if size >= batch_chars:
                 yield batch
@@ -269,7 +331,7 @@ def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
     return False, shards
 
 
-def _skip(documents: Iterator[Document], shards: list[Shard], source: str) -> None:
+def _skip(documents: Iterator[HasId], shards: list[Shard], source: str) -> None:
     """Skip the documents of finished shards.
 
     Raises:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
@@ -61,12 +61,43 @@ class Document:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Some records of a file, one after the other.
+
+    Attributes:
+        before: number of the file's records (lines, rows) before them.
+        records: how many they are; None: all others.
+        offset: of a file of lines, the bytes before them, unpacked.
+    """
+
+    before: int
+    records: int | None
+    offset: int = 0
+
+    @property
+    def stop(self) -> int | None:
+        """Number of the file's records up to their end; None: all."""
+        return None if self.records is None else self.before + self.records
+
+
+WHOLE = Stretch(0, None)
+
+
+@dataclasses.dataclass(frozen=True)
 class CorpusFile:
-    """A file to read: its path, its name in document ids, and its `kind` (`lines`, `parquet` or `text`)."""
+    """A file to read, or a stretch of it.
+
+    Attributes:
+        path: path of the file.
+        name: its name in document ids.
+        kind: `lines`, `parquet` or `text`.
+        stretch: which of its records; of a Parquet file, whole row groups.
+    """
 
     path: Path
     name: str
     kind: str
+    stretch: Stretch = WHOLE
 
 
 def kind_of_name(name: str) -> str | None:
@@ -153,7 +184,7 @@ def _read_text(file: CorpusFile) -> Iterator[Document | RecordProblem]:
 
 def _read_lines(file: CorpusFile, column: str, render: Render) -> Iterator[Document | RecordProblem]:
     """Yield one document for each non-blank line."""
-    for number, record in _line_records(file.path):
+    for number, record in _line_records(file.path, file.stretch):
         if isinstance(record, RecordProblem):
             yield record
         else:
@@ -161,11 +192,14 @@ def _read_lines(file: CorpusFile, column: str, render: Render) -> Iterator[Docum
             yield _attempt(f"{file.path}:line {number}", make)
 
 
-def _line_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | RecordProblem]]:
+def _line_records(
+    path: Path, stretch: Stretch = WHOLE
+) -> Iterator[tuple[int, dict[str, Any] | RecordProblem]]:
     """Yield number and object of each non-blank line; a truncated file ends with a problem that says so."""
-    number = 0
+    number = stretch.before
+    lines = islice(read_lines(path, stretch.offset), stretch.records)
     try:
-        for number, line in enumerate(read_lines(path), start=1):
+        for number, line in enumerate(lines, start=stretch.before + 1):
             if line is None or line.strip():
                 record = _attempt(f"{path}:line {number}", partial(_parse_line, line))
                 yield number, _cut_off(record) if _is_begun(line) else record
@@ -214,17 +248,31 @@ def _read_parquet(file: CorpusFile, column: str, render: Render) -> Iterator[Doc
     with needs_extra("pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
-    number = 0
+    number = file.stretch.before
     try:
         with parquet.ParquetFile(file.path) as reader:
             columns = _parquet_columns(reader.schema_arrow.names, column, file.path)
-            batches = reader.iter_batches(batch_size=PARQUET_ROWS, columns=columns)
+            groups = _row_groups(reader.metadata, file.stretch)
+            batches = reader.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups, columns=columns)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, start=1):
+            for number, row in enumerate(rows, start=file.stretch.before + 1):
                 make = partial(_record_document, row, f"{file.name}#{number}", column, render)
                 yield _attempt(f"{file.path}:row {number}", make)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         yield _broken_off(f"{file.path}:row {number + 1}", error)
+
+
+def row_counts(metadata: Any) -> list[int]:
+    """Return the rows of each group of a Parquet file."""
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
+def _row_groups(metadata: Any, stretch: Stretch) -> list[int]:
+    """Return the row groups of a Parquet file that begin in a stretch."""
+    starts = accumulate(row_counts(metadata), initial=0)
+    stop = metadata.num_rows if stretch.stop is None else stretch.stop
+    groups = zip(range(metadata.num_row_groups), starts, strict=False)
+    return [group for group, start in groups if stretch.before <= start < stop]
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:

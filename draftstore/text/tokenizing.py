@@ -3,6 +3,7 @@
 The working directory of a build (draftstore.storage.staging) contains
 
     tokens/              token shards (draftstore.text.encoding)
+    parts/               on a pool: what its processes have tokenized (draftstore.text.parts)
     report.json          marker: every document was read; what was skipped
 
 A store of kind `tokens` has the shards, the report and the tokenizer. Other builds of the same corpus use it instead of
@@ -12,10 +13,13 @@ reading the texts again.
 import dataclasses
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial as partial_of
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from draftstore.errors import BuildError, NoTextError
+from draftstore.mapping import Pool
 from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import (
     MANIFEST_NAME,
@@ -26,13 +30,15 @@ from draftstore.storage.manifest import (
 )
 from draftstore.storage.report import ReadReport, RecordProblem
 from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
-from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, list_files, read_corpus
-from draftstore.text.encoding import tokenize_corpus
+from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, list_files, read_corpus
+from draftstore.text.encoding import tokenize_corpus, write_shards
+from draftstore.text.parts import PART_BYTES, Reading, tokenize_parts
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, token_dtype
 
 KIND = "tokens"
 SHARDS = "tokens"
+PARTS = "parts"
 REPORT = "report.json"
 
 TokenProgress = Callable[[int, int, int], None]
@@ -100,6 +106,7 @@ def build_tokens(
     out: Path,
     *,
     overwrite: bool = False,
+    pool: Pool | None = None,
     on_progress: TokenProgress = lambda _documents, _tokens, _characters: None,
 ) -> BuildResult:
     """Tokenize a corpus into a store of shards, or resume an interrupted call.
@@ -109,6 +116,7 @@ def build_tokens(
         tokenizer: its tokenizer; a copy goes into the store.
         out: directory of the store; its parent is created if missing.
         overwrite: whether to replace an existing store.
+        pool: processes that tokenize; None: this one, on all cores.
         on_progress: called with documents, tokens and characters so far.
 
     Raises:
@@ -118,7 +126,7 @@ def build_tokens(
     plan = {"kind": KIND, **corpus_plan(options, tokenizer)}
 
     def fill(partial: Path) -> ReadReport:
-        texts = tokenize_into(partial, options, tokenizer, plan, on_progress=on_progress)
+        texts = tokenize_into(partial, options, tokenizer, plan, pool=pool, on_progress=on_progress)
         store = partial / STORE
         remove(store)
         store.mkdir()
@@ -153,6 +161,7 @@ def tokenize_into(
     plan: dict[str, Any],
     *,
     taken: Path | None = None,
+    pool: Pool | None = None,
     on_progress: TokenProgress,
 ) -> Tokenized:
     """Tokenize a corpus in a build's working directory, or resume there.
@@ -163,6 +172,7 @@ def tokenize_into(
         tokenizer: its tokenizer.
         plan: plan of the build, including `corpus_plan`.
         taken: existing store of the corpus's shards (`build_tokens`), used instead of the texts.
+        pool: processes that tokenize; None: this one, on all cores.
         on_progress: called with documents, tokens and characters so far.
 
     Raises:
@@ -173,6 +183,24 @@ def tokenize_into(
     if taken is not None:
         _take_tokens(taken, partial, plan)
     report = ReadReport()
+    tokenize = _tokenize_here if pool is None else partial_of(_tokenize_apart, pool)
+    try:
+        shards = tokenize(partial, options, tokenizer, plan, report, on_progress)
+    except NoTextError as error:
+        reasons = report.absence()
+        raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
+    return Tokenized(options, tokenizer, shards, _settle_report(partial / REPORT, report))
+
+
+def _tokenize_here(
+    partial: Path,
+    options: CorpusOptions,
+    tokenizer: TextTokenizer,
+    plan: dict[str, Any],
+    report: ReadReport,
+    on_progress: TokenProgress,
+) -> TokenShards:
+    """Tokenize a corpus in this process, on all cores."""
     documents = read_corpus(
         options.corpus,
         render=lambda messages: tokenizer.render_chat(messages, add_generation_prompt=False),
@@ -182,19 +210,50 @@ def tokenize_into(
         strict=options.strict,
         allow_truncated=options.allow_truncated,
     )
-    try:
-        shards = tokenize_corpus(
-            documents,
-            tokenizer,
-            partial / SHARDS,
-            corpus_fingerprint=f"{plan['inputs']} {plan['template']}",
-            source=", ".join(map(str, options.corpus)),
-            on_progress=on_progress,
-        )
-    except NoTextError as error:
-        reasons = report.absence()
-        raise NoTextError(f"{error}: {reasons}" if reasons else str(error)) from None
-    return Tokenized(options, tokenizer, shards, _settle_report(partial / REPORT, report))
+    return tokenize_corpus(
+        documents, tokenizer, partial / SHARDS, **_identity(options, plan), on_progress=on_progress
+    )
+
+
+def _tokenize_apart(
+    pool: Pool,
+    partial: Path,
+    options: CorpusOptions,
+    tokenizer: TextTokenizer,
+    plan: dict[str, Any],
+    report: ReadReport,
+    on_progress: TokenProgress,
+) -> TokenShards:
+    """Tokenize a corpus in parts on a pool, and cut them into shards."""
+    pool.require(partial)
+    identity = _identity(options, plan)
+    parts = (
+        partial
+        / PARTS
+        / hashlib.sha256(f"{identity} {tokenizer.fingerprint} {PART_BYTES}".encode()).hexdigest()
+    )
+    folder = parts / TOKENIZER_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)
+    reading = Reading(
+        options.column, options.strict, options.allow_truncated, folder, tokenizer.name, tokenizer.fingerprint
+    )
+    files = find_files(options.corpus, options.glob, report)
+    documents = tokenize_parts(pool, reading, files, parts, report, on_progress)
+    shards = write_shards(
+        documents, lambda left: ([one] for one in left), tokenizer, partial / SHARDS, **identity
+    )
+    with suppress(OSError):  # a process that was taken for dead may still write there
+        remove(partial / PARTS)
+    return shards
+
+
+def _identity(options: CorpusOptions, plan: dict[str, Any]) -> dict[str, str]:
+    """Return what shards say about their corpus."""
+    return {
+        "corpus_fingerprint": f"{plan['inputs']} {plan['template']}",
+        "source": ", ".join(map(str, options.corpus)),
+    }
 
 
 def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:

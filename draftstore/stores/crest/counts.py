@@ -8,14 +8,18 @@ The counts are exact: every occurrence inside a document counts, over all segmen
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftstore.errors import BuildError, needs_extra
-from draftstore.search.ngrams import MAX_N, NgramTable, count_ngrams, running_total
-from draftstore.storage.files import remove
+from draftstore.mapping import Pool, attempt
+from draftstore.search.ngrams import MAX_N, PART_ROWS, NgramTable, count_ngrams, running_total, token_ranges
+from draftstore.search.suffix import SuffixIndex
+from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import (
     MANIFEST_NAME,
     TOKENIZER_FOLDER,
@@ -28,6 +32,8 @@ from draftstore.storage.staging import STORE, BuildResult, build_store, build_ti
 from draftstore.stores.rest.store import RestStore
 
 KIND = "ngrams"
+PARTS = "parts"
+"""On a pool: the counts of ranges of first tokens, in the working directory; no n-gram lies in two of them."""
 DEFAULT_MAX_N = 5
 
 
@@ -43,6 +49,7 @@ def build_counts(
     name: str | None = None,
     max_n: int = DEFAULT_MAX_N,
     overwrite: bool = False,
+    pool: Pool | None = None,
     progress: Callable[[int, int], None] = lambda _rows, _all: None,
 ) -> BuildResult:
     """Count all n-grams of a REST store into Parquet files.
@@ -53,6 +60,7 @@ def build_counts(
         name: display name of the counts; default: the store's.
         max_n: maximum tokens of an n-gram.
         overwrite: whether to replace existing counts.
+        pool: processes that count; None: this one, on all cores.
         progress: called with the rows counted and the total.
 
     Raises:
@@ -69,7 +77,10 @@ def build_counts(
 
     def fill(partial: Path) -> ReadReport:
         directory = new_store(partial, rest)
-        sizes = _write(store, directory, max_n, progress)
+        if pool is None:
+            sizes = _write(store, directory, max_n, progress)
+        else:
+            sizes = _write_apart(pool, store, partial, max_n, progress)
         manifest = derive_manifest(store, KIND, title, plan, {"source": str(rest), "max_n": max_n})
         manifest.counts["entries"] = sum(sizes)
         manifest.counts.update({f"n{n}": size for n, size in enumerate(sizes, 1)})
@@ -112,7 +123,7 @@ def _write(store: RestStore, directory: Path, max_n: int, progress: Callable[[in
     """Write the files; return the number of distinct n-grams of each length."""
     sizes = [0] * max_n
     on_rows = running_total(progress, len(store.index.suffixes))
-    with _parquet_files(directory, store.manifest.token_dtype, max_n) as writers:
+    with _parquet_files(directory, store.manifest.token_dtype, range(1, max_n + 1)) as writers:
         for tables in count_ngrams(store.index, max_n, on_rows=on_rows):
             for n, table in enumerate(tables, 1):
                 writers[n - 1](table)
@@ -120,11 +131,78 @@ def _write(store: RestStore, directory: Path, max_n: int, progress: Callable[[in
     return sizes
 
 
+def _write_apart(
+    pool: Pool, store: RestStore, partial: Path, max_n: int, progress: Callable[[int, int], None]
+) -> list[int]:
+    """Count ranges of first tokens on a pool, then put them together; the files are those of `_write`."""
+    pool.require(partial)
+    parts, dtype = partial / PARTS, store.manifest.token_dtype
+    parts.mkdir(exist_ok=True)
+    ranges = list(token_ranges(store.index, PART_ROWS))
+    targets = [parts / f"{first:010d}" for first, _ in ranges]
+    jobs = {
+        bounds: (store.path.absolute(), bounds, target, max_n)
+        for bounds, target in zip(ranges, targets, strict=True)
+        if not target.is_dir()
+    }
+    rows = {(first, stop): _rows(store.index, first, stop) for first, stop in ranges}
+    on_rows = running_total(progress, len(store.index.suffixes))
+    on_rows(sum(rows[bounds] for bounds in ranges if bounds not in jobs))
+    for bounds, _ in pool.results(count_range, jobs):
+        on_rows(rows[bounds])
+    sizes = [0] * max_n
+    files = {n: (targets, n, dtype, parts / parquet_name(n).replace(".", "-")) for n in range(1, max_n + 1)}
+    for n, size in pool.results(join_ranges, files):
+        sizes[n - 1] = size
+        link_or_copy(files[n][-1] / parquet_name(n), partial / STORE / parquet_name(n))
+    with suppress(OSError):  # a process that was taken for dead may still write there
+        remove(parts)
+    return sizes
+
+
+def _rows(index: SuffixIndex, first: int, stop: int) -> int:
+    """Return the suffixes that begin with a token in [first, stop)."""
+    return int((index.first_rows[:, stop] - index.first_rows[:, first]).sum())
+
+
+def count_range(rest: Path, bounds: tuple[int, int], target: Path, max_n: int) -> None:
+    """Count the n-grams of a store that begin with a token in [first, stop), into a folder of Parquet files."""
+    first, stop = bounds
+    store = RestStore.open(rest)
+    every = store.index.first_rows
+    within = np.clip(every, every[:, first, None], every[:, stop, None])  # no other token has rows
+    with (
+        attempt(target) as folder,
+        _parquet_files(folder, store.manifest.token_dtype, range(1, max_n + 1)) as writers,
+    ):
+        for tables in count_ngrams(store.index._replace(first_rows=within), max_n, workers=1):
+            for writer, table in zip(writers, tables, strict=True):
+                writer(table)
+
+
+def join_ranges(ranges: Sequence[Path], n: int, dtype: str, target: Path) -> int:
+    """Join the n-grams of one length of all ranges, which are in order; return how many they are."""
+    import pyarrow.parquet as pq
+
+    size = 0
+    if target.is_dir():  # of an interrupted build
+        return int(pq.read_metadata(target / parquet_name(n)).num_rows)
+    with attempt(target) as folder, _parquet_files(folder, dtype, [n]) as (append,):
+        for part in ranges:
+            with pq.ParquetFile(part / parquet_name(n)) as file:
+                for group in range(file.num_row_groups):
+                    table = file.read_row_group(group)
+                    *tokens, counts = (column.to_numpy() for column in table.columns)
+                    append(NgramTable(np.stack(tokens, axis=1), counts))
+                    size += len(counts)
+    return size
+
+
 @contextmanager
 def _parquet_files(
-    directory: Path, dtype: str, max_n: int
+    directory: Path, dtype: str, lengths: Iterable[int]
 ) -> Iterator[Sequence[Callable[[NgramTable], None]]]:
-    """Open one file per length; yield functions that append a table."""
+    """Open one file for each length; yield functions that append a table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -142,4 +220,4 @@ def _parquet_files(
         return append
 
     with ExitStack() as stack:
-        yield [open_file(n) for n in range(1, max_n + 1)]
+        yield [open_file(n) for n in lengths]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from draftstore.errors import BuildError
+from draftstore.mapping import Pool
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
@@ -60,6 +61,7 @@ def build_rest(
     tokens: Path | None = None,
     overwrite: bool = False,
     workers: int | None = None,
+    pool: Pool | None = None,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Build a REST store, or resume an interrupted build of it.
@@ -71,6 +73,7 @@ def build_rest(
         tokens: existing token shards of the corpus (`tokenizing.build_tokens`), to skip tokenizing.
         overwrite: whether to replace an existing store, even one of the same build.
         workers: processes that sort segments; default: all cores.
+        pool: processes that tokenize and sort instead, such as those of `draftstore.cluster`.
         progress: progress callbacks.
 
     Raises:
@@ -86,11 +89,13 @@ def build_rest(
     told = progress or Progress()
 
     def fill(partial: Path) -> ReadReport:
-        texts = tokenize_into(partial, options, tokenizer, plan, taken=tokens, on_progress=told.tokenized)
+        texts = tokenize_into(
+            partial, options, tokenizer, plan, taken=tokens, pool=pool, on_progress=told.tokenized
+        )
         store, vocab_size = partial / STORE, texts.shards.vocab_size
         size = texts.shards.token_count + texts.shards.document_count
         lay_out(store, partial, cut_segments(texts.shards, options.segment_tokens), vocab_size, size)
-        sort_segments(store, partial, vocab_size, workers or os.cpu_count() or 1, told.sorted)
+        sort_segments(store, partial, vocab_size, workers or os.cpu_count() or 1, told.sorted, pool)
         segments = read_segments(store)
         counts = {"entries": int(segments[:, 1].sum()), "segments": len(segments)}
         finish_store(

@@ -6,24 +6,21 @@
 The markers lie in the working directory of a build, the arrays in the store that it makes.
 """
 
-import ctypes
 import os
 import shutil
-import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import BuildError
+from draftstore.mapping import LocalPool, Pool, out_of_memory
 from draftstore.search.suffix import index_segment, segment_table
-from draftstore.storage.files import fsync_path, remove, write_at, write_atomic
+from draftstore.storage.files import fsync_path, remove, write_atomic
 from draftstore.storage.staging import once
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
@@ -31,7 +28,8 @@ LAYOUT = "layout.json"
 SMALL_TOKENS = 1 << 22
 """Segments up to this size are sorted in about a second, too little for a separate process."""
 
-_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+Jobs: TypeAlias = dict[int, tuple[Path, int, int]]
+"""By segment, the arguments of `sort_segment`."""
 
 
 class Piece(NamedTuple):
@@ -191,7 +189,12 @@ def sorted_marker(partial: Path, segment: int) -> Path:
 
 
 def sort_segments(
-    store: Path, partial: Path, vocab_size: int, workers: int, on_sorted: Callable[[int, int], None]
+    store: Path,
+    partial: Path,
+    vocab_size: int,
+    workers: int,
+    on_sorted: Callable[[int, int], None],
+    pool: Pool | None = None,
 ) -> None:
     """Sort the segments without a marker; in separate processes if there is enough work.
 
@@ -199,11 +202,12 @@ def sort_segments(
         store: directory of the arrays.
         partial: directory of the markers.
         vocab_size: size of the vocabulary.
-        workers: maximum number of processes.
+        workers: maximum number of processes of this machine.
         on_sorted: called with the tokens sorted and the total.
+        pool: processes to use instead.
 
     Raises:
-        BuildError: a process died, or memory ran out.
+        BuildError: a process died, memory ran out, or the cluster went away.
     """
     lengths = read_segments(store)[:, 1]
     markers = [sorted_marker(partial, i) for i in range(len(lengths))]
@@ -212,67 +216,51 @@ def sort_segments(
     done = total - int(lengths[waiting].sum())
     on_sorted(done, total)
     workers = min(workers, len(waiting))
-    alone = workers <= 1 and total - done <= SMALL_TOKENS
-    jobs = (
-        _sort_here(store, waiting, vocab_size) if alone else _sort_apart(store, waiting, vocab_size, workers)
-    )
+    alone = pool is None and workers <= 1 and total - done <= SMALL_TOKENS
+    jobs = {segment: (store, segment, vocab_size) for segment in waiting}
     try:
-        for segment in jobs:
+        for segment, _ in _sort_here(jobs) if alone else _sort_apart(jobs, workers, pool):
             write_atomic(markers[segment], b"")
             done += int(lengths[segment])
             on_sorted(done, total)
     except (BrokenProcessPool, MemoryError):
-        raise BuildError(
-            "a sorting process was killed, perhaps because memory ran out: run the command again with fewer "
-            "--workers or smaller --segment-tokens; it resumes where it stopped"
-        ) from None
+        raise out_of_memory() from None
 
 
-def _sort_here(store: Path, segments: list[int], vocab_size: int) -> Iterator[int]:
+def _sort_here(jobs: Jobs) -> Iterator[tuple[int, None]]:
     """Sort segments one after the other; yield each when done."""
-    for segment in segments:
-        sort_segment(store, segment, vocab_size)
-        yield segment
+    for segment, arguments in jobs.items():
+        yield segment, sort_segment(*arguments)
 
 
-def _sort_apart(store: Path, segments: list[int], vocab_size: int, workers: int) -> Iterator[int]:
-    """Sort segments in separate processes; yield each when done.
-
-    The processes are spawned: forking a process with threads (tokenizers, numba) may deadlock.
-    """
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent, (os.getpid(),))
-    with pool:
-        futures: dict[Future[None], int] = {
-            pool.submit(sort_segment, store, segment, vocab_size): segment for segment in segments
-        }
-        try:
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
-        except BaseException:
-            # Otherwise the executor completes running tasks: minutes after Ctrl-C.
-            for future in futures:
-                future.cancel()
-            for process in list(pool._processes.values()):
-                process.kill()
-            raise
-
-
-def _end_with_parent(parent: int) -> None:
-    """Let this worker process be killed with the build, and end without a traceback on Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call above
-        os._exit(1)
+def _sort_apart(jobs: Jobs, workers: int, pool: Pool | None) -> Iterator[tuple[int, None]]:
+    """Sort segments in separate processes; yield each when done."""
+    if pool is not None:
+        yield from pool.results(sort_segment, jobs)
+        return
+    with LocalPool(workers) as processes:
+        yield from processes.results(sort_segment, jobs)
 
 
 def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
-    """Sort one segment of tokens.bin and write its part of the other arrays."""
+    """Sort one segment of tokens.bin and write its part of the other arrays.
+
+    The arrays are opened first: what still sorts for a build that was given up keeps that build's files, which are
+    removed, and cannot write into those of the next one. They are opened for writing alone: a client of NFS that may
+    also read writes whole pages, and with them old bytes of the neighbouring segment, which another machine may sort.
+    """
     start, length, first_key = read_segments(store)[segment].tolist()
     dtype = token_dtype(vocab_size)
-    tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
-    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
-    write_at(store / "suffixes.bin", suffixes, start)
-    write_at(store / "keys.bin", keys, first_key)
-    write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))
+    places = {"suffixes.bin": start, "keys.bin": first_key, "first_rows.bin": segment * (vocab_size + 1)}
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(open(os.open(store / name, os.O_WRONLY), "wb"))  # noqa: PTH123
+            for name in places
+        ]
+        tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
+        arrays = index_segment(tokens, vocab_size)
+        for file, array, item in zip(files, arrays, places.values(), strict=True):
+            file.seek(item * array.itemsize)
+            file.write(array.data)
+            file.flush()
+            os.fsync(file.fileno())

@@ -300,6 +300,8 @@ def _counts_of(store: Path) -> dict[str, int]:
     """Return the counts of the manifest."""
     segments = read_segments(store)
     total = int(segments[:, 1].sum())
-    digests = digest_keys(np.fromfile(store / "documents.bin", np.uint8))  # several of a document that was split
+    digests = digest_keys(
+        np.fromfile(store / "documents.bin", np.uint8)
+    )  # several of a document that was split
     documents, tokens = len(np.unique(digests)), total - len(digests)
     return {"documents": documents, "tokens": tokens, "entries": total, "segments": len(segments)}

@@ -546,13 +546,11 @@ def test_other_inputs_start_clean(
 
 ORPHANS = """
 import os, time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from draftstore.stores.rest.segments import _end_with_parent
+from draftstore.mapping import LocalPool
 
-with ProcessPoolExecutor(1, get_context("spawn"), _end_with_parent, (os.getpid(),)) as pool:
-    print(pool.submit(os.getpid).result(), flush=True)
-    pool.submit(time.sleep, 60).result()
+with LocalPool(1) as pool:
+    print(pool.executor.submit(os.getpid).result(), flush=True)
+    pool.executor.submit(time.sleep, 60).result()
 """
 
 

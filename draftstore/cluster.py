@@ -1,0 +1,153 @@
+"""Work mapped over a Dask cluster: several processes here, or several machines that share a file system.
+
+    tcp://scheduler:8786   the scheduler of a cluster, also tls://
+    local:2                two processes on this machine, for the time of the work
+
+Dask starts, finds and replaces workers, and runs the jobs of one that died on another. It sees functions and paths:
+data goes through the shared file system.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import draftstore
+from draftstore.errors import BuildError, ClusterError, ClusterGoneError, needs_extra
+from draftstore.mapping import Pool
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+CONNECT_SECONDS = 20.0
+LOCAL = re.compile(r"local:([1-9]\d*)")
+"""A cluster of so many processes on this machine."""
+ADDRESS = re.compile(r"(tcp|tls|ws|wss|ucx)://\S+")
+
+
+def check_cluster(cluster: str) -> str:
+    """Return the name of a cluster.
+
+    Raises:
+        ClusterError: it is none.
+    """
+    if not LOCAL.fullmatch(cluster) and not ADDRESS.fullmatch(cluster):
+        raise ClusterError(
+            f"{cluster!r} is no cluster: give the address of a Dask scheduler, as tcp://machine:8786, or local:2 for "
+            "two processes on this machine"
+        )
+    return cluster
+
+
+@contextmanager
+def open_pool(cluster: str | None) -> Iterator[Pool | None]:
+    """Yield the processes of a cluster; None if there is none to use.
+
+    Args:
+        cluster: `tcp://machine:8786` or `local:2`; None: none.
+
+    Raises:
+        ClusterGoneError: no scheduler answers.
+        MissingExtraError: `distributed` is not installed.
+    """
+    if cluster is None:
+        yield None
+        return
+    local = LOCAL.fullmatch(check_cluster(cluster))
+    with needs_extra("distributed", "dask"):
+        from distributed import Client, LocalCluster
+    with ExitStack() as stack:
+        if local:
+            processes = int(local[1])
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=processes,
+                    threads_per_worker=1,
+                    memory_limit=0,  # the machine's: segments are of known size, and nobody else is there
+                    dashboard_address=None,
+                )
+            )
+        try:
+            client = stack.enter_context(Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False))
+        except OSError as error:
+            raise ClusterGoneError(f"no Dask scheduler answers at {cluster}: {error}") from None
+        yield DaskPool(client, str(cluster) if local is None else f"local:{local[1]}")
+
+
+class DaskPool(Pool):
+    """The workers of a Dask cluster, also those that join it later.
+
+    Attributes:
+        client: connection to the scheduler.
+    """
+
+    def __init__(self, client: "Client", name: str) -> None:
+        """Use the workers that a client knows.
+
+        Args:
+            client: connection to the scheduler.
+            name: name of the cluster in errors.
+        """
+        # Not pure: Dask would take the result of an equal job before, whose files may be gone.
+        super().__init__(client.get_executor(pure=False))
+        self.client = client
+        self._name = name
+
+    def require(self, folder: Path) -> None:
+        """Refuse to begin unless every worker sees a folder, and has the versions that are here.
+
+        Raises:
+            ClusterError: it does not, or there is no worker.
+        """
+        expected: dict[str, Any] = {**versions(), "sees": True}
+        found: dict[str, dict[str, Any]] = self.client.run(look, folder)
+        if not found:
+            raise ClusterError(f"the cluster {self._name} has no workers: start some with `dask worker`")
+        for worker, answer in sorted(found.items()):
+            if not answer["sees"]:
+                raise ClusterError(
+                    f"the worker {worker} cannot write to {folder}: build on storage that all machines of the cluster "
+                    "have at the same path, as the same user"
+                )
+            for package, ours in expected.items():
+                if answer[package] != ours:
+                    raise ClusterError(
+                        f"the worker {worker} has {package} {answer[package]}, and this process {ours}: install the "
+                        "same version on all machines of the cluster"
+                    )
+
+    def loss(self, error: BaseException) -> BuildError | None:
+        """Return what to do if workers died again and again, or the scheduler went away."""
+        from distributed import KilledWorker
+        from distributed.comm import CommClosedError
+
+        if isinstance(error, KilledWorker):
+            return BuildError(
+                f"every worker of {self._name} that tried it died of the same job, perhaps because memory ran out: "
+                "run the command again with smaller --segment-tokens or larger workers; it resumes where it stopped"
+            )
+        if isinstance(error, CancelledError | CommClosedError):
+            return ClusterGoneError(
+                f"the scheduler of {self._name} went away: run the command again, it resumes where it stopped"
+            )
+        return None
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """Return the versions of this process, and whether it can write to a folder."""
+    return {**versions(), "sees": os.access(folder, os.R_OK | os.W_OK | os.X_OK)}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide the bytes of a store, and `absent` for a package that is not there."""
+    found = {"draftstore": draftstore.__version__}
+    for package in ("tokenizers", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return found

@@ -124,7 +124,7 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
         CorpusError: a file changed since the scan.
     """
     contents, tokenizer = surveyed.contents, surveyed.tokenizer
-    path = store_path(data_home(), REST, surveyed.name, **contents.plan(tokenizer))
+    path = store_path(data_home(), REST, surveyed.name, plan=contents.plan(tokenizer))
     change = _change(ledger, surveyed, path)
 
     def make(_build_id: int, logs: StepLogs) -> None:

@@ -8,7 +8,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from draftstore.answers.responses import Responses
-from pipelines import steps
+from pipelines import rebuilding, steps
 from pipelines.ledger import Ledger
 from pipelines.replay_reports import refusal_markdown, replays_markdown
 from pipelines.reports import Built, answers_markdown, markdown, table_rows
@@ -36,6 +36,8 @@ make_rest = task(name="build REST store", **OPTIONS)(steps.make_rest)
 use_rest = task(name="open REST store", **OPTIONS)(steps.use_rest)
 make_counts = task(name="count n-grams", **OPTIONS)(steps.make_counts)
 make_crest = task(name="build CREST store", **OPTIONS)(steps.make_crest)
+survey = task(name="scan collection", **OPTIONS)(rebuilding.survey)
+renew_rest = task(name="renew REST store", **OPTIONS)(rebuilding.renew_rest)
 make_answers = task(name="answer prompts", **OPTIONS)(steps.make_answers)
 make_dresd = task(name="build DReSD store", **OPTIONS)(steps.make_dresd)
 

@@ -13,7 +13,7 @@ from schema.cli.common import catalogue_session, number_text, time_text
 from schema.cli.corpus_fields import fields, figures, rule_text
 from schema.cli.corpus_scanning import scan_with_progress, warn_of_problems
 from schema.cli.pruning import Duration
-from schema.cli.removing import remove
+from schema.cli.removing import prove, remove
 from schema.collecting import NewSource
 from schema.collection_models import FIRST_OUT
 
@@ -221,3 +221,4 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
 
 
 corpus.add_command(remove)
+corpus.add_command(prove)

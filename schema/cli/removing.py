@@ -1,16 +1,33 @@
 """`draftstore corpus remove` and `prove-removed`: take-down, and the proof that it was done."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import click
+from rich.table import Table
 
-from draftstore.cli.common import json_option, print_json, printable, status, stderr_console
+from draftstore.cli.common import (
+    json_option,
+    print_json,
+    printable,
+    status,
+    stderr_console,
+    stdout_console,
+)
 from draftstore.errors import counted
 from schema import collecting
 from schema.cli.common import catalogue_session
 from schema.cli.corpus_scanning import scan_with_progress, warn_of_problems
 from schema.collection_models import Collection
+from schema.proving import Checked, Proof, builds_to_prove, prove_removed
 from schema.removing import select_documents, write_removal
+
+NOT_PROVEN = 5
+"""Exit status where removed documents are still held, or it cannot be told."""
+LIMITS = (
+    "not looked at: the sources themselves, backups and copies of stores or of the database, logs, and what lookup "
+    "services and decoders have in memory until they follow the release"
+)
 
 
 def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, int]:
@@ -121,3 +138,86 @@ def remove(
             f"{printable(name)} names no tokenizer, so prove-removed can compare digests only: "
             f"`draftstore corpus add {printable(name)} --tokenizer T` for the next removal"
         )
+
+
+@click.command("prove-removed")
+@click.argument("name")
+@click.option(
+    "--release",
+    "releases",
+    multiple=True,
+    metavar="R",
+    help="Look at the build of this release. May be repeated. [default: those named like the collection or its builds]",
+)
+@click.option("--old", is_flag=True, help="Look at builds of the same names that are no longer live, too.")
+@json_option
+def prove(name: str, releases: tuple[str, ...], old: bool, as_json: bool) -> None:
+    """Show that no live store holds what was removed: no n-gram of 4 to 8 tokens that no wanted document has.
+
+    Tokens of REST and DReSD stores, token shards, n-gram tables, keys and paths of CREST trees are read whole, in
+    files, LMDB and PostgreSQL; digests of documents are compared. Run it after the rebuild. If something is found, or
+    cannot be compared, the exit status is 5.
+
+    \b
+    Examples:
+      draftstore corpus prove-removed chat
+      draftstore corpus prove-removed chat --release chat-vicuna --old
+    """
+    with catalogue_session() as session:
+        collection = collecting.get_collection(session, name)
+        builds = builds_to_prove(session, name, releases, old=old)
+    tokenizer = collecting.open_tokenizer(collection)
+    scan = scan_with_progress(collection, tokenizer)
+    with stderr_console().status("reading") as shown:
+        proof = prove_removed(collection, scan, tokenizer, builds.builds, shown.update)
+    if as_json:
+        print_json(
+            {
+                "proven": proof.holds,
+                "documents": proof.documents,
+                "shingles": proof.shingles,
+                "removals_without_hashes": proof.without,
+                "builds_left_out": builds.left_out,
+                "checked": [_checked(row, builds.live) for row in proof.checked],
+                "not_looked_at": LIMITS.partition(": ")[2],
+            }
+        )
+    else:
+        _show(name, proof, builds.live, builds.left_out)
+    if not proof.holds:
+        raise click.exceptions.Exit(NOT_PROVEN)
+
+
+def _checked(row: Checked, live: dict[int, list[str]]) -> dict[str, Any]:
+    """Return one place of a proof as JSON values."""
+    build = {"build": row.build.id, "kind": row.build.kind, "releases": live.get(row.build.id, [])}
+    return build | {key: value for key, value in row._asdict().items() if key != "build"}
+
+
+def _show(name: str, proof: Proof, live: dict[int, list[str]], left_out: int) -> None:
+    """Print a proof for people."""
+    table = Table("build", "kind", "live as", "place", "read", "shared with wanted", "of removed only")
+    for row in proof.checked:
+        table.add_row(
+            str(row.build.id),
+            row.build.kind,
+            ", ".join(live.get(row.build.id, [])),
+            printable(row.place),
+            f"{row.tokens:,}",
+            f"{row.shared:,}",
+            printable(row.problem) if row.problem else f"{row.found:,}",
+        )
+    stdout_console().print(table)
+    sought = f"{counted(proof.documents, 'removed document')}, {proof.shingles:,} hashes of their n-grams"
+    if proof.holds:
+        click.echo(
+            f"proven for {name}: {sought}, and no build above holds one that wanted documents do not have"
+        )
+    else:
+        click.echo(f"NOT proven for {name}: {sought}; rebuild and publish, then drop what is old", err=True)
+    if proof.without:
+        numbers = ", ".join(map(str, proof.without))
+        click.echo(f"removals without hashes, compared by digest only: {numbers}", err=True)
+    if left_out:
+        click.echo(f"{counted(left_out, 'older build')} left out: --old looks at them, too", err=True)
+    click.echo(LIMITS, err=True)

@@ -153,7 +153,7 @@ def prove_removed(
     for build in builds:
         for place, problem in _places(build, tokenizer, shingles):
             on_place(f"build {build.id}: {place.name}")
-            row, hits = Checked(build, place.name, 0, 0, 0, problem), {}
+            row, hits = Checked(build, place.name, 0, 0, 0, problem), _union([])
             try:
                 if problem is None:
                     row, hits = _look(build, place, finder, hints)
@@ -228,7 +228,7 @@ def _places(
         manifest = load_manifest(Path(build.path))
         if problem := _incomparable(manifest.tokenizer, tokenizer, shingles):
             yield Place(build.path, lambda: iter(())), problem
-        else:
+        elif shingles.texts:
             yield from ((place, None) for place in places_of(build))
     except DraftstoreError as error:
         yield Place(build.path, lambda: iter(())), str(error)
@@ -238,6 +238,8 @@ def _incomparable(
     identity: TokenizerIdentity, tokenizer: TextTokenizer | None, shingles: Shingles
 ) -> str | None:
     """Return why shingles cannot be compared with a store's tokens; None if they can."""
+    if not shingles.texts:
+        return None
     if tokenizer is None:
         return "the collection names no tokenizer: only digests are compared"
     if identity.fingerprint != tokenizer.fingerprint:

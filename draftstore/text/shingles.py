@@ -122,8 +122,8 @@ class Shingles:
         try:
             filling.touch(MODE)
             with filling.open("wb") as file:
-                counts = np.array([self.texts, self.short])
-                np.savez(file, counts=counts, **{f"n{length}": self.hashes[length] for length in LENGTHS})
+                arrays: dict[str, Any] = {f"n{length}": self.hashes[length] for length in LENGTHS}
+                np.savez(file, counts=np.array([self.texts, self.short]), **arrays)
             fsync_path(filling)
             filling.replace(path)
         finally:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 
 from draftstore.cli.common import json_option, print_json, printable, stdout_console
 from draftstore.cli.crest import ByteSize
@@ -144,7 +144,7 @@ def show(name: str, as_json: bool) -> None:
     table = Table(
         "source",
         "kind",
-        "place",
+        Column("place", overflow="fold"),
         "documents",
         "wanted",
         "bytes of text",
@@ -159,7 +159,7 @@ def show(name: str, as_json: bool) -> None:
             row.kind,
             printable(row.place),
             *(number_text(found.get(key)) for key in ("documents", "wanted", "bytes")),
-            str(row.retention or ""),
+            str(row.retention or "").removesuffix(", 0:00:00"),
             f"{row.max_bytes:,}, {row.first_out} out" if row.max_bytes else "",
             printable(row.licence or ""),
         )

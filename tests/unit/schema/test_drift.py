@@ -18,7 +18,6 @@ from draftstore.errors import DraftstoreError
 from draftstore.trees.tree import DraftTree
 from schema import catalogue
 from schema.catalogue import CatalogueError
-from schema.cli import drift as drift_command
 from schema.cli.releases import releases
 from schema.drift import DriftError, Seen, read_metrics, recorded_length, seen_in
 from services.worker.figures import WorkerMetrics
@@ -157,7 +156,7 @@ class TestCommand:
         self, served: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waited: list[float] = []
-        monkeypatch.setattr(drift_command.time, "sleep", waited.append)
+        monkeypatch.setattr("schema.cli.drift.time.sleep", waited.append)
         url, texts = served
         texts += [worker_text(1, 1, 1), worker_text(1, 1, 1, 3, 3)]
         found, error = self._run("--metrics", url, "--token", "secret", "--over", 600)

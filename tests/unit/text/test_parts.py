@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from draftstore.errors import CorpusError
-from draftstore.mapping import Pool, attempt
+from draftstore.mapping import ExecutorPool, Pool, attempt
 from draftstore.storage.report import ReadReport
 from draftstore.text.corpus import find_files, read_corpus, read_files
 from draftstore.text.encoding import tokenize_corpus, write_shards
@@ -35,7 +35,7 @@ LINES = st.one_of(
 )
 
 
-class ThreadPool(Pool):
+class ThreadPool(ExecutorPool):
     """A pool without processes; it counts its jobs."""
 
     def __init__(self) -> None:

@@ -227,13 +227,11 @@ class TestDeath:
         ) as process:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
-            with (
-                monkeypatch.context() as patch,
-                pytest.raises(ClusterGoneError, match="run the command again"),
-                open_pool(address) as pool,
-            ):
+            gone = pytest.raises(ClusterGoneError, match="run the command again")
+            with monkeypatch.context() as patch:
                 patch.setattr(segments_module, "sort_segment", sort_without_scheduler)
-                build(pool, corpus, tokenizer, tmp_path / "store")
+                with gone, open_pool(address) as pool:
+                    build(pool, corpus, tokenizer, tmp_path / "store")
         finish(corpus, tokenizer, whole, tmp_path / "store")
 
     @pytest.mark.slow

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from draftstore.search.ngrams import MAX_N
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
+from draftstore.stores.crest.counts import DEFAULT_MAX_N
 from draftstore.text.corpus import SOURCE_PATTERNS
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -30,7 +31,9 @@ HeadRows = Annotated[int, Field(ge=0, le=100_000_000, examples=[1_000_000])]
 Rule = Literal["gain", "global", "combined", "single"]
 Ngrams = Annotated[int, Field(ge=1, le=1_000_000_000, examples=[100_000])]
 MaxBytes = Annotated[int, Field(ge=16_384, examples=[100_000_000])]
-Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records"]
+Gate = Literal[
+    "tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "bytes", "replay", "latency"
+]
 """Names of `schema.gates.CHECKS`."""
 Force = Annotated[list[Gate], Field(examples=[["tokens"]])]
 Keep = Annotated[int, Field(ge=1, examples=[3])]
@@ -86,6 +89,30 @@ class Corpus(BaseModel):
         return tuple(self.glob) or SOURCE_PATTERNS
 
 
+class Distilling(BaseModel):
+    """The CREST store that is cut from a collection's REST store, and when."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    after: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Trees are cut again once this share of the documents is new since, and when documents went. "
+        "0: at every change.",
+    )
+    max_n: Longest = Field(default=DEFAULT_MAX_N, description="Most tokens of an n-gram.")
+    ngrams: Ngrams | None = Field(
+        default=None,
+        description="How many n-grams are kept; give this or max_bytes. None of both: 100,000.",
+    )
+    max_bytes: MaxBytes | None = Field(default=None, description="Most bytes of the kept trees on disk.")
+    backends: Backends = Field(default=["lmdb"], description="Where the trees lie.")
+    head: HeadRows = Field(
+        default=100_000, description="How many n-grams of each n go into the database with their text."
+    )
+
+
 class Questions(BaseModel):
     """What a model is asked, and how it answers; or answers that it has given already."""
 
@@ -132,3 +159,4 @@ class Questions(BaseModel):
 
 
 DEFAULT_CORPUS = Corpus()
+DEFAULT_DISTILLING = Distilling()

@@ -98,32 +98,6 @@ def markdown(name: str, builds: Sequence[Built], release: str | None, said: Sequ
     return "\n".join(lines) + "\n"
 
 
-def refusal_markdown(release: str, built: Built, refusals: Mapping[str, str]) -> str:
-    """Return the page of a publishing that was refused.
-
-    Args:
-        release: name of the release, which stays where it is.
-        built: the refused build.
-        refusals: reasons by check.
-    """
-    rows = [f"| {check} | {reason.replace('|', '/')} |" for check, reason in refusals.items()]
-    return "\n".join(
-        [
-            f"# Release `{release}` was not moved",
-            "",
-            f"Build {built.build_id} in `{built.path}` does not go live:",
-            "",
-            "| check | reason |",
-            "|---|---|",
-            *rows,
-            "",
-            f"If that is meant, publish it: `draftstore releases publish {release} {built.build_id} "
-            f"--force {','.join(refusals)}`, or run the flow with `force`.",
-            "",
-        ]
-    )
-
-
 def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str:
     """Return the page of a model's answers, with what was skipped.
 

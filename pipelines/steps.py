@@ -180,7 +180,7 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
         DatabaseError: the database cannot be used.
     """
     options.check()
-    parameters = {key: value for key, value in dataclasses.asdict(options).items() if key != "name"}
+    parameters = crest_parameters(options)
     path = store_path(data_home(), CREST, options.name, source=manifest_digest(rest.path), **parameters)
 
     def make(build_id: int, logs: StepLogs) -> None:
@@ -195,6 +195,12 @@ def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int 
 
     request = Request(CREST, options.name, path, parameters, rest.build_id, options.backends)
     return ledger.build(request, make)
+
+
+def crest_parameters(options: CrestOptions) -> dict[str, Any]:
+    """Return the options of a CREST store but its name, as JSON values."""
+    fields = dataclasses.asdict(options) | {"backends": list(options.backends)}
+    return {key: value for key, value in fields.items() if key != "name"}
 
 
 class Target(NamedTuple):
@@ -338,16 +344,20 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = (
 
     Raises:
         CatalogueError: the store fails verification.
-        RefusedError: the build is too different from the live one.
+        RefusedError: the build is too different from the live one, or does worse.
         DatabaseError: the database cannot be used.
     """
+    return move(ledger, release, built, force).verdict.sentences()
+
+
+def move(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> catalogue.Moved:
+    """Point a release at a verified build, and return what the gates measured and said; see `publish`."""
     try:
         moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
     except catalogue.RefusedError as refused:
         ledger.logger.error("%s", refused)  # noqa: TRY400 - a sentence for people, not a fault of the program
         raise
-    sentences = moved.verdict.sentences()
-    for sentence in sentences:
+    for sentence in moved.verdict.sentences():
         ledger.logger.warning("release %s: %s", release, sentence)
     ledger.logger.info("the release %s points at build %d", release, built.build_id)
-    return sentences
+    return moved

@@ -8,11 +8,13 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from draftstore.answers.responses import Responses
-from pipelines import steps
+from pipelines import rebuilding, steps
 from pipelines.ledger import Ledger
-from pipelines.reports import Built, answers_markdown, markdown, refusal_markdown, table_rows
+from pipelines.replay_reports import refusal_markdown, replays_markdown
+from pipelines.reports import Built, answers_markdown, markdown, table_rows
 from pipelines.retries import DELAYS, passes_by_itself
 from schema.catalogue import RefusedError
+from schema.gates import replay_rows
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
@@ -34,6 +36,8 @@ make_rest = task(name="build REST store", **OPTIONS)(steps.make_rest)
 use_rest = task(name="open REST store", **OPTIONS)(steps.use_rest)
 make_counts = task(name="count n-grams", **OPTIONS)(steps.make_counts)
 make_crest = task(name="build CREST store", **OPTIONS)(steps.make_crest)
+survey = task(name="scan collection", **OPTIONS)(rebuilding.survey)
+renew_rest = task(name="renew REST store", **OPTIONS)(rebuilding.renew_rest)
 make_answers = task(name="answer prompts", **OPTIONS)(steps.make_answers)
 make_dresd = task(name="build DReSD store", **OPTIONS)(steps.make_dresd)
 
@@ -43,16 +47,26 @@ prune = task(name="remove old builds", **OPTIONS)(steps.prune)
 
 @task(name="publish", **OPTIONS)
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
-    """Point a release at a build, see `steps.publish`; a refusal is shown on the page of the run."""
+    """Point a release at a build, see `steps.publish`; the page of the run shows replays, and a refusal."""
+    key = _key("release", release)
     try:
-        return steps.publish(ledger, release, built, force)
+        moved = steps.move(ledger, release, built, force)
     except RefusedError as error:
+        rows = replay_rows(error.new, error.live)
         create_markdown_artifact(
-            refusal_markdown(release, built, error.refusals),
-            key=_key("release", release),
+            refusal_markdown(release, built, error.refusals, rows),
+            key=key,
             description=f"release `{release}`: why it did not move",
         )
         raise
+    sentences = moved.verdict.sentences()
+    if rows := replay_rows(moved.build, moved.live):
+        create_markdown_artifact(
+            replays_markdown(release, built, rows, sentences),
+            key=key,
+            description=f"release `{release}`: what its recordings say",
+        )
+    return sentences
 
 
 @task(name="report", **{**OPTIONS, "retries": 0})

@@ -37,9 +37,9 @@ def record_corpus(session: Session, manifest: Manifest) -> Corpus | None:
     named = ", ".join(Path(source).name for source in sources[:NAMED_SOURCES]) or manifest.name
     new = insert(Corpus).values(
         **identity,
-        name=_storable(named + (", ..." if len(sources) > NAMED_SOURCES else "")),
-        sources=_storable(sources),
-        tokenizer=_storable(manifest.tokenizer.name),
+        name=storable(named + (", ..." if len(sources) > NAMED_SOURCES else "")),
+        sources=storable(sources),
+        tokenizer=storable(manifest.tokenizer.name),
         documents=manifest.counts["documents"],
         tokens=manifest.counts["tokens"],
         characters=manifest.corpus.get("characters"),
@@ -73,9 +73,9 @@ def start_build(
     """
     build = Build(
         kind=kind,
-        name=_storable(name),
+        name=storable(name),
         path=_stored_path(path),
-        parameters=_storable(parameters or {}),
+        parameters=storable(parameters or {}),
         source_id=source_id,
         backends=list(backends),
     )
@@ -118,7 +118,7 @@ def fail_build(
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
         raise CatalogueError(f"build {build.id} is finished: it can no longer fail")
-    build.state, build.error, build.finished_at = "failed", _storable(error), func.now()
+    build.state, build.error, build.finished_at = "failed", storable(error), func.now()
     build.timings = timings or build.timings
     _written(session, build)
     holds.let_go(session.get_bind().engine, build.id)
@@ -149,7 +149,7 @@ def add_build(session: Session, path: Path) -> Build:
     known = _registered(session, path)
     if known is not None:
         return known
-    build = Build(kind=manifest.kind, name=_storable(manifest.name), path=_stored_path(path), timings={})
+    build = Build(kind=manifest.kind, name=storable(manifest.name), path=_stored_path(path), timings={})
     build.started_at = func.now()
     _describe(session, build, path)
     session.add(build)
@@ -177,8 +177,8 @@ def _describe(session: Session, build: Build, path: Path) -> None:
     build.corpus_id = corpus.id if corpus else None
     build.digest = manifest_digest(path)
     build.backends = list(manifest.parameters.get("backends", build.backends or []))
-    build.parameters = {**_storable(manifest.parameters), **(build.parameters or {})}
-    build.manifest = _storable(dataclasses.asdict(manifest))
+    build.parameters = {**storable(manifest.parameters), **(build.parameters or {})}
+    build.manifest = storable(dataclasses.asdict(manifest))
     build.size_bytes = manifest.size
     build.source_id = build.source_id or _source(session, manifest)
     build.state, build.finished_at, build.error = "finished", func.now(), None
@@ -238,12 +238,19 @@ def find_build(session: Session, reference: str | int | Path) -> Build:
 
 
 def list_builds(
-    session: Session, *, kind: str | None = None, state: str | None = None, limit: int | None = None
+    session: Session,
+    *,
+    kind: str | None = None,
+    name: str | None = None,
+    state: str | None = None,
+    limit: int | None = None,
 ) -> list[Build]:
     """Return builds, newest first."""
     query = select(Build).order_by(Build.id.desc()).limit(limit)
     if kind:
         query = query.filter_by(kind=kind)
+    if name:
+        query = query.filter_by(name=name)
     if state:
         query = query.filter_by(state=state)
     return list(session.scalars(query))
@@ -281,6 +288,7 @@ def record_replay(
     strategy: str,
     budget: int,
     model: str | None = None,
+    recording: str | None = None,
 ) -> Replay:
     """Record the result of a replay.
 
@@ -292,14 +300,16 @@ def record_replay(
         strategy: drafting strategy.
         budget: maximum nodes per draft.
         model: restriction to one model's outputs; None: all.
+        recording: name of the registered recording; None: it was replayed by hand.
     """
     same = ("rows", "tokens", "passes", "accepted_length", "nodes_mean", "miss_rate")
     replay = Replay(
         build_id=build_id,
-        recordings=_storable(recordings),
+        recordings=storable(recordings),
         strategy=strategy,
         budget=budget,
         model=model,
+        recording=recording,
         lookup_p50_us=summary["lookup_us"]["p50"],
         lookup_p99_us=summary["lookup_us"]["p99"],
         **{key: summary[key] for key in same},
@@ -316,19 +326,19 @@ def _written(session: Session, row: Build | Replay) -> None:
 
 
 def _stored_path(path: Path) -> str:
-    return str(_storable(str(path.resolve())))
+    return str(storable(str(path.resolve())))
 
 
-def _storable(value: Any) -> Any:
+def storable(value: Any) -> Any:
     """Return a JSON value that PostgreSQL accepts: non-UTF-8 bytes of a path, and NUL, stay escaped."""
     match value:
         case str():
             return value.replace("\0", r"\x00").encode(errors="backslashreplace").decode()
         case dict():
-            return {_storable(key): _storable(item) for key, item in value.items()}
+            return {storable(key): storable(item) for key, item in value.items()}
         case list() | tuple():
-            return [_storable(item) for item in value]
+            return [storable(item) for item in value]
         case Path():
-            return _storable(str(value))
+            return storable(str(value))
         case _:
             return value

@@ -1,4 +1,4 @@
-"""The catalogue: corpora, builds, releases and replays, as functions over a session.
+"""The catalogue: corpora, builds, releases, recordings and replays, as functions over a session.
 
     transaction = sessionmaker(make_engine()).begin
     with transaction() as session:
@@ -27,6 +27,7 @@ from schema.builds import (
 from schema.gates import Candidate, RefusedError, Verdict
 from schema.pruning import Pruning, prune
 from schema.publishing import Moved, publish, rollback, verify_build
+from schema.recordings import add_recording, list_recordings, remove_recording
 from schema.releases import get_release, list_releases, release_history, remove
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "RefusedError",
     "Verdict",
     "add_build",
+    "add_recording",
     "drop_build",
     "fail_build",
     "fail_cut_off",
@@ -45,6 +47,7 @@ __all__ = [
     "get_build",
     "get_release",
     "list_builds",
+    "list_recordings",
     "list_releases",
     "prune",
     "publish",
@@ -52,6 +55,7 @@ __all__ = [
     "record_replay",
     "release_history",
     "remove",
+    "remove_recording",
     "rollback",
     "start_build",
     "verify_build",

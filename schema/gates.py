@@ -1,8 +1,8 @@
 """Gates: what a build must meet before a release moves to it.
 
 Each check compares the new build with the live one, and returns why the release should stay where it is. Whoever
-publishes may override checks by name. A gate of another kind, such as a replay, is one more entry in `CHECKS`: checks
-run before the transaction that moves the release, so that one may take its time.
+publishes may override checks by name. Most of them compare manifests. The last ones compare what both builds did with
+the recordings that are registered for the release (`schema.recordings`); they pass until that was measured.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +12,7 @@ from draftstore.errors import DraftstoreError, counted
 from draftstore.stores.registry import kind_of
 from schema.builds import CatalogueError
 from schema.models import Build
+from schema.recordings import Replayed
 
 MOST_SHRINKAGE = 0.2
 """Share of the live build's tokens or characters that a new build may lack."""
@@ -30,6 +31,7 @@ class Candidate(NamedTuple):
         digest: SHA-256 of its manifest.
         size_bytes: bytes of its files.
         manifest: its manifest, JSON values.
+        replays: what it did with each recording of the release; of two builds in the same order.
     """
 
     id: int
@@ -39,6 +41,7 @@ class Candidate(NamedTuple):
     digest: str
     size_bytes: int
     manifest: dict[str, Any]
+    replays: tuple[Replayed, ...] = ()
 
     @classmethod
     def of(cls, build: Build) -> "Candidate":
@@ -69,13 +72,22 @@ class UnknownFigureError(DraftstoreError):
 
 
 class RefusedError(CatalogueError):
-    """A build may not go live, see `refusals`: the reasons by check."""
+    """A build may not go live.
+
+    Attributes:
+        refusals: the reasons by check.
+        new: the build, with its replays.
+        live: the live build with its replays; None: there is none.
+    """
 
     exit_code = 3
 
-    def __init__(self, message: str, refusals: Mapping[str, str]) -> None:
+    def __init__(
+        self, message: str, refusals: Mapping[str, str], new: Candidate, live: Candidate | None = None
+    ) -> None:
         super().__init__(message)
         self.refusals = dict(refusals)
+        self.new, self.live = new, live
 
 
 class Verdict(NamedTuple):
@@ -99,7 +111,7 @@ class Verdict(NamedTuple):
             for check, reason in reasons.items()
         ]
 
-    def require(self, release: str, build_id: int) -> None:
+    def require(self, release: str, new: Candidate, live: Candidate | None) -> None:
         """Refuse the build unless every check is passed, skipped or overridden.
 
         Raises:
@@ -108,9 +120,11 @@ class Verdict(NamedTuple):
         if self.refused:
             reasons = "; ".join(f"{check}: {reason}" for check, reason in self.refused.items())
             raise RefusedError(
-                f"build {build_id} does not go live as {release}: {reasons}; if that is meant, override it with "
+                f"build {new.id} does not go live as {release}: {reasons}; if that is meant, override it with "
                 f"--force {','.join(self.refused)}",
                 self.refused,
+                new,
+                live,
             )
 
 
@@ -138,6 +152,29 @@ def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -
         if reason is not None:
             (verdict.forced if name in force else verdict.refused)[name] = reason
     return verdict
+
+
+def replay_rows(new: Candidate, live: Candidate | None) -> list[dict[str, Any]]:
+    """Return what a new build and the live one did with each recording, as JSON values, without what was not replayed.
+
+    Each row has `recording`, `as` (`live` or `new`), `build`, `accepted_length`, `p99_us` and `bytes`, and the limits
+    of a new build: `least_length` and `most_us` (None: nothing to compare with) and `max_bytes`.
+    """
+    rows = []
+    for place, mine in enumerate(new.replays):
+        theirs = live.replays[place] if live and live.replays else None
+        length, p99 = (theirs.accepted_length, theirs.p99_us) if theirs else (None, None)
+        limits = {
+            "least_length": None if length is None else (1 - mine.rule.tolerance) * length,
+            "most_us": None if p99 is None else mine.rule.slowdown * p99,
+            "max_bytes": mine.rule.max_bytes,
+        }
+        for which, build, replay in (("live", live, theirs), ("new", new, mine)):
+            if build and replay and replay.summary:
+                figures = {"accepted_length": replay.accepted_length, "p99_us": replay.p99_us}
+                named = {"recording": mine.rule.name, "as": which, "build": build.id}
+                rows.append(named | figures | {"bytes": build.size_bytes} | limits)
+    return rows
 
 
 Check = Callable[[Candidate, Candidate | None], str | None]
@@ -212,6 +249,61 @@ def _few_bad_records(new: Candidate, live: Candidate | None) -> str | None:  # n
     return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}, where {MOST_BAD:.0%} may be"
 
 
+def _not_too_large(new: Candidate, live: Candidate | None) -> str | None:  # noqa: ARG001
+    caps = [
+        replay.rule for replay in new.replays if (replay.rule.max_bytes or new.size_bytes) < new.size_bytes
+    ]
+    if not caps:
+        return None
+    lowest = min(caps, key=lambda rule: rule.max_bytes or 0)
+    return f"{new.size_bytes:,} bytes, where {lowest.name} allows {lowest.max_bytes:,}"
+
+
+def _as_long(new: Candidate, live: Candidate | None) -> str | None:
+    problems = [replay.problem for replay in new.replays if replay.problem]
+    return "; ".join(problems) or _compared(new, live, _shorter)
+
+
+def _as_fast(new: Candidate, live: Candidate | None) -> str | None:
+    return _compared(new, live, _slower)
+
+
+def _compared(
+    new: Candidate, live: Candidate | None, worse: Callable[[Replayed, Replayed], str | None]
+) -> str | None:
+    """Compare what two builds did with each recording, as far as both were replayed.
+
+    Raises:
+        UnknownFigureError: they are as good as each other where they were replayed, and some replay is missing.
+    """
+    pairs = list(zip(new.replays, live.replays, strict=False)) if live else []
+    reasons = [worse(mine, theirs) for mine, theirs in pairs if mine.summary and theirs.summary]
+    untold = {replay.untold: None for pair in pairs for replay in pair if replay.untold}
+    if untold and not any(reasons):
+        raise UnknownFigureError("; ".join(untold))
+    return "; ".join(filter(None, reasons)) or None
+
+
+def _shorter(new: Replayed, live: Replayed) -> str | None:
+    found, expected = new.accepted_length or 0.0, live.accepted_length or 0.0
+    if found >= (1 - new.rule.tolerance) * expected:
+        return None
+    return (
+        f"{new.rule.name} has an accepted length of {found:.3f}, {1 - found / expected:.1%} below the {expected:.3f} "
+        f"of the live build, where {new.rule.tolerance:.1%} may be"
+    )
+
+
+def _slower(new: Replayed, live: Replayed) -> str | None:
+    found, expected = new.p99_us or 0.0, live.p99_us or 0.0
+    if found <= new.rule.slowdown * expected:
+        return None
+    return (
+        f"{new.rule.name} has a p99 of {found:,.0f} µs a lookup, {found / expected:.1f} times the {expected:,.0f} µs "
+        f"of the live build, where {new.rule.slowdown:g} times may be"
+    )
+
+
 CHECKS: dict[str, Check] = {
     "tokenizer": _same_tokenizer,
     "model": _same_model,
@@ -220,5 +312,8 @@ CHECKS: dict[str, Check] = {
     "corpus": _as_many_characters,
     "tokens": _as_many_tokens,
     "bad-records": _few_bad_records,
+    "bytes": _not_too_large,
+    "replay": _as_long,
+    "latency": _as_fast,
 }
 """All checks by the name that overrides them."""

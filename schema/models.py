@@ -1,9 +1,10 @@
 r"""The tables of the catalogue: typed models with comments that `\d+` shows.
 
-Builds, their sources and the releases that point at them: `corpora`, `builds`, `releases`, `release_moves`, `replays`.
+Builds, their sources and the releases that point at them: `corpora`, `builds`, `releases`, `release_moves`. What
+gates replay before a release moves, and results of replays: `recordings`, `replays`.
 Contents: `ngrams` (the most common), `ngram_spectrum` (all of them, by count), `kept_ngrams` and `trees` (CREST). The
 large tables are partitioned by build, so that dropping a build is instant; see `schema.partitions`. Views for common
-queries: `schema.views`.
+queries: `schema.views`. What stores will be built from: `schema.collection_models`.
 """
 
 from datetime import datetime
@@ -66,7 +67,8 @@ class Base(DeclarativeBase):
     }
 
 
-def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+def one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    """Return the constraint that a column has one of some values."""
     listed = ", ".join(f"'{value}'" for value in values)
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
@@ -137,8 +139,8 @@ class Build(Base):
     source: Mapped["Build | None"] = relationship(remote_side="Build.id", passive_deletes=True)
 
     __table_args__ = (
-        _one_of("kind", KINDS),
-        _one_of("state", STATES),
+        one_of("kind", KINDS),
+        one_of("state", STATES),
         CheckConstraint(
             "state <> 'finished' OR (digest IS NOT NULL AND manifest IS NOT NULL "
             "AND size_bytes IS NOT NULL AND finished_at IS NOT NULL)",
@@ -181,12 +183,48 @@ class ReleaseMove(Base):
     from_build: Mapped[Bigint | None] = mapped_column(comment="id of the build before; NULL for the first")
     to_build: Mapped[Bigint] = mapped_column(comment="id of the build after (it may have been dropped since)")
     action: Mapped[str] = mapped_column(comment="publish, or rollback")
+    lengths: Mapped[dict[str, Any]] = mapped_column(
+        server_default=sql("'{}'"),
+        comment="accepted length M of the build after, by registered recording, as measured when it was published",
+    )
     moved_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     __table_args__ = (
-        _one_of("action", ACTIONS),
+        one_of("action", ACTIONS),
         Index(None, "release", "id"),
         {"comment": "every move of a release, in the order of id"},
+    )
+
+
+class Recording(Base):
+    """A file of recorded outputs that is replayed before a release moves, and what a new build must reach."""
+
+    __tablename__ = "recordings"
+
+    name: Mapped[str] = mapped_column(primary_key=True, comment="for people, and in verdicts")
+    path: Mapped[str] = mapped_column(
+        comment="file of recorded outputs, JSON Lines, on the machine that publishes"
+    )
+    releases: Mapped[list[str]] = mapped_column(comment="releases that it is replayed for, existing or not")
+    model: Mapped[str | None] = mapped_column(comment="only the outputs of this model; NULL: of all")
+    request: Mapped[bool] = mapped_column(comment="whether the request drafts beside the store")
+    rows: Mapped[int | None] = mapped_column(comment="at most so many outputs; NULL: all")
+    budget: Mapped[int] = mapped_column(comment="most nodes of a draft")
+    tolerance: Mapped[float] = mapped_column(
+        comment="share of the live build's accepted length that a new one may lose: 0.02"
+    )
+    slowdown: Mapped[float] = mapped_column(
+        comment="so many times the live build's p99 of a lookup may a new one's be: 1.5"
+    )
+    max_bytes: Mapped[Bigint | None] = mapped_column(comment="most bytes of a store; NULL: any")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    __table_args__ = (
+        CheckConstraint("budget > 0 AND rows > 0 AND max_bytes > 0", name="counts"),
+        CheckConstraint("tolerance >= 0 AND tolerance < 1 AND slowdown >= 1", name="tolerances"),
+        {
+            "comment": "recorded outputs that are replayed before a release moves, and what is asked of a new build"
+        },
     )
 
 
@@ -197,6 +235,9 @@ class Replay(Base):
 
     id: Mapped[Id]
     build_id: Mapped[int] = mapped_column(ForeignKey("builds.id", ondelete="CASCADE"), index=True)
+    recording: Mapped[str | None] = mapped_column(
+        comment="name in recordings, where a gate replayed it; NULL: draftstore replay --record"
+    )
     recordings: Mapped[str] = mapped_column(comment="file of recorded outputs")
     model: Mapped[str | None] = mapped_column(comment="only the outputs of this model; NULL: of all")
     strategy: Mapped[str] = mapped_column(comment="how drafts were made: backoff, longest")
@@ -293,3 +334,6 @@ class Tree(Base):
             "postgresql_partition_by": "LIST (build_id)",
         },
     )
+
+
+import schema.collection_models  # noqa: E402, F401 (its tables belong to the same metadata)

@@ -3,9 +3,10 @@
     publish(sessionmaker(make_engine()).begin, "chat-vicuna", build_id)
 
 A move has three parts. A short transaction reads both builds, and the gates compare them (`schema.gates`). Then every
-byte of the new store is read, without a transaction: that takes minutes, and an open one would hold back cleaning, and
-be ended by `idle_in_transaction_session_timeout`. A second short transaction checks that nothing moved meanwhile, and
-moves the release. Readers see the old or the new build, and listeners are notified on commit (`schema.notices`).
+byte of the new store is read, and the recordings of the release are replayed with both builds (`schema.replaying`),
+without a transaction: that takes minutes, and an open one would hold back cleaning, and be ended by
+`idle_in_transaction_session_timeout`. A second short transaction checks that nothing moved meanwhile, and moves the
+release. Readers see the old or the new build, and listeners are notified on commit (`schema.notices`).
 """
 
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -22,11 +23,15 @@ from sqlalchemy.orm import Session
 from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
 from draftstore.stores.registry import KINDS, kind_of
-from schema.builds import CatalogueError, get_build
+from schema.builds import CatalogueError, get_build, record_replay
 from schema.gates import Candidate, Verdict, judge
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
 from schema.notices import announce
-from schema.releases import build_before, get_release
+from schema.recordings import Replayed, Rule, rules_of
+from schema.releases import build_before, get_release, last_lengths
+
+if TYPE_CHECKING:
+    from schema.replaying import Measure
 
 Transaction = Callable[[], AbstractContextManager[Session]]
 """Begins a transaction, committed at the end of the block: `sessionmaker(engine).begin`."""
@@ -46,6 +51,7 @@ class Moved(NamedTuple):
         before: id of the build that it pointed at; None: the release is new.
         moved_at: time of its last move.
         verdict: what the gates said.
+        live: the build that it was compared with, with its replays; None: there was none.
     """
 
     name: str
@@ -53,6 +59,7 @@ class Moved(NamedTuple):
     before: int | None
     moved_at: datetime
     verdict: Verdict
+    live: Candidate | None = None
 
     @property
     def build_id(self) -> int:
@@ -67,6 +74,7 @@ def publish(
     *,
     force: Collection[str] = (),
     verify: Verify | None = None,
+    measure: "Measure | None" = None,
 ) -> Moved:
     """Point a release at a build; publishing the live build again changes nothing.
 
@@ -76,6 +84,7 @@ def publish(
         build_id: id of a finished build.
         force: names of checks to override (`schema.gates.CHECKS`).
         verify: returns the problems of the store; None: `verify_build`.
+        measure: replays a recording; None: `schema.replaying.measure`.
 
     Raises:
         CatalogueError: no such build, it is unfinished, fails verification or cannot draft, the name is invalid, or
@@ -91,18 +100,68 @@ def publish(
         new = _candidate(get_build(session, build_id))
         release = session.scalars(select(Release).filter_by(name=name)).one_or_none()
         live = Candidate.of(release.build) if release else None
+        rules = rules_of(session, name)
     if new.kind not in KINDS:
         raise CatalogueError(
             f"build {build_id} is of kind {new.kind!r}, which gives no drafts: publish a store instead"
         )
-    verdict = PASSED if live and live.id == new.id else judge(new, live, force)
+    if live and live.id == new.id:
+        _require_whole(new, verify or verify_build)
+        with transaction() as session:
+            return _move(session, name, new, live, "publish", PASSED)
+    new = new._replace(replays=tuple(Replayed(rule) for rule in rules))
+    _require_passed(transaction, name, new, live, force)  # in milliseconds, before the store is read
+    _require_whole(new, verify or verify_build)
+    if rules:
+        new, live = _replayed(rules, new, live, measure)
+        with transaction() as session:
+            _record_replays(session, [new, live] if live else [new])
+    verdict = _require_passed(transaction, name, new, live, force)
+    with transaction() as session:
+        return _move(session, name, new, live, "publish", verdict)
+
+
+def _require_passed(
+    transaction: Transaction, name: str, new: Candidate, live: Candidate | None, force: Collection[str]
+) -> Verdict:
+    """Return what the gates say of a build; where they refuse it, the catalogue keeps the reasons.
+
+    Raises:
+        RefusedError: they refuse it.
+    """
+    verdict = judge(new, live, force)
     if verdict.refused:
         with transaction() as session:
-            _record(get_build(session, build_id, lock=True), name, verdict)
-        verdict.require(name, build_id)
-    _require_whole(new, verify or verify_build)
-    with transaction() as session:
-        return _move(session, name, new, live and live.id, "publish", verdict)
+            _record(get_build(session, new.id, lock=True), name, verdict)
+        verdict.require(name, new, live)
+    return verdict
+
+
+def _replayed(
+    rules: tuple[Rule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
+) -> tuple[Candidate, Candidate | None]:
+    """Return both builds with what they did with each recording."""
+    if measure is None:
+        from schema.replaying import (
+            measure as measured,
+        )  # the kernels of all drafters, which nothing else here needs
+
+        measure = measured
+    done = list(zip(*(measure(rule, [new, live] if live else [new]) for rule in rules), strict=True))
+    return new._replace(replays=done[0]), live and live._replace(replays=done[1])
+
+
+def _record_replays(session: Session, builds: list[Candidate]) -> None:
+    """Write down what builds did with recordings; one that was dropped meanwhile is passed over."""
+    for build in builds:
+        if session.get(Build, build.id, with_for_update={"key_share": True}) is None:
+            continue
+        for rule, strategy, summary, *_ in build.replays:
+            if summary is not None:
+                record_replay(
+                    session, build.id, summary, recordings=rule.path.name, strategy=strategy,
+                    budget=rule.budget, model=rule.model, recording=rule.name,
+                )  # fmt: skip
 
 
 def rollback(transaction: Transaction, name: str, *, verify: Verify | None = None) -> Moved:
@@ -123,7 +182,10 @@ def rollback(transaction: Transaction, name: str, *, verify: Verify | None = Non
     """
     with transaction() as session:
         release = get_release(session, name)
-        live, new = release.build_id, _candidate(get_build(session, build_before(session, release)))
+        live, new = (
+            Candidate.of(release.build),
+            _candidate(get_build(session, build_before(session, release))),
+        )
     _require_whole(new, verify or verify_present)
     with transaction() as session:
         return _move(session, name, new, live, "rollback", PASSED)
@@ -199,7 +261,7 @@ def _require_whole(build: Candidate, verify: Verify) -> None:
 
 
 def _move(
-    session: Session, name: str, new: Candidate, live: int | None, action: str, verdict: Verdict
+    session: Session, name: str, new: Candidate, live: Candidate | None, action: str, verdict: Verdict
 ) -> Moved:
     """Point a release at a verified build and record the move, if both are as they were when it was verified.
 
@@ -207,27 +269,30 @@ def _move(
         CatalogueError: the build or the release has changed meanwhile.
     """
     build = get_build(session, new.id, lock=True)  # cannot be dropped from here on
-    if _candidate(build) != new:
+    if _candidate(build) != new._replace(replays=()):
         raise CatalogueError(f"build {new.id} has just been changed by another process: try again")
-    if live != new.id and action == "publish":
+    before = live and live.id
+    if before != new.id and action == "publish":
         _record(build, name, verdict)
     made = insert(Release).values(name=name, build_id=new.id).on_conflict_do_nothing()
     is_new = live is None and session.scalars(made.returning(Release.name)).one_or_none() is not None
     release = get_release(session, name, lock=True)
     if not is_new:
         if release.build_id == new.id and action == "publish":
-            return Moved(name, new, release.build_id, release.moved_at, verdict)
-        if release.build_id != live:
+            return Moved(name, new, release.build_id, release.moved_at, verdict, live)
+        if release.build_id != before:
             raise CatalogueError(
                 f"the release {name} has just been moved by another process: see `draftstore releases list`, and try "
                 "again"
             )
-    session.add(ReleaseMove(release=name, from_build=live, to_build=new.id, action=action))
+    measured = {replay.rule.name: replay.accepted_length for replay in new.replays if replay.summary}
+    lengths = measured if action == "publish" else last_lengths(session, name, new.id)
+    session.add(ReleaseMove(release=name, from_build=before, to_build=new.id, action=action, lengths=lengths))
     release.build_id, release.moved_at = new.id, func.now()
     session.flush()
     session.refresh(release)
     announce(session, name)
-    return Moved(name, new, live, release.moved_at, verdict)
+    return Moved(name, new, before, release.moved_at, verdict, live)
 
 
 def _record(build: Build, name: str, verdict: Verdict) -> None:

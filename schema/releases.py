@@ -57,6 +57,12 @@ def release_history(session: Session, name: str) -> list[ReleaseMove]:
     return list(session.scalars(select(ReleaseMove).filter_by(release=name).order_by(ReleaseMove.id)))
 
 
+def last_lengths(session: Session, name: str, build_id: int) -> dict[str, float]:
+    """Return the accepted lengths by recording that were measured when a release last moved to a build."""
+    moves = select(ReleaseMove.lengths).filter_by(release=name, to_build=build_id)
+    return dict(session.scalars(moves.order_by(ReleaseMove.id.desc()).limit(1)).first() or {})
+
+
 def build_before(session: Session, release: Release) -> int:
     """Return the build that was live before the last publishing that was not rolled back.
 

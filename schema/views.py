@@ -96,6 +96,23 @@ FROM releases JOIN builds ON builds.id = releases.build_id LEFT JOIN corpora ON 
         "SELECT releases.build_id FROM releases WHERE releases.name = live_build.release",
     ),
     View(
+        "release_lengths",
+        "accepted length of what a release pointed at, over time, by recording: ... WHERE release = 'chat-vicuna' "
+        "ORDER BY moved_at",
+        {
+            "release": "",
+            "moved_at": "when it was published or rolled back",
+            "action": "publish, or rollback",
+            "build_id": "id of the build (it may have been dropped since)",
+            "recording": "name of the registered recording",
+            "accepted_length": "M = tokens / passes; plain decoding is 1.0",
+        },
+        """
+SELECT moves.release, moves.moved_at, moves.action, moves.to_build, lengths.key, lengths.value::float8
+FROM release_moves moves CROSS JOIN jsonb_each_text(moves.lengths) lengths
+""",
+    ),
+    View(
         "ngram_totals",
         "how many n-grams a corpus has, by n: distinct and in all (Table 1 of CREST)",
         {

@@ -25,7 +25,7 @@ from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Fixed, Planner, Tally, decode
 from draftstore.drafting.drafter import Drafter, Session, projection_of
 from draftstore.errors import CorpusError, ReplayError, TokenizerError
-from draftstore.text.chat import as_messages
+from draftstore.text.chat import Message, as_messages
 from draftstore.text.conversation import encode_conversation
 from draftstore.text.records import read_json_records
 from draftstore.text.tokenizer import TextTokenizer
@@ -130,16 +130,35 @@ def read_recordings(
     Raises:
         ReplayError: no such file, an invalid record, or no records left.
     """
+    for place, record in _chosen(path, model, limit):
+        try:
+            yield _recording(record, place, tokenizer)
+        except TokenizerError as error:
+            raise ReplayError(f"{place}: {error}") from None
+
+
+def check_recordings(path: Path, *, model: str | None = None, limit: int | None = None) -> int:
+    """Return the number of recordings that `read_recordings` would yield, without a tokenizer.
+
+    Raises:
+        ReplayError: no such file, an invalid record, or no records left.
+    """
+    count = 0
+    for place, record in _chosen(path, model, limit):
+        _texts(record, place)
+        count += 1
+    return count
+
+
+def _chosen(path: Path, model: str | None, limit: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stream the records of a model with their positions; see `read_recordings`."""
     count, models = 0, set()
     for place, record in _records(path):
         models.add(record.get("model"))
         if model is not None and record.get("model") != model:
             continue
         count += 1
-        try:
-            yield _recording(record, place, tokenizer)
-        except TokenizerError as error:
-            raise ReplayError(f"{place}: {error}") from None
+        yield place, record
         if count == limit:
             return
     if count == 0:
@@ -167,18 +186,31 @@ def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) 
         ReplayError: prompt or output is missing or has the wrong type.
         TokenizerError: invalid Unicode, an invalid message, or a conversation that the chat template refuses.
     """
-    prompt, output = record.get("prompt"), record.get("output")
-    if not isinstance(output, str):
-        raise ReplayError(f"{place}: expected the key 'output' with a text")
-    if isinstance(prompt, list):
-        prompt = as_messages(prompt, "prompt")
-    elif not isinstance(prompt, str):
-        raise ReplayError(f"{place}: expected the key 'prompt' with a text or a list of messages")
+    prompt, output = _texts(record, place)
     alone, together = encode_conversation(tokenizer, prompt), encode_conversation(tokenizer, prompt, output)
     shared = min(len(alone), len(together))
     differs = np.flatnonzero(alone[:shared] != together[:shared])
     cut = int(differs[0]) if len(differs) else shared
     return Recording(str(record.get("id", place)), together[:cut], together[cut : cut + MAX_OUTPUT_TOKENS])
+
+
+def _texts(record: Mapping[str, Any], place: str) -> tuple[str | list[Message], str]:
+    """Return prompt and output of a record.
+
+    Raises:
+        ReplayError: one is missing or has the wrong type.
+    """
+    prompt, output = record.get("prompt"), record.get("output")
+    if not isinstance(output, str):
+        raise ReplayError(f"{place}: expected the key 'output' with a text")
+    if isinstance(prompt, list):
+        try:
+            return as_messages(prompt, "prompt"), output
+        except TokenizerError as error:
+            raise ReplayError(f"{place}: {error}") from None
+    if not isinstance(prompt, str):
+        raise ReplayError(f"{place}: expected the key 'prompt' with a text or a list of messages")
+    return prompt, output
 
 
 def replay(
@@ -209,6 +241,33 @@ def replay(
         result.add(_replay_one(drafter, recording, planner, min_prob, result))
         on_progress(result)
     return result
+
+
+def replay_in_turn(
+    drafters: Sequence[Drafter], recordings: Iterable[Recording], *, budget: int = 64
+) -> list[ReplayResult]:
+    """Replay each recording with every drafter before the next one, so that their lookups meet the same machine.
+
+    Who is first with a recording changes from one to the next.
+
+    Args:
+        drafters: drafters.
+        recordings: recorded outputs.
+        budget: maximum nodes of a draft.
+
+    Returns:
+        The totals of each drafter.
+
+    Raises:
+        ReplayError: a drafter needs hidden states, and a recording has none.
+    """
+    turns = [(drafter, ReplayResult()) for drafter in drafters]
+    results, planner = [result for _, result in turns], Fixed(budget)
+    for recording in recordings:
+        for drafter, result in turns:
+            result.add(_replay_one(drafter, recording, planner, 0.0, result))
+        turns.reverse()
+    return results
 
 
 def _replay_one(

@@ -91,11 +91,15 @@ def read_files(
     *,
     render: Render,
     report: ReadReport,
-    column: str,
-    strict: bool,
-    allow_truncated: bool,
+    column: str = "text",
+    strict: bool = False,
+    allow_truncated: bool = False,
 ) -> Iterator[Document]:
-    """Stream the documents of files, or of stretches of them: see `read_corpus`."""
+    """Stream the documents of files that `list_files` found, or of stretches of them; otherwise as `read_corpus`.
+
+    Raises:
+        CorpusError: see `read_corpus`.
+    """
     documents = partial(read_documents, column=column, render=render)
     return _read_files(files, documents, report, partial(_refuse, strict, allow_truncated))
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from draftstore.errors import CorpusError, NoTextError, StoreError, TokenRangeError
 from draftstore.storage.files import fsync_path, write_json
 from draftstore.storage.manifest import FileEntry
+from draftstore.text.digests import text_digest
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import (
@@ -91,20 +92,14 @@ def tokenize_corpus(
         for batch in _read_ahead(_batches(left, batch_chars)):
             encoded = tokenizer.encode_documents([piece.text for piece in batch])
             yield [
-                Encoded(piece.document_id, len(piece.text), ids, piece.last)
+                Encoded(piece.document_id, len(piece.text), ids, piece.digest)
                 for piece, ids in zip(batch, encoded, strict=True)
             ]
 
     return write_shards(
-        documents,
-        encode,
-        tokenizer,
-        directory,
-        corpus_fingerprint=corpus_fingerprint,
-        source=source,
-        shard_tokens=shard_tokens,
-        on_progress=on_progress,
-    )
+        documents, encode, tokenizer, directory,
+        corpus_fingerprint=corpus_fingerprint, source=source, shard_tokens=shard_tokens, on_progress=on_progress,
+    )  # fmt: skip
 
 
 class Encoded(NamedTuple):
@@ -114,13 +109,13 @@ class Encoded(NamedTuple):
         id: the document's.
         characters: length of the text.
         ids: integers [n].
-        last: whether it ends the document.
+        digest: the document's, 16 bytes; None: there are more pieces of it.
     """
 
     id: str
     characters: int
     ids: NDArray[np.integer[Any]]
-    last: bool = True
+    digest: bytes | None
 
 
 def write_shards(
@@ -178,11 +173,11 @@ def write_shards(
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """A document's text, or a part of it; `last` ends the document."""
+    """A document's text, or a part of it; the last one has the document's digest."""
 
     document_id: str
     text: str
-    last: bool
+    digest: bytes | None
 
 
 class _Writer:
@@ -203,6 +198,7 @@ class _Writer:
         self._file = shard_path(self._directory, len(self.shards), "tokens").open("wb")
         self._digest = hashlib.sha256()
         self._offsets = [0]
+        self._digests = bytearray()
         self._size = 0
         self._characters = 0
         self._first_id = ""
@@ -224,8 +220,9 @@ class _Writer:
         self._characters += piece.characters
         self.tokens += len(ids)
         self.characters += piece.characters
-        if piece.last:
+        if piece.digest is not None:
             self._offsets.append(self._size)
+            self._digests += piece.digest
             self.documents += 1
             self._last_id = piece.id
             if self._size >= self._shard_tokens:
@@ -240,9 +237,12 @@ class _Writer:
         if len(self._offsets) == 1:
             tokens_path.unlink()
             return
-        offsets_path = shard_path(self._directory, index, "offsets")
+        offsets_path, digests_path = (
+            shard_path(self._directory, index, name) for name in ("offsets", "digests")
+        )
         offsets_path.write_bytes(np.array(self._offsets, dtype=OFFSET_DTYPE).tobytes())
-        for path in (tokens_path, offsets_path):
+        digests_path.write_bytes(self._digests)
+        for path in (tokens_path, offsets_path, digests_path):
             fsync_path(path)
         shard = Shard(
             documents=len(self._offsets) - 1,
@@ -253,6 +253,7 @@ class _Writer:
             files={
                 tokens_path.name: FileEntry(self._size * self._dtype.itemsize, self._digest.hexdigest()),
                 offsets_path.name: FileEntry.of(offsets_path),
+                digests_path.name: FileEntry.of(digests_path),
             },
         )
         write_json(shard_path(self._directory, index, "json"), dataclasses.asdict(shard))
@@ -262,7 +263,7 @@ class _Writer:
         """Remove the files of the current shard."""
         with suppress(OSError):  # on a full disk closing fails like writing
             self._file.close()
-        for suffix in ("tokens", "offsets"):
+        for suffix in ("tokens", "offsets", "digests"):
             shard_path(self._directory, len(self.shards), suffix).unlink(missing_ok=True)
 
 
@@ -281,7 +282,7 @@ def _batches(documents: Iterator[Document], batch_chars: int) -> Iterator[list[_
     size = 0
     for document in documents:
         for text, last in split_text(document.text, PIECE_CHARACTERS):
-            batch.append(_Piece(document.id, text, last))
+            batch.append(_Piece(document.id, text, text_digest(document.text) if last else None))
             size += len(text)
             if size >= batch_chars:
                 yield batch

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,8 +220,10 @@ def _documents(target: Path) -> Iterator[Encoded]:
     """Yield the documents of a part."""
     notes = _read_notes(target)["documents"]
     if notes:
-        for (name, characters), ids in zip(notes, open_shards(target).documents(), strict=True):
-            yield Encoded(name, characters, ids)
+        shards = open_shards(target)
+        digests = chain.from_iterable(shards.digests())
+        for (name, characters), ids, digest in zip(notes, shards.documents(), digests, strict=True):
+            yield Encoded(name, characters, ids, digest.tobytes())
 
 
 def _add_reports(

@@ -34,7 +34,7 @@ from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_fil
 from draftstore.text.encoding import tokenize_corpus, write_shards
 from draftstore.text.parts import PART_BYTES, Reading, tokenize_parts
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards
+from draftstore.text.tokens import TokenShards, token_dtype
 
 KIND = "tokens"
 SHARDS = "tokens"
@@ -304,30 +304,50 @@ def finish_store(
         on_bytes: called with the bytes hashed and the total.
     """
     options, tokenizer, shards, report = texts
+    content = [entry.sha256 for shard in shards.shards for _, entry in sorted(shard.files.items())]
+    corpus = {
+        "fingerprint": hashlib.sha256("".join(content).encode()).hexdigest(),
+        "sources": [str(path) for path in options.corpus],
+        "characters": shards.character_count,
+        "bad_records": report.bad_records,
+        "empty_documents": report.empty_documents,
+        "truncated": report.truncated,
+        "unread": report.unread,
+        "passed_over": report.passed_over,
+    }
+    counts = {"documents": shards.document_count, "tokens": shards.token_count, **counts}
+    return seal_store(
+        store, options.name, tokenizer, {"plan": plan, **parameters}, corpus, counts,
+        target_model=target_model, on_bytes=on_bytes,
+    )  # fmt: skip
+
+
+def seal_store(
+    store: Path,
+    name: str,
+    tokenizer: TextTokenizer,
+    parameters: dict[str, Any],
+    corpus: dict[str, Any],
+    counts: dict[str, int],
+    *,
+    target_model: str | None = None,
+    on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Manifest:
+    """Complete a store of token ids: add the tokenizer, and last the manifest; see `Manifest` for the arguments."""
     for path in [store / TOKENIZER_FOLDER, store / MANIFEST_NAME, *store.glob(".*")]:
         remove(path)
     (store / TOKENIZER_FOLDER).mkdir()
     tokenizer.save(store / TOKENIZER_FOLDER)
-    content = [entry.sha256 for shard in shards.shards for _, entry in sorted(shard.files.items())]
     manifest = Manifest(
-        kind=plan["kind"],
-        name=options.name,
+        kind=parameters["plan"]["kind"],
+        name=name,
         created=build_time(),
-        vocab_size=shards.vocab_size,
-        token_dtype=shards.dtype.name,
+        vocab_size=tokenizer.vocab_size,
+        token_dtype=token_dtype(tokenizer.vocab_size).name,
         tokenizer=tokenizer.identity,
-        parameters={"plan": plan, **parameters},
-        corpus={
-            "fingerprint": hashlib.sha256("".join(content).encode()).hexdigest(),
-            "sources": [str(path) for path in options.corpus],
-            "characters": shards.character_count,
-            "bad_records": report.bad_records,
-            "empty_documents": report.empty_documents,
-            "truncated": report.truncated,
-            "unread": report.unread,
-            "passed_over": report.passed_over,
-        },
-        counts={"documents": shards.document_count, "tokens": shards.token_count, **counts},
+        parameters=parameters,
+        corpus=corpus,
+        counts=counts,
         files=hash_files(store, on_bytes),
         target_model=target_model,
     )

@@ -4,6 +4,7 @@ A directory of shards contains, for each shard,
 
     shard-00000.tokens   the ids of its documents one after the other, little-endian u16 or u32
     shard-00000.offsets  int64[documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
+    shard-00000.digests  uint8[documents, 16]: what its documents are known by (draftstore.text.digests)
     shard-00000.json     the marker, written last: a shard without one does not exist
 
 and `tokens.json`: the origin of the ids and, once every document is included, the totals.
@@ -22,8 +23,9 @@ from numpy.typing import NDArray
 from draftstore.errors import StoreError, TokenRangeError
 from draftstore.storage.files import fsync_path, map_or_empty
 from draftstore.storage.manifest import FileEntry, TokenizerIdentity, size_problems
+from draftstore.text.digests import DIGEST_BYTES
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 STATE_NAME = "tokens.json"
 OFFSET_DTYPE = np.dtype("<i8")
 
@@ -58,7 +60,7 @@ class Shard:
         characters: length of its documents as text.
         first_id: id of its first document.
         last_id: id of its last document.
-        files: size and hash of the token and the offset file, by name.
+        files: size and hash of its other files, by name.
     """
 
     documents: int
@@ -128,6 +130,19 @@ class TokenShards:
                 )
             yield tokens, offsets
 
+    def digests(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the digests of each shard's documents, uint8 [documents, 16]: read-only maps of its files.
+
+        Raises:
+            StoreError: a file is missing, truncated or has another size than its documents need.
+        """
+        for index, shard in enumerate(self.shards):
+            require_files(self.directory, shard)
+            digests = map_or_empty(shard_path(self.directory, index, "digests"), np.dtype(np.uint8))
+            if len(digests) != shard.documents * DIGEST_BYTES:
+                raise StoreError(f"shard {index} of {self.directory} does not hold what its marker says")
+            yield digests.reshape(-1, DIGEST_BYTES)
+
     def documents(self) -> Iterator[TokenArray]:
         """Yield the ids of each document, shape [n], in reading order: read-only views of the mapped files.
 
@@ -175,7 +190,7 @@ def open_shards(directory: Path) -> TokenShards:
 
 
 def shard_path(directory: Path, index: int, suffix: str) -> Path:
-    """Return the path of a shard's `tokens`, `offsets` or `json`."""
+    """Return the path of a shard's `tokens`, `offsets`, `digests` or `json`."""
     return directory / f"shard-{index:05d}.{suffix}"
 
 

@@ -123,8 +123,9 @@ def show(build: str, as_json: bool) -> None:
         for sentence in Verdict(**{"refused": {}, "forced": {}, "skipped": {}, **said}).sentences():
             table.add_row(f"gates of {release}", printable(sentence))
     for replay in replays:
-        length = f"accepted length {replay.accepted_length:.3f} ({replay.strategy}, budget {replay.budget})"
-        table.add_row("replay", f"{printable(replay.recordings)}: {length}")
+        length = f"accepted length {replay.accepted_length:.3f}, p99 {replay.lookup_p99_us:,.0f} µs"
+        name = replay.recording or replay.recordings
+        table.add_row("replay", f"{printable(name)}: {length} ({replay.strategy}, budget {replay.budget})")
     stdout_console().print(table)
 
 

@@ -1,17 +1,27 @@
 """`draftstore releases`: names that point at builds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
 
-from draftstore.cli.common import count_progress, json_option, print_json, printable, stdout_console
+from draftstore.cli.common import (
+    count_progress,
+    json_option,
+    print_json,
+    printable,
+    status,
+    stderr_console,
+    stdout_console,
+)
 from schema import catalogue
-from schema.catalogue import Candidate, Moved
+from schema.catalogue import Candidate, Moved, RefusedError
 from schema.cli.common import catalogue_session, counts, number_text, time_text
-from schema.gates import CHECKS
+from schema.gates import CHECKS, replay_rows
 from schema.models import Release
+from schema.recordings import Replayed, Rule
 
 
 class CheckNames(click.ParamType[tuple[str, ...]]):
@@ -88,7 +98,9 @@ def publish(name: str, build: str, force: tuple[str, ...], as_json: bool) -> Non
 
     A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
     its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
-    override. A directory that the catalogue does not know yet is registered first, and stays so.
+    override. Both builds replay the recordings of the release (`draftstore replays`), and one that accepts fewer
+    tokens, takes longer for a lookup, or is too large, is refused too. A directory that the catalogue does not know yet
+    is registered first, and stays so.
 
     \b
     Examples:
@@ -96,7 +108,19 @@ def publish(name: str, build: str, force: tuple[str, ...], as_json: bool) -> Non
       draftstore releases publish chat-vicuna stores/chat --force corpus,tokens
     """
     build_id = int(build) if build.isdecimal() else _registered(Path(build))
-    _tell(catalogue.publish(catalogue_session, name, build_id, force=force, verify=verify_with_bar), as_json)
+    try:
+        moved = catalogue.publish(
+            catalogue_session,
+            name,
+            build_id,
+            force=force,
+            verify=verify_with_bar,
+            measure=measure_with_status,
+        )
+    except RefusedError as refused:
+        _tell_replays(refused.new, refused.live)
+        raise
+    _tell(moved, as_json)
 
 
 @releases.command()
@@ -150,15 +174,20 @@ def history(name: str, as_json: bool) -> None:
                     "from": move.from_build,
                     "to": move.to_build,
                     "moved_at": move.moved_at.isoformat(),
+                    "accepted_lengths": move.lengths,
                 }
                 for move in moves
             ]
         )
         return
-    table = Table("moved (UTC)", "action", "from build", "to build")
+    table = Table("moved (UTC)", "action", "from build", "to build", "accepted length")
     for move in moves:
         table.add_row(
-            time_text(move.moved_at), move.action, number_text(move.from_build), number_text(move.to_build)
+            time_text(move.moved_at),
+            move.action,
+            number_text(move.from_build),
+            number_text(move.to_build),
+            ", ".join(f"{printable(recording)} {length:.3f}" for recording, length in move.lengths.items()),
         )
     stdout_console().print(table)
 
@@ -174,6 +203,14 @@ def verify_with_bar(build: Candidate) -> list[str]:
     with count_progress("bytes") as bars:
         task = bars.add_task("verifying", total=build.size_bytes, detail="")
         return catalogue.verify_build(build, lambda size: bars.advance(task, size))
+
+
+def measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+    """Replay a recording, with a spinner on a terminal."""
+    from schema.replaying import measure  # imports all kernels
+
+    with status(f"replaying {printable(rule.name)}"):
+        return measure(rule, builds)
 
 
 def _fields(release: Release) -> dict[str, Any]:
@@ -203,11 +240,24 @@ def _tell(moved: Moved, as_json: bool) -> None:
             "moved_at": moved.moved_at.isoformat(),
             "before": before,
         }
-        print_json(fields | {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped})
+        said = {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped}
+        print_json(fields | said | {"replays": replay_rows(build, moved.live)})
         return
+    _tell_replays(build, moved.live)
     for sentence in moved.verdict.sentences():
         click.echo(sentence, err=True)
     was = "" if before is None else f" (before: build {before})"
     if before == build.id:
         was = " already"
     click.echo(f"{moved.name} points at build {build.id}{was}")
+
+
+def _tell_replays(new: Candidate, live: Candidate | None) -> None:
+    """Print what a new build and the live one did with recordings, on stderr."""
+    rows = replay_rows(new, live)
+    table = Table("recording", "", "build", "accepted length", "p99 µs", "bytes")
+    for row in rows:
+        figures = (f"{row['accepted_length']:.3f}", f"{row['p99_us']:,.1f}", number_text(row["bytes"]))
+        table.add_row(printable(row["recording"]), row["as"], str(row["build"]), *figures)
+    if rows:
+        stderr_console().print(table)

@@ -344,10 +344,13 @@ def test_deployments_name_flows_and_parameters_that_exist() -> None:
         given = ON_DEMAND.get(flow.name, {})
         flow.validate_parameters({**deployment["parameters"], **given})
         flows[flow.name] = deployment
-    assert flows.keys() == {"tokenize-corpus", "count-ngrams", "build-rest", "build-crest", *ON_DEMAND}
+    assert flows.keys() == {
+        "tokenize-corpus", "count-ngrams", "build-rest", "build-crest", "rebuild", *ON_DEMAND,
+    }  # fmt: skip
     assert flows["build-crest"]["parameters"]["release"] == "default"
-    # One flow does all that is scheduled, step after step, and runs of one deployment wait for each other.
-    assert [name for name, deployment in flows.items() if "schedules" in deployment] == ["build-crest"]
+    # One flow does all that is scheduled for a store, step after step; runs of one deployment wait for each other.
+    scheduled = [name for name, deployment in flows.items() if "schedules" in deployment]
+    assert scheduled == ["build-crest", "rebuild"]
     for deployment in flows.values():
         assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
 

@@ -42,14 +42,16 @@ from draftstore.text.tokens import open_shards
 from pipelines import steps, waiting
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger
-from pipelines.parameters import Corpus
+from pipelines.parameters import Corpus, Distilling
 from pipelines.places import store_path
 from pipelines.progress import StepLog, StepLogs
 from pipelines.retries import passes_by_itself
 from schema.catalogue import RefusedError
+from schema.collecting import NewSource, add_sources
 from schema.database import URL_VARIABLE, connect, migrate
 from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
 from schema.home import HOME_VARIABLE
+from schema.recordings import Rule, add_recording
 from tests import ROOT
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.fakes.servers import PostgresServer, postgres_server
@@ -195,6 +197,30 @@ class TestBuildRest:
         assert live() == Path(forced["path"])
         assert "- tokens overridden: " in page("rest-small")
 
+    def test_what_replays_worse_does_not_go_live(self, flows: Any, site: Site) -> None:
+        recorded = site.corpus.with_name("recorded.jsonl")
+        texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()[:8]]
+        recorded.write_text("".join(json.dumps({"prompt": "say", "output": text}) + "\n" for text in texts))
+        with Ledger() as ledger, ledger.session() as session:
+            add_recording(session, Rule("said", recorded, slowdown=1e9), ["live"])
+        before = flows.build_rest(**site.request, release="live")
+        assert "| said | new |" in page("release-live")
+        numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
+        site.corpus.write_text("\n".join(numbers), encoding="utf-8")
+        sized = ["corpus", "tokens"]
+        with pytest.raises(
+            RefusedError, match=r"does not go live as live: replay: said has an accepted length"
+        ):
+            flows.build_rest(**site.request, release="live", force=sized)
+        assert live() == Path(before["path"])
+        shown = page("release-live")
+        assert "| replay | said has an accepted length" in shown
+        assert "](data:image/svg+xml;base64," in shown
+        assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
+        flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
+        assert live() != Path(before["path"])
+        assert "- replay overridden: said has" in page("release-live")
+
     def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
         made = []
         for seed in range(3):
@@ -339,6 +365,52 @@ def questions(site: Site) -> dict[str, Any]:
     """Return what a model is asked."""
     prompts = write_texts(site.corpus.with_name("prompts.jsonl"), 12, seed=3)
     return {"prompts": [prompts], "max_new_tokens": 12, "limit": 10}
+
+
+class TestRebuild:
+    @pytest.fixture
+    def rebuild(self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Return the flow, for a collection of the site's corpus."""
+        from pipelines import tasks
+        from pipelines.renewal import rebuild
+
+        for task in (tasks.survey, tasks.renew_rest):
+            monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
+        with Ledger() as ledger, ledger.session() as session:
+            add_sources(session, "small", [NewSource(str(site.corpus))], str(site.tokenizer))
+        return lambda **given: rebuild(
+            **{"distilling": Distilling(ngrams=NGRAMS, max_n=2), "workers": 1, **given}
+        )
+
+    def test_builds_publishes_and_then_has_nothing_to_do(
+        self, rebuild: Callable[..., Any], site: Site
+    ) -> None:
+        (first,) = rebuild()
+        released = dict(rows("SELECT name, build_id FROM releases"))
+        assert released == {"small": first["rest"]["build"], "small-crest": first["crest"]["build"]}
+        (again,) = rebuild()
+        assert (again["added"], again["removed"], again["unchanged"], again["crest"]) == (0, 0, True, None)
+        assert dict(rows("SELECT name, build_id FROM releases")) == released
+        with site.corpus.open("a") as file:
+            file.write('{"text": "the house by the river"}\n')
+        (grown,) = rebuild(collections=["small"], keep=1)
+        assert (grown["added"], grown["removed"], grown["crest"]) == (1, 0, None)
+        assert rows("SELECT build_id FROM releases WHERE name = 'small'") == [(grown["rest"]["build"],)]
+        require_whole(Path(grown["rest"]["path"]))
+
+    def test_what_is_too_different_does_not_go_live(self, rebuild: Callable[..., Any], site: Site) -> None:
+        (first,) = rebuild(distilling=None)
+        site.write(seed=1, documents=20)
+        with pytest.raises(RefusedError, match=r"tokens: .* fewer than"):
+            rebuild(distilling=None)
+        assert rows("SELECT build_id FROM releases") == [(first["rest"]["build"],)]
+        (forced,) = rebuild(distilling=None, force=["corpus", "tokens"])
+        assert rows("SELECT build_id FROM releases") == [(forced["rest"]["build"],)]
+
+    def test_without_collections(self, flows: Any, site: Site) -> None:
+        from pipelines.renewal import rebuild
+
+        assert rebuild() == []
 
 
 class TestGenerateResponses:

@@ -18,7 +18,7 @@ from draftstore.mapping import Pool
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store
-from draftstore.stores.rest.segments import lay_out, read_segments, sort_segments
+from draftstore.stores.rest.segments import cut_segments, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import CorpusOptions, corpus_plan, finish_store, tokenize_into
@@ -93,7 +93,8 @@ def build_rest(
             partial, options, tokenizer, plan, taken=tokens, pool=pool, on_progress=told.tokenized
         )
         store, vocab_size = partial / STORE, texts.shards.vocab_size
-        lay_out(texts.shards, store, partial, options.segment_tokens)
+        size = texts.shards.token_count + texts.shards.document_count
+        lay_out(store, partial, cut_segments(texts.shards, options.segment_tokens), vocab_size, size)
         sort_segments(store, partial, vocab_size, workers or os.cpu_count() or 1, told.sorted, pool)
         segments = read_segments(store)
         counts = {"entries": int(segments[:, 1].sum()), "segments": len(segments)}

@@ -1,6 +1,6 @@
 """The arrays of a REST store: token shards laid out in segments, each sorted separately; resumable.
 
-    layout.json          marker: tokens.bin and segments.bin are complete, the other arrays have their sizes
+    layout.json          marker: tokens.bin, documents.bin and segments.bin are complete, the others have their sizes
     sorted-00000         marker: this segment's suffix array and tables are in place
 
 The markers lie in the working directory of a build, the arrays in the store that it makes.
@@ -8,11 +8,11 @@ The markers lie in the working directory of a build, the arrays in the store tha
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,29 @@ Jobs: TypeAlias = dict[int, tuple[Path, int, int]]
 """By segment, the arguments of `sort_segment`."""
 
 
-def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int) -> None:
-    """Write tokens.bin and segments.bin and allocate the other arrays, unless done already.
+class Piece(NamedTuple):
+    """Some documents of a segment, one after the other.
+
+    Attributes:
+        tokens: uint16 or uint32 [n], contiguous, every document ended by the sentinel.
+        digests: uint8 [documents, 16], contiguous.
+    """
+
+    tokens: NDArray[Any]
+    digests: NDArray[np.uint8]
+
+
+def lay_out(
+    store: Path, partial: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, size: int
+) -> None:
+    """Write tokens.bin, documents.bin and segments.bin and allocate the other arrays, unless done already.
+
+    Args:
+        store: directory of the arrays.
+        partial: directory of the markers.
+        segments: what each segment holds; not touched if it is laid out already.
+        vocab_size: size of the vocabulary.
+        size: tokens of all segments, about.
 
     Raises:
         BuildError: not enough disk space.
@@ -44,9 +65,24 @@ def lay_out(shards: TokenShards, store: Path, partial: Path, segment_tokens: int
             marker.unlink()
         remove(store)
         store.mkdir()
-        return _write_layout(shards, store, segment_tokens)
+        _require_space(store, size * (token_dtype(vocab_size).itemsize + 4 + 1))
+        return _write_layout(segments, store, vocab_size)
 
     once(partial / LAYOUT, write, still=lambda sizes: _has_sizes(store, sizes))
+
+
+def _require_space(store: Path, needed: int) -> None:
+    """Refuse to start what the disk has no space for.
+
+    Raises:
+        BuildError: not enough disk space.
+    """
+    free = shutil.disk_usage(store).free
+    if free < needed:
+        raise BuildError(
+            f"{store} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room and run the "
+            "command again, finished steps are kept"
+        )
 
 
 def _has_sizes(store: Path, sizes: dict[str, int]) -> bool:
@@ -54,22 +90,14 @@ def _has_sizes(store: Path, sizes: dict[str, int]) -> bool:
     return all((store / name).is_file() and (store / name).stat().st_size == sizes[name] for name in sizes)
 
 
-def _write_layout(shards: TokenShards, store: Path, segment_tokens: int) -> dict[str, int]:
-    """Write tokens.bin and segments.bin into an empty directory, allocate the others; return all sizes."""
-    width = shards.dtype.itemsize
-    needed = (shards.token_count + shards.document_count) * (width + 4 + 1)
-    free = shutil.disk_usage(store).free
-    if free < needed:
-        raise BuildError(
-            f"{store} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room and run the "
-            "command again, finished steps are kept"
-        )
-    segments = _write_tokens(shards, store, segment_tokens)
-    total, _, keys = segments[-1].tolist()
+def _write_layout(segments: Iterable[Iterable[Piece]], store: Path, vocab_size: int) -> dict[str, int]:
+    """Write tokens, documents and segments into an empty directory, allocate the others; return all sizes."""
+    table = _write_tokens(segments, store)
+    total, _, keys = table[-1].tolist()
     sizes = {
         "suffixes.bin": 4 * total,
         "keys.bin": 8 * keys,
-        "first_rows.bin": 4 * (len(segments) - 1) * (shards.vocab_size + 1),
+        "first_rows.bin": 4 * (len(table) - 1) * (vocab_size + 1),
     }
     for name, size in sizes.items():
         with (store / name).open("wb") as file:
@@ -80,41 +108,50 @@ def _write_layout(shards: TokenShards, store: Path, segment_tokens: int) -> dict
     return {path.name: path.stat().st_size for path in paths}
 
 
-def _write_tokens(shards: TokenShards, store: Path, segment_tokens: int) -> NDArray[np.int64]:
-    """Write tokens.bin and segments.bin; return their `segment_table`."""
+def _write_tokens(segments: Iterable[Iterable[Piece]], store: Path) -> NDArray[np.int64]:
+    """Write tokens.bin, documents.bin and segments.bin; return the `segment_table`."""
     lengths = []
-    with (store / "tokens.bin").open("wb") as file:
-        for segment in _segments(shards, segment_tokens):
+    with (store / "tokens.bin").open("wb") as file, (store / "documents.bin").open("wb") as documents:
+        for segment in segments:
             length = 0
-            for piece in segment:
-                file.write(piece.tobytes())
-                length += len(piece)
+            for tokens, digests in segment:
+                file.write(tokens.data)
+                documents.write(digests.data)
+                length += len(tokens)
             lengths.append(length)
-    segments = segment_table(np.array(lengths, np.int64))
-    (store / "segments.bin").write_bytes(segments[:-1].astype("<i8").tobytes())
-    return segments
+    table = segment_table(np.array(lengths, np.int64))
+    (store / "segments.bin").write_bytes(table[:-1].astype("<i8").tobytes())
+    return table
 
 
-def _segments(shards: TokenShards, segment_tokens: int) -> Iterator[Iterator[NDArray[Any]]]:
-    """Yield the segments, each as pieces of closed documents; documents longer than a segment are split.
+def cut_segments(
+    shards: TokenShards, segment_tokens: int, room: int | None = None
+) -> Iterator[Iterator[Piece]]:
+    """Yield segments of closed documents; longer documents are split.
+
+    Args:
+        shards: the documents.
+        segment_tokens: maximum tokens of a segment.
+        room: maximum tokens of the first one, which may be empty; None: the same.
 
     A new segment starts where the next document does not fit, so the cuts depend on the documents alone.
     """
     pieces = _closed_documents(shards, segment_tokens)
     piece = next(pieces, None)
 
-    def fill() -> Iterator[NDArray[Any]]:
-        nonlocal piece
-        room = segment_tokens
+    def fill() -> Iterator[Piece]:
+        nonlocal piece, room
+        left, room = segment_tokens if room is None else room, None
         while piece is not None:
-            array, ends = piece
-            whole = int(np.searchsorted(ends, room, side="right"))
+            array, ends, digests = piece
+            whole = int(np.searchsorted(ends, left, side="right"))
             if whole == 0:
                 return
             size = int(ends[whole - 1])
-            yield array[:size]
-            room -= size
-            piece = (array[size:], ends[whole:] - size) if whole < len(ends) else next(pieces, None)
+            yield Piece(array[:size], digests[:whole])
+            left -= size
+            rest = array[size:], ends[whole:] - size, digests[whole:]
+            piece = rest if whole < len(ends) else next(pieces, None)
 
     while piece is not None:
         yield fill()
@@ -122,12 +159,12 @@ def _segments(shards: TokenShards, segment_tokens: int) -> Iterator[Iterator[NDA
 
 def _closed_documents(
     shards: TokenShards, segment_tokens: int
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yield each shard's tokens with a sentinel after every document, and the ends of the documents in them.
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]]:
+    """Yield each shard's tokens with a sentinel after every document, the ends of the documents, and their digests.
 
-    Documents longer than a segment also get sentinels where they are split.
+    Documents longer than a segment also get sentinels where they are split. Those without tokens are left out.
     """
-    for tokens, offsets in shards.arrays():
+    for (tokens, offsets), digests in zip(shards.arrays(), shards.digests(), strict=True):
         if len(tokens) == 0:
             continue
         cuts = [
@@ -137,12 +174,18 @@ def _closed_documents(
         ]
         ends = np.unique(np.concatenate([offsets[1:], *cuts]))
         ends = ends[ends > 0]
-        yield np.insert(tokens, ends, sentinel(tokens.dtype)), ends + np.arange(1, len(ends) + 1)
+        closed = np.insert(tokens, ends, sentinel(tokens.dtype))
+        yield closed, ends + np.arange(1, len(ends) + 1), digests[np.searchsorted(offsets[1:], ends)]
 
 
 def read_segments(store: Path) -> NDArray[np.int64]:
     """Return segments.bin, int64 [segments, 3]: first token, tokens, first key."""
     return np.fromfile(store / "segments.bin", "<i8").reshape(-1, 3)
+
+
+def sorted_marker(partial: Path, segment: int) -> Path:
+    """Return the path of a segment's marker: its other arrays are in place."""
+    return partial / f"sorted-{segment:05d}"
 
 
 def sort_segments(
@@ -167,7 +210,7 @@ def sort_segments(
         BuildError: a process died, memory ran out, or the cluster went away.
     """
     lengths = read_segments(store)[:, 1]
-    markers = [partial / f"sorted-{i:05d}" for i in range(len(lengths))]
+    markers = [sorted_marker(partial, i) for i in range(len(lengths))]
     waiting = [i for i, marker in enumerate(markers) if not marker.exists()]
     total = int(lengths.sum())
     done = total - int(lengths[waiting].sum())

@@ -6,6 +6,7 @@
     keys.bin           i64, packed leading tokens of every 16th suffix
     first_rows.bin     i32 [segments, vocab_size + 1], rows of every first token
     segments.bin       i64 [segments, 3]: first token, tokens, first key
+    documents.bin      u8 [documents, 16], their digests, in the order of tokens.bin; read by updates alone
     tokenizer/         the tokenizer, for text queries and readable drafts
 
 All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids), plus 4 bytes per segment and id.

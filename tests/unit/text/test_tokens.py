@@ -1,5 +1,6 @@
 import dataclasses
 import errno
+import hashlib
 import json
 import signal
 import subprocess
@@ -204,9 +205,21 @@ def test_an_exception_leaves_only_complete_shards(tmp_path: Path) -> None:
     names = sorted(contents(tmp_path))
     markers = [name for name in names if name.endswith(".json") and name != "tokens.json"]
     assert len(markers) > 3
-    assert len(names) == 3 * len(markers) + 1
+    assert len(names) == 4 * len(markers) + 1
     with pytest.raises(StoreError, match="is unfinished: run the build again"):
         open_shards(tmp_path)
+
+
+def test_documents_are_known_by_digests_of_their_whole_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 10)
+    shards = tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100)
+    expected = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in TEXTS]
+    assert [digest.tobytes() for part in shards.digests() for digest in part] == expected
+    (tmp_path / "shard-00000.digests").write_bytes(b"cut")
+    with pytest.raises(StoreError, match=r"shard-00000.digests has 3 bytes"):
+        list(shards.digests())
 
 
 @pytest.mark.parametrize("after", [0, 1, 25, 40])
@@ -282,6 +295,7 @@ def test_a_full_disk_leaves_no_half_shard(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space left"):
         tokenize(corpus_of(TEXTS), tmp_path, shard_tokens=100)
     assert sorted(contents(tmp_path)) == [
+        "shard-00000.digests",
         "shard-00000.json",
         "shard-00000.offsets",
         "shard-00000.tokens",
@@ -302,7 +316,7 @@ def damage_file(directory: Path, name: str, content: bytes | None) -> None:
         ("tokens.json", None, "holds no token shards: it has no tokens.json"),
         ("tokens.json", b"{", "tokens.json cannot be read"),
         ("tokens.json", b"[]", "tokens.json cannot be read"),
-        ("tokens.json", b'{"format_version": 9}', "has format version 9, expected 1"),
+        ("tokens.json", b'{"format_version": 9}', "has format version 9, expected 2"),
         ("shard-00001.json", None, "shard-00001.json is missing"),
         ("shard-00001.json", b"{}", "shard-00001.json cannot be read"),
         ("shard-00001.tokens", b"cut", "shard-00001.tokens has 3 bytes, expected "),

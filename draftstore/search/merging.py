@@ -1,0 +1,223 @@
+"""Merging sorted suffixes: what is new goes into a suffix array without sorting the rest again.
+
+    old rows    5 7.., 5 9.., 7 #, 9 #        some of removed documents, which are left out
+    new rows    5 8.., 9 2..                  sorted by themselves
+    merged      5 7.., 5 8.., 5 9.., 7 #, 9 #, 9 2..
+
+Each new suffix is looked up among the old ones by galloping on from the one before; what lies between two is copied. So
+the work is a copy of the old rows and some twenty comparisons for each new one.
+
+Suffixes are compared up to the end of their documents, and at most `DEEPEST` tokens: drafts never look further. What is
+equal so far keeps its order, old before new.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import StoreError
+from draftstore.jit import as_input, kernel, leaf_kernel, read_only
+from draftstore.search.expand import MAX_MATCH
+from draftstore.search.suffix import first_row_table, index_segment, key_layout, key_table, token_at
+from draftstore.trees.frontier import MAX_DEPTH
+
+DEEPEST = MAX_MATCH + MAX_DEPTH
+"""Tokens by which suffixes are ordered: as many as a context and a path may have together."""
+
+BLOCK_BITS = 12
+
+
+class Rows(NamedTuple):
+    """Sorted suffixes of a text.
+
+    Attributes:
+        tokens: uint16 or uint32 [n], documents ended by the sentinel.
+        suffixes: int32 [n], their suffixes in ascending order.
+        first_rows: int32 [vocab_size + 1], the first row of every first token; last, of the sentinels.
+    """
+
+    tokens: NDArray[Any]
+    suffixes: NDArray[np.int32]
+    first_rows: NDArray[np.int32]
+
+
+class Gaps(NamedTuple):
+    """What is removed of a text.
+
+    Attributes:
+        starts: int64 [k], first token of each gap, ascending.
+        ends: int64 [k], the token after each.
+        lost: int64 [k + 1], tokens removed before each gap; last, all of them.
+        blocks: int64 [ceil(n / 4,096)], the number of gaps that start before each block of tokens: where a search for
+            those before a position starts, and mostly ends.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    lost: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+
+
+def merge_segment(
+    old: Rows, gaps: NDArray[np.int64], tokens: NDArray[Any], suffixes: NDArray[np.int32], threads: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Fill the suffix array of a segment that holds kept documents of an old one, followed by new documents.
+
+    Args:
+        old: the segment before.
+        gaps: int64 [k, 2], start and end of what is removed of its tokens, ascending and apart.
+        tokens: uint16 or uint32 [n], the segment.
+        suffixes: int32 [n], the array to fill.
+        threads: maximum number of threads.
+
+    Returns:
+        The keys and the first rows of the segment, as in `SuffixIndex`.
+
+    Raises:
+        StoreError: the old segment is damaged.
+        TokenRangeError: the new documents have ids outside the vocabulary.
+    """
+    vocab_size, table = len(old.first_rows) - 1, _gap_table(gaps, len(old.tokens))
+    kept = len(old.tokens) - int(table.lost[-1])
+    new = _sort_rows(tokens[kept:], vocab_size)
+    merged = Rows(tokens, suffixes, first_row_table(read_only(tokens), vocab_size))
+    cuts = _even_cuts(merged, threads)
+
+    def merge(first: int, stop: int) -> None:
+        """Merge the suffixes that start with a token of [first, stop)."""
+        begin, end = _rows_of(merged, first, stop)
+        size = merge_rows(
+            read_only(old.tokens),
+            read_only(old.suffixes[slice(*_rows_of(old, first, stop))]),
+            table,
+            read_only(new.tokens),
+            read_only(new.suffixes[slice(*_rows_of(new, first, stop))]),
+            kept,
+            vocab_size,
+            suffixes[begin:end],
+        )
+        if size != end - begin:
+            raise StoreError("the suffixes of a segment are not those of its tokens: build the store again")
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(merge, cuts[:-1], cuts[1:]))
+    keys = key_table(read_only(tokens), read_only(suffixes), vocab_size, *key_layout(vocab_size))
+    return keys, merged.first_rows
+
+
+def _sort_rows(tokens: NDArray[Any], vocab_size: int) -> Rows:
+    """Sort the suffixes of a text, which may be empty."""
+    if len(tokens) == 0:
+        return Rows(tokens, np.zeros(0, np.int32), np.zeros(vocab_size + 1, np.int32))
+    suffixes, _, first_rows = index_segment(tokens, vocab_size)
+    return Rows(tokens, suffixes, first_rows)
+
+
+def _gap_table(gaps: NDArray[np.int64], size: int) -> Gaps:
+    """Return the table of what is removed, int64 [k, 2], of a text of `size` tokens."""
+    starts, ends = gaps.T
+    blocks = np.searchsorted(starts, np.arange(0, size, 1 << BLOCK_BITS))
+    lost = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - starts)])
+    return Gaps(*(as_input(array, np.int64) for array in (starts, ends, lost, blocks)))
+
+
+def _even_cuts(rows: Rows, parts: int) -> list[int]:
+    """Return first tokens that cut the rows in about equal parts, from 0 to the one after the sentinel."""
+    aims = len(rows.suffixes) * np.arange(1, parts) // parts
+    cuts = np.searchsorted(rows.first_rows, aims).tolist()
+    return [0, *cuts, len(rows.first_rows)]
+
+
+def _rows_of(rows: Rows, first: int, stop: int) -> tuple[int, int]:
+    """Return the rows whose first token is in [first, stop), where the sentinel counts as the vocabulary's size."""
+    bounds = [
+        int(rows.first_rows[token]) if token < len(rows.first_rows) else len(rows.suffixes)
+        for token in (first, stop)
+    ]
+    return bounds[0], bounds[1]
+
+
+@kernel
+def merge_rows(
+    tokens: Any, suffixes: Any, gaps: Any, new_tokens: Any, new_suffixes: Any, shift: Any, vocab_size: Any,
+    merged: Any,
+) -> Any:  # fmt: skip
+    """Merge rows of an old and a new text that start with the same tokens.
+
+    Args:
+        tokens: the old text.
+        suffixes: int32 [n], some of its suffixes, ascending.
+        gaps: what is removed of it.
+        new_tokens: the new text.
+        new_suffixes: int32 [m], some of its suffixes, ascending.
+        shift: where the new text starts in the merged one.
+        vocab_size: token ids lie below; the sentinel does not.
+        merged: int32, filled with the rows.
+
+    Returns:
+        The number of merged rows; no more are written than there is room for.
+    """
+    row, size = np.int64(0), np.int64(0)
+    for i in range(len(new_suffixes)):
+        position = np.int64(new_suffixes[i])
+        after = _rows_before(tokens, suffixes, row, new_tokens, position, vocab_size)
+        size = _copy_rows(suffixes, row, after, gaps, merged, size)
+        if size < len(merged):
+            merged[size] = position + shift
+        size += 1
+        row = after
+    return _copy_rows(suffixes, row, np.int64(len(suffixes)), gaps, merged, size)
+
+
+@leaf_kernel
+def _rows_before(
+    tokens: Any, suffixes: Any, row: Any, new_tokens: Any, position: Any, vocab_size: Any
+) -> Any:
+    """Return the first row from `row` on whose suffix is above a new one."""
+    step, low, high = np.int64(1), row, np.int64(len(suffixes))
+    while low < high:  # gallop: most new suffixes lie close to the one before
+        probe = min(low + step, high) - 1
+        if _is_above(tokens, np.int64(suffixes[probe]), new_tokens, position, vocab_size):
+            high = probe
+            break
+        low, step = probe + 1, step * 2
+    while low < high:
+        middle = (low + high) // 2
+        if _is_above(tokens, np.int64(suffixes[middle]), new_tokens, position, vocab_size):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@leaf_kernel
+def _is_above(tokens: Any, position: Any, new_tokens: Any, new_position: Any, vocab_size: Any) -> Any:
+    """Tell whether an old suffix is above a new one."""
+    above = False
+    for i in range(DEEPEST):
+        old = token_at(tokens, 0, len(tokens), position + i)
+        new = token_at(new_tokens, 0, len(new_tokens), new_position + i)
+        if old != new or old < 0 or old >= vocab_size:
+            above = old > new
+            break
+    return above
+
+
+@leaf_kernel
+def _copy_rows(suffixes: Any, row: Any, stop: Any, gaps: Any, merged: Any, size: Any) -> Any:
+    """Append the rows [row, stop) of kept documents at their new positions; return the new size."""
+    for i in range(row, stop):
+        position = np.int64(suffixes[i])
+        if position < 0 or position >> BLOCK_BITS >= len(gaps.blocks):
+            continue  # a damaged store must not crash the process
+        gap = gaps.blocks[position >> BLOCK_BITS]
+        while gap < len(gaps.starts) and gaps.starts[gap] <= position:
+            gap += 1
+        if gap > 0 and position < gaps.ends[gap - 1]:
+            continue
+        if size < len(merged):
+            merged[size] = position - gaps.lost[gap]
+        size += 1
+    return size

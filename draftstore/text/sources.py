@@ -1,0 +1,88 @@
+"""The sources of a collection, and the files that each stands for at the moment."""
+
+import dataclasses
+import glob as globbing
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftstore.errors import CorpusError, TokenizerError
+from draftstore.storage.streams import COMPRESSION_SUFFIXES
+from draftstore.text.chat import Message
+from draftstore.text.corpus import SOURCE_PATTERNS, list_files
+from draftstore.text.fragments import Fragment
+from draftstore.text.records import CorpusFile, Render, kind_of_file
+
+GLOB_SIGNS = re.compile(r"[*?\[]")
+
+
+def no_template(_messages: Sequence[Message]) -> str:
+    """Refuse a conversation: its text depends on a chat template.
+
+    Raises:
+        TokenizerError: always.
+    """
+    raise TokenizerError("a conversation needs the model's chat template: name the collection's tokenizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One source of a collection, on this machine.
+
+    Attributes:
+        number: known by it in scans, whatever sources come and go.
+        place: a file, a folder, or a pattern of paths such as `/data/*.jsonl`.
+        log: whether it is the response log of a worker: it may not exist yet, is rotated, and grows during reading.
+        column: key or column of the text in records.
+        glob: which files of a folder are read.
+        strict: whether to stop at the first bad record.
+        allow_truncated: whether to go on after a file that cannot be read to its end.
+        render: turns a conversation into text.
+        template: identity of `render`.
+        refused: documents with one of these texts are never wanted.
+    """
+
+    number: int
+    place: str
+    log: bool = False
+    column: str = "text"
+    glob: tuple[str, ...] = SOURCE_PATTERNS
+    strict: bool = False
+    allow_truncated: bool = False
+    render: Render = dataclasses.field(default=no_template, compare=False)
+    template: str = ""
+    refused: tuple[Fragment, ...] = ()
+
+    @property
+    def reading(self) -> str:
+        """Identity of everything besides the file that decides which documents it gives."""
+        keys = sorted(fragment.key for fragment in self.refused)
+        deciding = [self.column, self.strict, self.allow_truncated, self.template, keys]
+        return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
+
+    def files(self) -> list[CorpusFile]:
+        """Return its files, always in the same order; those of a log from the oldest on.
+
+        Raises:
+            CorpusError: there are none, unless it is a log; or one is of an unknown kind.
+        """
+        if self.log:
+            return [CorpusFile(path, path.name, kind_of_file(path)) for path in log_files(Path(self.place))]
+        paths = [Path(self.place)]
+        if not paths[0].exists() and GLOB_SIGNS.search(self.place):
+            paths = [Path(found) for found in sorted(globbing.glob(self.place, recursive=True))]  # noqa: PTH207
+            if not paths:
+                raise CorpusError(f"no file matches {self.place}: the disk may not be mounted")
+        return list_files(paths, self.glob)
+
+
+def log_files(path: Path) -> list[Path]:
+    """Return the files of a response log: `answers.2.jsonl`, `answers.1.jsonl`, `answers.jsonl`, those that exist."""
+    packed = "|".join(map(re.escape, COMPRESSION_SUFFIXES))
+    name = re.compile(rf"{re.escape(path.stem)}\.(\d+){re.escape(path.suffix)}(?:{packed})?")
+    beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
+    rotated = [(int(found[1]), other) for other in beside if (found := name.fullmatch(other.name))]
+    older = [other for _, other in sorted(rotated, key=lambda item: (-item[0], item[1].name))]
+    return [*older, *([path] if path.exists() else [])]

@@ -1,0 +1,223 @@
+"""The steps of `rebuild`: what a collection's sources say today, and a REST store of it made from the one before."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftstore.errors import CorpusError, DraftstoreError
+from draftstore.storage.files import locked_directory, remove
+from draftstore.storage.manifest import load_manifest
+from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.crest.store import KIND as CREST
+from draftstore.stores.rest.store import KIND as REST
+from draftstore.stores.rest.store import RestStore
+from draftstore.stores.rest.updating import Contents, read_documents, update_rest
+from draftstore.text.digests import digest_keys
+from draftstore.text.encoding import tokenize_corpus
+from draftstore.text.scanning import documents_of
+from draftstore.text.scans import Scan
+from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokens import TokenShards
+from pipelines.corpora import resolve_tokenizer
+from pipelines.ledger import Ledger, Request
+from pipelines.places import store_path
+from pipelines.progress import StepLogs
+from pipelines.reports import Built
+from pipelines.steps import crest_parameters
+from schema.builds import list_builds
+from schema.collecting import collection_folder, get_collection, open_tokenizer, scan_collection, wanted_of
+from schema.home import data_home
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a collection holds today.
+
+    Attributes:
+        name: name of the collection.
+        scan: its documents.
+        contents: those that its store shall hold.
+        tokenizer: its tokenizer.
+    """
+
+    name: str
+    scan: Scan
+    contents: Contents
+    tokenizer: TextTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A store against the one before.
+
+    Attributes:
+        base: directory of the store before; None: there is none to start from.
+        added: uint8 [n, 16], digests of the documents that it lacks.
+        kept: number of its documents that stay.
+        removed: number of those that go.
+    """
+
+    base: Path | None
+    added: NDArray[np.uint8]
+    kept: int
+    removed: int
+
+    def counts(self) -> dict[str, Any]:
+        """Return the numbers as JSON values."""
+        base = None if self.base is None else str(self.base)
+        return {"base": base, "added": len(self.added), "kept": self.kept, "removed": self.removed}
+
+
+def survey(ledger: Ledger, name: str, segment_tokens: int) -> Survey:
+    """Scan a collection's sources.
+
+    Raises:
+        CatalogueError: there is no such collection.
+        CorpusError: it has no sources or no documents, or one cannot be read.
+        TokenizerError: its tokenizer cannot be loaded.
+    """
+    with ledger.session() as session:
+        collection = get_collection(session, name)
+        session.expunge_all()
+    tokenizer = open_tokenizer(collection) or resolve_tokenizer(None, data_home())
+    scan = scan_collection(collection, tokenizer)
+    digests = wanted_of(collection, scan)
+    ledger.logger.info(
+        "collection %s: %s files, %s of them read, %s documents wanted",
+        name, f"{len(scan.files):,}", f"{scan.read:,}", f"{len(digests):,}",
+    )  # fmt: skip
+    if not len(digests):
+        raise CorpusError(f"the collection {name} has no documents: `draftstore corpus show {name}`")
+    report = scan.report
+    facts = {
+        "sources": [source.place for source in collection.sources],
+        "characters": _characters(scan, digests),
+        "bad_records": report.bad_records,
+        "empty_documents": report.empty_documents,
+        "truncated": report.truncated,
+        "unread": report.unread,
+        "passed_over": report.passed_over,
+    }
+    files = tuple(Path(file.path) for file in scan.files)
+    return Survey(name, scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
+
+
+def _characters(scan: Scan, digests: NDArray[np.uint8]) -> int:
+    """Return the characters of some documents, each counted once."""
+    keys, first = np.unique(scan.keys, return_index=True)
+    return int(scan.column("characters")[first[np.isin(keys, digest_keys(digests))]].sum())
+
+
+def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[Built, Change]:
+    """Find or make the REST store of what a collection holds today, from the newest one before.
+
+    Args:
+        ledger: ledger of this run.
+        surveyed: what it holds.
+        workers: threads and processes; None: all cores.
+
+    Raises:
+        BuildError: disk space or memory is too small.
+        CorpusError: a file changed since the scan.
+    """
+    contents, tokenizer = surveyed.contents, surveyed.tokenizer
+    path = store_path(data_home(), REST, surveyed.name, plan=contents.plan(tokenizer))
+    change = _change(ledger, surveyed, path)
+
+    def make(_build_id: int, logs: StepLogs) -> None:
+        progress = logs.rest()
+        folder = collection_folder(surveyed.name) / "tokens" / path.name
+        with locked_directory(folder):
+            added = _tokenize(surveyed, change.added, folder / "shards", progress.tokenized)
+            update_rest(
+                contents, tokenizer, path,
+                base=change.base, added=added, workers=workers, progress=progress,
+            )  # fmt: skip
+            remove(folder / "shards")
+
+    parameters = {
+        "collection": surveyed.name,
+        "segment_tokens": contents.segment_tokens,
+        **change.counts(),
+    }
+    return ledger.build(Request(REST, surveyed.name, path, parameters), make), change
+
+
+def _change(ledger: Ledger, surveyed: Survey, path: Path) -> Change:
+    """Compare a collection with its newest store that can be updated."""
+    digests = surveyed.contents.digests
+    wanted = digest_keys(digests)
+    base = _newest(ledger, surveyed, path)
+    if base is None:
+        return Change(None, digests, 0, 0)
+    held = np.unique(digest_keys(read_documents(base)))
+    kept = int(np.isin(held, wanted).sum())
+    return Change(base.path, digests[~np.isin(wanted, held)], kept, len(held) - kept)
+
+
+def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
+    """Return the newest store of a collection with its tokenizer and template: the one at `path`, if it is there."""
+    plan = surveyed.contents.plan(surveyed.tokenizer)
+    with ledger.session() as session:
+        builds = list_builds(session, kind=REST, name=surveyed.name, state="finished")
+        places = [path, *(Path(build.path) for build in builds)]
+    for place in places:
+        try:
+            manifest = load_manifest(place, REST)
+            made = manifest.parameters["plan"]
+            if all(made.get(key) == plan[key] for key in ("tokenizer", "template")):
+                store = RestStore.open(place)
+                read_documents(store)
+                return store
+        except (DraftstoreError, KeyError):
+            continue
+    return None
+
+
+def crest_is_due(ledger: Ledger, surveyed: Survey, options: CrestOptions, after: float) -> bool:
+    """Tell whether trees must be cut again: documents went, or enough came, since they were cut.
+
+    Trees of before are good for what comes: the REST store of the same collection knows it already. What went must go
+    from the trees as well.
+
+    Args:
+        ledger: ledger of this run.
+        surveyed: what the collection holds.
+        options: options of the trees; others are due at once.
+        after: share of new documents from which on they are cut again.
+    """
+    asked = crest_parameters(options)
+    with ledger.session() as session:
+        builds = list_builds(session, kind=CREST, name=options.name, state="finished", limit=1)
+        last = builds[0] if builds else None
+        if last is None or last.source is None or not Path(last.path).exists():
+            return True
+        if any(last.parameters.get(key) != value for key, value in asked.items()):
+            return True
+        source = Path(last.source.path)
+    try:
+        held = np.unique(digest_keys(read_documents(RestStore.open(source))))
+    except DraftstoreError:
+        return True
+    wanted = digest_keys(surveyed.contents.digests)
+    kept = int(np.isin(held, wanted).sum())
+    return kept < len(held) or len(wanted) - kept >= max(after * len(held), 1)
+
+
+def _tokenize(
+    surveyed: Survey, digests: NDArray[np.uint8], folder: Path, on_progress: Any
+) -> TokenShards | None:
+    """Write some documents of a collection as token shards."""
+    if not len(digests):
+        return None
+    return tokenize_corpus(
+        documents_of(surveyed.scan, digests),
+        surveyed.tokenizer,
+        folder,
+        corpus_fingerprint=Contents(surveyed.name, digests, {}).fingerprint,
+        source=f"the collection {surveyed.name}",
+        on_progress=on_progress,
+    )

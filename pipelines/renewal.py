@@ -1,0 +1,119 @@
+"""The flow `rebuild`: stores of collections that keep up with their sources.
+
+    collection -> scan -> what is new -> token ids -> REST store, from the one before -> checks -> release NAME
+                                                   -> n-gram counts, CREST store      -> checks -> release NAME-crest
+
+It costs what changed, and does nothing where nothing did. It may be killed at any moment and run again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from prefect import flow, get_run_logger
+
+from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.rest.build import SEGMENT_TOKENS
+from pipelines import tasks
+from pipelines.ledger import Ledger
+from pipelines.parameters import DEFAULT_DISTILLING, Distilling, Force, Keep, Name, SegmentTokens, Workers
+from pipelines.rebuilding import Change, Survey, crest_is_due
+from pipelines.reports import Built
+from schema.collecting import list_collections
+
+
+@flow(name="rebuild")
+def rebuild(
+    collections: list[Name] = [],  # noqa: B006 - never changed; the page shows it
+    distilling: Distilling | None = DEFAULT_DISTILLING,
+    segment_tokens: SegmentTokens = SEGMENT_TOKENS,
+    workers: Workers | None = None,
+    force: Force = [],  # noqa: B006 - never changed; the page shows it
+    keep: Keep | None = None,
+) -> list[dict[str, Any]]:
+    """Bring the stores of collections up to date with their sources, and publish what passes the checks.
+
+    Args:
+        collections: Names of collections (`draftstore corpus list`). None: all.
+        distilling: The CREST store that is cut from each REST store, published as NAME-crest. None: no such store.
+        segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
+        workers: Most processes and threads. None: one for each core.
+        force: Checks to override where a store is too different from the live one.
+        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
+            step removes older ones. None: all.
+    """
+    with Ledger(get_run_logger()) as ledger:
+        results = [
+            _rebuild(ledger, name, distilling, segment_tokens, workers, force)
+            for name in collections or _all_names(ledger)
+        ]
+        if keep is not None:
+            tasks.prune(ledger, keep)
+    if not results:
+        get_run_logger().warning("there are no collections: make one by `draftstore corpus add NAME PATH`")
+    return results
+
+
+def _all_names(ledger: Ledger) -> list[str]:
+    """Return the names of all collections."""
+    with ledger.session() as session:
+        return [collection.name for collection in list_collections(session)]
+
+
+def _rebuild(
+    ledger: Ledger,
+    name: str,
+    distilling: Distilling | None,
+    segment_tokens: int,
+    workers: int | None,
+    force: Sequence[str],
+) -> dict[str, Any]:
+    """Bring the stores of one collection up to date; return what was done."""
+    surveyed = tasks.survey(ledger, name, segment_tokens)
+    rest, change = tasks.renew_rest(ledger, surveyed, workers)
+    said = _summary(ledger, name, rest, change)
+    notes = tasks.publish(ledger, name, rest, force)
+    tasks.report(name, [rest], name, [said, *notes])
+    result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
+    if distilling is None:
+        return result
+    return result | {"crest": _distil(ledger, surveyed, rest, distilling, workers, force)}
+
+
+def _summary(ledger: Ledger, name: str, rest: Built, change: Change) -> str:
+    """Say what has changed."""
+    said = (
+        f"nothing new in {name}: build {rest.build_id} stays"
+        if rest.reused
+        else f"{len(change.added):,} documents added, {change.removed:,} removed, {change.kept:,} kept"
+    )
+    ledger.logger.info("collection %s: %s", name, said)
+    return said
+
+
+def _distil(
+    ledger: Ledger,
+    surveyed: Survey,
+    rest: Built,
+    distilling: Distilling,
+    workers: int | None,
+    force: Sequence[str],
+) -> dict[str, Any] | None:
+    """Cut the trees again, if enough has changed; return the summary of the store, None if it stays."""
+    name = f"{surveyed.name}-crest"
+    options = CrestOptions(
+        name=name,
+        max_n=distilling.max_n,
+        ngrams=distilling.ngrams,
+        max_bytes=distilling.max_bytes,
+        backends=tuple(sorted(set(distilling.backends))),
+    )
+    if not crest_is_due(ledger, surveyed, options, distilling.after):
+        ledger.logger.info(
+            "%s: less than %.0f %% is new since its trees were cut", name, 100 * distilling.after
+        )
+        return None
+    counts = tasks.make_counts(ledger, surveyed.name, rest, distilling.max_n, distilling.head)
+    crest = tasks.make_crest(ledger, options, rest, workers)
+    notes = tasks.publish(ledger, name, crest, force)
+    tasks.report(name, [rest, counts, crest], name, notes)
+    return crest.summary()

@@ -1,0 +1,91 @@
+"""Collections for people and programs: their definition, and the figures of the last scan."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from draftstore.cli.common import printable
+from draftstore.errors import CorpusError
+from draftstore.text.digests import digest_keys
+from draftstore.text.scans import Scan, open_scan
+from draftstore.text.wanted import removed_rows
+from schema import collecting
+from schema.collection_models import Collection, CollectionSource
+
+
+def fields(collection: Collection) -> dict[str, Any]:
+    """Return a collection as JSON values, with the figures of its last scan."""
+    found = figures(collection)
+    by_source = found.pop("sources", {})
+    return {
+        "name": collection.name,
+        "tokenizer": collection.tokenizer,
+        "sources": [_source_fields(row) | by_source.get(row.id, {}) for row in collection.sources],
+        "removals": [
+            {
+                "id": removal.id,
+                "rule": {key: value for key, value in removal.rule.items() if key != "containing"},
+                "containing": "containing" in removal.rule,
+                "documents": removal.documents,
+                "reason": removal.reason,
+                "created_at": removal.created_at.isoformat(),
+            }
+            for removal in collection.removals
+        ],
+        **found,
+    }
+
+
+def _source_fields(row: CollectionSource) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "kind": row.kind,
+        "place": row.place,
+        "column": row.column_name,
+        "glob": row.globs,
+        "licence": row.licence,
+        "retention_seconds": row.retention.total_seconds() if row.retention else None,
+        "max_bytes": row.max_bytes,
+        "first_out": row.first_out,
+    }
+
+
+def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]:
+    """Return documents, wanted ones, bytes of their text and removed ones of the last scan, in all and by source.
+
+    Documents are distinct texts; one that several sources hold counts for the first.
+    """
+    path = collecting.scan_path(collecting.collection_folder(collection.name))
+    try:
+        scanned = found or open_scan(path)
+    except CorpusError:  # `draftstore corpus scan` says what is wrong
+        scanned = None
+    if scanned is None:
+        return {}
+    keys, numbers, sizes = scanned.keys, scanned.column("source"), scanned.column("bytes")
+    first = np.zeros(len(keys), np.bool_)
+    first[np.unique(keys, return_index=True)[1]] = True
+    wanted = first & np.isin(keys, digest_keys(collecting.wanted_of(collection, scanned, now=time.time())))
+    removed = first & removed_rows(scanned, collecting.removals_of(collection))
+
+    def counts(rows: Any) -> dict[str, int]:
+        return {
+            "documents": int((first & rows).sum()),
+            "wanted": int((wanted & rows).sum()),
+            "removed": int((removed & rows).sum()),
+            "bytes": int(sizes[wanted & rows].sum()),
+        }
+
+    by_source = {row.id: counts(numbers == row.id) for row in collection.sources}
+    return {**counts(first), "sources": by_source}
+
+
+def rule_text(rule: dict[str, Any]) -> str:
+    """Return the rule of a take-down for people."""
+    if "containing" in rule:
+        return f"those that contain a text of {rule['containing']['length']} characters"
+    parts = [f"{key} {value}" for key, value in rule.items() if key != "before"]
+    if "before" in rule:
+        parts.append(f"first seen before {time.strftime('%Y-%m-%d', time.gmtime(rule['before']))}")
+    return ", ".join(map(printable, parts)) or "by digest"

@@ -1,0 +1,116 @@
+"""The tables of collections: named sets of sources that stores are made from, and what was taken down from them.
+
+Where `corpora` names the token ids that a store was built from, a collection names the texts that the next one will be
+built from. No text is in these tables.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import CheckConstraint, ForeignKey, Interval, UniqueConstraint, func
+from sqlalchemy import text as sql
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from schema.models import RELEASE_NAME, Base, Bigint, Id, one_of
+
+SOURCE_KINDS = ("files", "log", "url")
+FIRST_OUT = ("oldest", "largest")
+
+
+class Collection(Base):
+    """A named set of sources."""
+
+    __tablename__ = "collections"
+
+    id: Mapped[Id]
+    name: Mapped[str] = mapped_column(comment="what flows and commands ask for: chat")
+    tokenizer: Mapped[str | None] = mapped_column(
+        comment="folder, file or hub name of the tokenizer; NULL: the flow's default"
+    )
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    sources: Mapped[list["CollectionSource"]] = relationship(
+        order_by="CollectionSource.id",
+        cascade="all, delete-orphan",
+        passive_deletes=True,
+        back_populates="collection",
+    )
+    removals: Mapped[list["CollectionRemoval"]] = relationship(
+        order_by="CollectionRemoval.id", cascade="all, delete-orphan", passive_deletes=True
+    )
+
+    __table_args__ = (
+        UniqueConstraint("name"),
+        CheckConstraint(f"name ~ '{RELEASE_NAME}'", name="name"),
+        {"comment": "named sets of sources: what the next stores are built from"},
+    )
+
+
+class CollectionSource(Base):
+    """A source of a collection."""
+
+    __tablename__ = "collection_sources"
+
+    id: Mapped[Id]
+    collection_id: Mapped[int] = mapped_column(
+        ForeignKey("collections.id", ondelete="CASCADE"), comment="the collection that it belongs to"
+    )
+    kind: Mapped[str] = mapped_column(
+        comment="files: a path or pattern; log: the response log of a worker, with its rotated files; "
+        "url: objects, mirrored before they are read"
+    )
+    place: Mapped[str] = mapped_column(comment="absolute path, pattern of paths, or URL")
+    column_name: Mapped[str] = mapped_column(
+        server_default="text", comment="key or column of the text in records"
+    )
+    globs: Mapped[list[str]] = mapped_column(
+        server_default=sql("'{}'"), comment="which files of a folder are read; none: text and source files"
+    )
+    licence: Mapped[str | None] = mapped_column(comment="what its licence allows, for people")
+    retention: Mapped[timedelta | None] = mapped_column(
+        Interval, comment="documents first seen longer ago are no longer wanted; NULL: no limit"
+    )
+    max_bytes: Mapped[Bigint | None] = mapped_column(
+        comment="most bytes of text that are wanted; NULL: no limit"
+    )
+    first_out: Mapped[str] = mapped_column(
+        server_default="oldest", comment="which documents go first above max_bytes: oldest, largest"
+    )
+    added_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    collection: Mapped[Collection] = relationship(back_populates="sources")
+
+    __table_args__ = (
+        UniqueConstraint("collection_id", "place"),
+        one_of("kind", SOURCE_KINDS),
+        one_of("first_out", FIRST_OUT),
+        CheckConstraint("max_bytes > 0", name="max_bytes"),
+        CheckConstraint("retention > interval '0'", name="retention"),
+        {"comment": "the sources of collections: files, response logs, objects"},
+    )
+
+
+class CollectionRemoval(Base):
+    """A take-down of documents from a collection, for good."""
+
+    __tablename__ = "collection_removals"
+
+    id: Mapped[Id]
+    collection_id: Mapped[int] = mapped_column(
+        ForeignKey("collections.id", ondelete="CASCADE"), index=True, comment="the collection concerned"
+    )
+    rule: Mapped[dict[str, Any]] = mapped_column(
+        comment="what is out from now on besides the digests: document (an id), source and before (unix seconds), "
+        "or containing (length and hashes of a text, never the text)"
+    )
+    digests: Mapped[bytes] = mapped_column(
+        comment="16 bytes for each removed text, one after the other; see draftstore.text.digests"
+    )
+    documents: Mapped[Bigint] = mapped_column(comment="how many documents it removed when it was written")
+    reason: Mapped[str | None] = mapped_column(comment="why, for people")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    __table_args__ = (
+        CheckConstraint("octet_length(digests) % 16 = 0", name="digests"),
+        {"comment": "documents taken down from collections, and rules for those that come later"},
+    )

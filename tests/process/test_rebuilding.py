@@ -1,0 +1,166 @@
+"""Collections whose stores keep up with their sources: what is built, what is not, and what a kill leaves."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy.orm import sessionmaker
+
+from draftstore.errors import CorpusError
+from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.rest import updating
+from draftstore.stores.rest.store import RestStore
+from draftstore.stores.rest.updating import read_documents
+from draftstore.text.digests import digest_keys, stack_digests, text_digest
+from draftstore.text.records import Document
+from draftstore.text.scanning import documents_of
+from pipelines import rebuilding, steps
+from pipelines.ledger import Ledger
+from pipelines.rebuilding import Change, crest_is_due, renew_rest, survey
+from pipelines.reports import Built
+from schema.builds import list_builds
+from schema.collecting import NewSource, add_sources, collection_folder, get_collection
+from schema.database import make_engine
+from schema.home import HOME_VARIABLE
+from schema.publishing import Transaction
+from tests.conftest import small_tokenizer_folder
+
+WORDS = ["the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"]
+
+
+def text(number: int) -> str:
+    rng = np.random.default_rng(number)
+    return " ".join(rng.choice(WORDS, 30))
+
+
+class Site:
+    """A collection `small` of two files."""
+
+    def __init__(self, folder: Path, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.files = [folder / "a.jsonl", folder / "b.jsonl"]
+        self.write(0, range(40))
+        self.write(1, range(40, 50))
+        tokenizer = small_tokenizer_folder(folder / "tokenizer")
+        with self.transaction() as session:
+            sources = [NewSource(str(file)) for file in self.files]
+            add_sources(session, "small", sources, str(tokenizer))
+
+    def write(self, file: int, numbers: Any) -> None:
+        lines = [json.dumps({"id": f"d{number}", "text": text(number)}) for number in numbers]
+        self.files[file].write_text("\n".join(lines) + "\n")
+
+    def rebuild(self) -> tuple[Built, Change]:
+        with Ledger() as ledger:
+            surveyed = survey(ledger, "small", 1 << 20)
+            return renew_rest(ledger, surveyed, 1)
+
+    def due(self, options: CrestOptions, after: float) -> bool:
+        with Ledger() as ledger:
+            return crest_is_due(ledger, survey(ledger, "small", 1 << 20), options, after)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Iterator[Site]:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    engine = make_engine()
+    yield Site(tmp_path, sessionmaker(engine).begin)
+    engine.dispose()
+
+
+def held(built: Built) -> set[bytes]:
+    return set(digest_keys(read_documents(RestStore.open(built.path))).tolist())
+
+
+def expected(numbers: Any) -> set[bytes]:
+    return set(digest_keys(stack_digests(text_digest(text(number)) for number in numbers)).tolist())
+
+
+def test_only_what_changed_is_tokenized(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, change = site.rebuild()
+    assert (len(change.added), change.kept, change.removed, change.base) == (50, 0, 0, None)
+    assert held(first) == expected(range(50))
+    read: list[str] = []
+
+    def noted(*args: Any) -> Iterator[Document]:
+        for document in documents_of(*args):
+            read.append(document.id)
+            yield document
+
+    monkeypatch.setattr(rebuilding, "documents_of", noted)
+    site.write(1, range(43, 53))
+    second, change = site.rebuild()
+    assert sorted(read) == ["d50", "d51", "d52"]
+    assert (change.kept, change.removed, change.base) == (47, 3, first.path)
+    assert held(second) == expected([*range(40), *range(43, 53)])
+    assert second.manifest.corpus["characters"] == sum(len(text(n)) for n in [*range(40), *range(43, 53)])
+    assert not any((collection_folder("small") / "tokens").rglob("*.tokens"))
+
+
+def test_nothing_new_builds_nothing(site: Site) -> None:
+    first, _ = site.rebuild()
+    again, change = site.rebuild()
+    assert again.reused
+    assert again.build_id == first.build_id
+    assert (len(change.added), change.kept, change.removed) == (0, 50, 0)
+    site.write(0, reversed(range(40)))  # the same documents in another order
+    assert site.rebuild()[0].build_id == first.build_id
+
+
+def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = site.rebuild()
+    site.write(1, range(45, 60))
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    for module, name in ((updating, "merge_segment"), (updating, "seal_store"), (rebuilding, "remove")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, kill)
+            with pytest.raises(Killed):
+                site.rebuild()
+    made, _ = site.rebuild()
+    assert held(made) == expected([*range(40), *range(45, 60)])
+    assert made.build_id != first.build_id
+    with site.transaction() as session:
+        states = [build.state for build in list_builds(session, kind="rest")]
+    assert sorted(states) == ["failed", "failed", "failed", "finished", "finished"]
+
+
+def test_a_store_that_is_gone_is_made_from_the_texts(site: Site) -> None:
+    first, _ = site.rebuild()
+    (first.path / "documents.bin").unlink()
+    site.write(1, range(40, 52))
+    second, change = site.rebuild()
+    assert (len(change.added), change.base) == (52, None)
+    assert held(second) == expected(range(52))
+
+
+def test_an_empty_collection_is_refused(site: Site) -> None:
+    with site.transaction() as session:
+        for source in get_collection(session, "small").sources:
+            session.delete(source)
+    with pytest.raises(CorpusError, match="has no sources"):
+        site.rebuild()
+
+
+def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) -> None:
+    options = CrestOptions("small-crest", max_n=2, ngrams=50)
+    assert site.due(options, 1.0)
+    rest, _ = site.rebuild()
+    with Ledger() as ledger:
+        steps.make_crest(ledger, options, rest, 1)
+    assert not site.due(options, 0.0)
+    assert site.due(CrestOptions("small-crest", max_n=3, ngrams=50), 1.0)
+    site.write(1, range(40, 54))
+    site.rebuild()
+    assert site.due(options, 0.05)
+    assert not site.due(options, 0.1)
+    site.write(1, range(41, 54))
+    assert site.due(options, 1.0)

@@ -1,0 +1,209 @@
+"""Collections in the catalogue: what is defined, scanned and wanted, and the commands that say so."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from draftstore.errors import CorpusError, DraftstoreError
+from draftstore.text.digests import text_digest
+from draftstore.text.scanning import documents_of
+from draftstore.text.tokenizer import TextTokenizer
+from schema import collecting
+from schema.builds import CatalogueError
+from schema.cli.corpora import corpus
+from schema.collecting import NewSource
+from schema.collection_models import Collection, CollectionRemoval
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTSTORE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return write(tmp_path / "chats.jsonl", "one", "two", "one")
+
+
+def write(path: Path, *texts: str) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(corpus, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def ask(*arguments: object) -> Any:
+    return json.loads(run(*arguments, "--json"))
+
+
+def texts(collection: Collection, scan: Any, now: float | None = None) -> list[str]:
+    return [document.text for document in documents_of(scan, collecting.wanted_of(collection, scan, now=now))]
+
+
+class TestDefinitions:
+    def test_sources_are_added_and_settings_replaced(self, session: Session, chats: Path) -> None:
+        log = NewSource("answers.jsonl", log=True, retention=timedelta(days=90), max_bytes=10)
+        made = collecting.add_sources(
+            session, "chat", [NewSource(str(chats), licence="mine"), log], "org/model"
+        )
+        assert made.tokenizer == "org/model"
+        assert [(row.kind, row.place) for row in made.sources] == [
+            ("files", str(chats)),
+            ("log", str(Path("answers.jsonl").absolute())),
+        ]
+        ids = [row.id for row in made.sources]
+        again = collecting.add_sources(session, "chat", [NewSource(str(chats), column="content")])
+        assert [row.id for row in again.sources] == ids
+        assert (again.sources[0].column_name, again.sources[0].licence) == ("content", None)
+        assert (again.sources[1].retention, again.tokenizer) == (timedelta(days=90), "org/model")
+
+    def test_a_tokenizer_on_this_machine_is_named_by_its_path(
+        self, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "model").mkdir()
+        assert collecting.add_sources(session, "chat", [], "model").tokenizer == str(tmp_path / "model")
+
+    @pytest.mark.parametrize(
+        ("source", "reason"),
+        [
+            (NewSource("/nowhere.jsonl"), "no such file or folder"),
+            (NewSource("/nowhere/*.jsonl"), "no file matches"),
+            (NewSource("s3://bucket/log", log=True), "is no response log"),
+        ],
+    )
+    def test_sources_that_are_not_there_are_refused(
+        self, session: Session, source: NewSource, reason: str
+    ) -> None:
+        with pytest.raises(CorpusError, match=reason):
+            collecting.add_sources(session, "chat", [source])
+
+    def test_unknown_and_dropped_collections(self, session: Session, chats: Path) -> None:
+        collection = collecting.add_sources(session, "chat", [NewSource(str(chats))])
+        session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=b"", documents=0))
+        session.flush()
+        collecting.drop_collection(session, "chat")
+        for table in ("collections", "collection_sources", "collection_removals"):
+            assert session.scalar(text(f"SELECT count(*) FROM {table}")) == 0
+        with pytest.raises(CatalogueError, match="no collection 'chat'"):
+            collecting.get_collection(session, "chat")
+
+    @pytest.mark.parametrize("name", ["", "a/b", "-a", ".."])
+    def test_names_that_are_no_folders_are_refused(self, session: Session, name: str) -> None:
+        with pytest.raises(IntegrityError, match="ck_collections_name"):
+            collecting.add_sources(session, name, [])
+
+    def test_removals_hold_whole_digests(self, session: Session) -> None:
+        collection = collecting.add_sources(session, "chat", [])
+        session.add(CollectionRemoval(collection_id=collection.id, rule={}, digests=b"x", documents=0))
+        with pytest.raises(IntegrityError, match="ck_collection_removals_digests"):
+            session.flush()
+
+
+class TestScanning:
+    def test_what_is_wanted_follows_the_settings(self, session: Session, chats: Path, tmp_path: Path) -> None:
+        log = write(tmp_path / "answers.jsonl", "three", "two")
+        collection = collecting.add_sources(
+            session,
+            "chat",
+            [
+                NewSource(str(chats), max_bytes=3),
+                NewSource(str(log), log=True, retention=timedelta(seconds=5)),
+            ],
+        )
+        scan = collecting.scan_collection(collection, None, now=100)
+        assert texts(collection, scan, 104) == ["two", "three"]
+        assert texts(collection, scan, 105) == ["two"]
+        digest = text_digest("two")
+        row = CollectionRemoval(collection_id=collection.id, rule={}, digests=digest, documents=1)
+        session.add(row)
+        session.flush()
+        collection = collecting.get_collection(session, "chat")
+        assert texts(collection, scan, 104) == ["one", "three"]
+
+    def test_the_folder_is_private(self, session: Session, chats: Path) -> None:
+        collection = collecting.add_sources(session, "chat", [NewSource(str(chats))])
+        collecting.scan_collection(collection, None)
+        assert collecting.collection_folder("chat").stat().st_mode & 0o777 == 0o700
+
+    def test_a_tokenizer_makes_texts_of_conversations(
+        self, session: Session, tmp_path: Path, small_tokenizer: TextTokenizer
+    ) -> None:
+        path = tmp_path / "c.jsonl"
+        path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+        collection = collecting.add_sources(session, "chat", [NewSource(str(path))])
+        assert collecting.scan_collection(collection, None).report.bad_records == 1
+        assert collecting.scan_collection(collection, small_tokenizer).report.documents == 1
+
+    def test_a_collection_without_sources_is_refused(self, session: Session) -> None:
+        collection = collecting.add_sources(session, "chat", [])
+        with pytest.raises(CorpusError, match="corpus add chat PATH"):
+            collecting.scan_collection(collection, None)
+
+
+@pytest.mark.usefixtures("database")
+class TestCommands:
+    def test_from_adding_to_dropping(self, chats: Path, tmp_path: Path) -> None:
+        assert run("list").startswith("no collections")
+        added = ask("add", "chat", chats, "--licence", "mine", "--max-bytes", "1KB", "--first-out", "largest")
+        assert added["sources"][0] == {
+            "id": 1, "kind": "files", "place": str(chats), "column": "text", "glob": [], "licence": "mine",
+            "retention_seconds": None, "max_bytes": 1000, "first_out": "largest",
+        }  # fmt: skip
+        assert run("add", "chat", "--response-log", tmp_path / "log.jsonl", "--retention", "2d") == (
+            "collection chat: 2 sources\n"
+        )
+        assert run("scan", "chat") == "chat: 1 file, 1 read; 2 documents, 2 wanted\n"
+        assert ask("scan", "chat")["files_read"] == 0
+        shown = ask("show", "chat")
+        assert (shown["documents"], shown["wanted"], shown["bytes"], shown["removed"]) == (2, 2, 6, 0)
+        assert shown["sources"][1]["retention_seconds"] == 2 * 86400
+        assert shown["sources"][1]["documents"] == 0
+        assert ask("list") == [shown]
+        for listed in (run("list"), run("show", "chat")):
+            assert "chat" in listed
+        assert "2 days" in run("show", "chat")
+        assert ask("drop", "chat") == {"name": "chat", "removals": 0}
+        assert run("list").startswith("no collections")
+
+    def test_nothing_to_add_is_an_error(self) -> None:
+        asked = CliRunner().invoke(corpus, ["add", "chat"])
+        assert asked.exit_code == 2
+        assert "name a path" in asked.output
+
+    def test_take_downs_are_not_forgotten_unasked(self, engine: Engine, chats: Path) -> None:
+        run("add", "chat", chats)
+        with Session(engine) as session, session.begin():
+            session.add(CollectionRemoval(collection_id=1, rule={}, digests=b"", documents=7, reason="asked"))
+        assert "7 documents, by digest: asked" in run("show", "chat")
+        with pytest.raises(click.exceptions.Abort):
+            CliRunner().invoke(corpus, ["drop", "chat"], catch_exceptions=False, standalone_mode=False)
+        assert ask("drop", "chat", "--yes")["removals"] == 1
+
+    def test_bad_records_are_told(self, tmp_path: Path) -> None:
+        path = tmp_path / "bad.jsonl"
+        path.write_text('{"text": "a"}\n[]\n')
+        run("add", "chat", path)
+        result = CliRunner().invoke(corpus, ["scan", "chat"])
+        assert "1 bad record, the first one" in result.stderr
+
+    def test_a_damaged_scan_hides_no_definition(self, chats: Path, home: Path) -> None:
+        run("add", "chat", chats)
+        run("scan", "chat")
+        (home / "collections" / "chat" / "scan.parquet").write_bytes(b"x")
+        assert "documents" not in ask("show", "chat")
+        with pytest.raises(DraftstoreError, match="remove it"):
+            run("scan", "chat")

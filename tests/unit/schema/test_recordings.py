@@ -1,0 +1,438 @@
+"""The gate by replay: recordings are registered, builds replay them, and what is worse does not go live."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from draftstore.decoding.replay import ReplayResult, read_recordings, replay
+from draftstore.errors import DraftstoreError
+from draftstore.stores.registry import open_store
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.text.tokenizer import TextTokenizer
+from schema import catalogue
+from schema.catalogue import Candidate, CatalogueError, Moved, RefusedError
+from schema.cli.builds import builds as builds_command
+from schema.cli.releases import releases as releases_command
+from schema.cli.replays import replays as replays_command
+from schema.gates import replay_rows
+from schema.models import Build, Release, ReleaseMove, Replay
+from schema.recordings import Replayed, Rule, rules_of
+from schema.replaying import ROUNDS, measure
+from tests.fakes.databases import publish, rollback
+from tests.unit.schema.test_releases import vary
+
+CHATS = Rule("chats", Path("/recordings/chats.jsonl"), tolerance=0.02, slowdown=1.5)
+SIZED = ["corpus", "tokens", "bad-records"]
+"""Checks that stores of tests fail by their size."""
+
+
+def summary(length: float, p99: float) -> dict[str, Any]:
+    """Return the summary of a replay with an accepted length and a p99."""
+    return ReplayResult().summary() | {
+        "accepted_length": length,
+        "lookup_us": {"p50": p99 / 2, "p99": p99, "mean": p99},
+    }
+
+
+class Measured:
+    """A measure that says what the test says, by build: accepted length and p99 in microseconds."""
+
+    def __init__(self, **figures: tuple[float, float]) -> None:
+        self.figures = figures
+        self.asked: list[list[str]] = []
+
+    def __call__(self, rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+        names = [Path(build.path).name for build in builds]
+        self.asked.append(names)
+        return [
+            Replayed(rule, "backoff", summary(*self.figures[name]))
+            if name in self.figures
+            else Replayed(rule, untold=f"{name} is away")
+            for name in names
+        ]
+
+
+@pytest.fixture
+def pair(session: Session, tmp_path: Path) -> list[Build]:
+    """Return two whole builds, `live` and `new`, with a recording for the release `chat`."""
+    catalogue.add_recording(session, CHATS, ["chat", "code"])
+    found = [catalogue.add_build(session, vary(tmp_path / name)) for name in ("live", "new")]
+    publish(session, "chat", found[0].id, measure=Measured(live=(2.0, 100.0)))
+    return found
+
+
+def replays_of(session: Session, build: Build) -> list[tuple[str | None, str, float, float]]:
+    """Return what the catalogue knows of a build's replays."""
+    rows = session.scalars(select(Replay).filter_by(build_id=build.id).order_by(Replay.id))
+    return [(row.recording, row.recordings, row.accepted_length, row.lookup_p99_us) for row in rows]
+
+
+def live(session: Session, name: str = "chat") -> int | None:
+    return session.scalar(select(Release.build_id).filter_by(name=name))
+
+
+class TestGate:
+    @pytest.mark.parametrize(
+        ("figures", "check", "reason"),
+        [
+            (
+                (1.95, 100.0),
+                "replay",
+                "chats has an accepted length of 1.950, 2.5% below the 2.000 of the live",
+            ),
+            ((2.5, 151.0), "latency", "chats has a p99 of 151 µs a lookup, 1.5 times the 100 µs of the live"),
+            ((0.0, 0.0), "replay", "chats has an accepted length of 0.000, 100.0% below"),
+        ],
+    )
+    def test_what_is_worse_is_refused_unless_that_is_meant(
+        self, session: Session, pair: list[Build], figures: tuple[float, float], check: str, reason: str
+    ) -> None:
+        before, new = pair
+        measured = Measured(live=(2.0, 100.0), new=figures)
+        for force in ([], ["latency" if check == "replay" else "replay", "bytes"]):
+            with pytest.raises(RefusedError, match=f"as chat: {check}: .*--force {check}$") as caught:
+                publish(session, "chat", new.id, measure=measured, force=force)
+            assert reason in caught.value.refusals[check]
+        assert (live(session), caught.value.exit_code) == (before.id, 3)
+        assert new.parameters["gates"]["chat"] == {"refused": caught.value.refusals}
+        assert replays_of(session, new) == [("chats", "chats.jsonl", *figures)] * 2
+        shown = replay_rows(caught.value.new, caught.value.live)
+        assert [(row["as"], row["accepted_length"]) for row in shown] == [("live", 2.0), ("new", figures[0])]
+        assert shown[0]["least_length"] == pytest.approx(1.96)
+        moved = publish(session, "chat", new.id, measure=measured, force=[check])
+        assert moved.verdict.forced == caught.value.refusals
+        assert (live(session), measured.asked) == (new.id, [["new", "live"]] * 3)
+
+    @pytest.mark.parametrize("figures", [(1.9601, 100.0), (2.0, 150.0), (3.0, 1.0)])
+    def test_what_is_as_good_within_tolerance_passes(
+        self, session: Session, pair: list[Build], figures: tuple[float, float]
+    ) -> None:
+        moved = publish(session, "chat", pair[1].id, measure=Measured(live=(2.0, 100.0), new=figures))
+        assert moved.verdict.sentences() == []
+        assert "gates" not in pair[1].parameters
+        assert live(session) == pair[1].id
+
+    def test_every_recording_of_the_release_counts(self, session: Session, pair: list[Build]) -> None:
+        catalogue.add_recording(session, CHATS._replace(name="strict", tolerance=0.0), ["chat"])
+        catalogue.add_recording(session, CHATS._replace(name="others", tolerance=0.0), ["other"])
+        measured = Measured(live=(2.0, 100.0), new=(1.99, 100.0))
+        with pytest.raises(RefusedError, match=r"replay: strict has an accepted length of 1.990, 0.5% below"):
+            publish(session, "chat", pair[1].id, measure=measured)
+        assert len(measured.asked) == 2
+
+    def test_the_first_build_of_a_release_sets_the_base(self, session: Session, pair: list[Build]) -> None:
+        measured = Measured(new=(0.1, 9000.0))
+        moved = publish(session, "code", pair[1].id, measure=measured)
+        assert measured.asked == [["new"]]
+        assert replays_of(session, pair[1]) == [("chats", "chats.jsonl", 0.1, 9000.0)]
+        assert catalogue.release_history(session, "code")[0].lengths == {"chats": 0.1}
+        assert [row["as"] for row in replay_rows(moved.build, moved.live)] == ["new"]
+
+    def test_the_live_build_is_not_replayed_again(self, session: Session, pair: list[Build]) -> None:
+        measured = Measured()
+        assert publish(session, "chat", pair[0].id, measure=measured).before == pair[0].id
+        assert measured.asked == []
+
+    def test_a_live_build_that_cannot_be_replayed_is_no_reason_to_stay(
+        self, session: Session, pair: list[Build]
+    ) -> None:
+        moved = publish(session, "chat", pair[1].id, measure=Measured(new=(1.0, 100.0)))
+        assert moved.verdict.skipped == {"replay": "live is away", "latency": "live is away"}
+        assert pair[1].parameters["gates"]["chat"] == {"skipped": moved.verdict.skipped}
+
+    def test_a_recording_that_cannot_be_read_refuses(self, session: Session, pair: list[Build]) -> None:
+        def broken(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+            return [Replayed(rule, problem="the file is gone") for _ in builds]
+
+        with pytest.raises(RefusedError, match=r"as chat: replay: the file is gone; if that is meant"):
+            publish(session, "chat", pair[1].id, measure=broken)
+        assert publish(session, "chat", pair[1].id, measure=broken, force=["replay"]).build_id == pair[1].id
+
+    @pytest.mark.parametrize("first", [False, True])
+    def test_too_large_a_store_is_refused_before_anything_is_replayed(
+        self, session: Session, pair: list[Build], first: bool
+    ) -> None:
+        release, measured = "code" if first else "chat", Measured(live=(2.0, 100.0), new=(2.0, 100.0))
+        for most in (2, 3):
+            catalogue.remove_recording(session, "chats")
+            catalogue.add_recording(session, CHATS._replace(max_bytes=most), ["chat", "code"])
+            if most < 3:
+                with pytest.raises(RefusedError, match=r"bytes: 3 bytes, where chats allows 2"):
+                    publish(session, release, pair[1].id, measure=measured)
+                assert measured.asked == []
+        assert publish(session, release, pair[1].id, measure=measured).build_id == pair[1].id
+
+    def test_no_store_is_replayed_that_does_not_verify(self, session: Session, pair: list[Build]) -> None:
+        measured = Measured()
+        with pytest.raises(CatalogueError, match="does not verify"):
+            publish(session, "chat", pair[1].id, measure=measured, verify=lambda _: ["cut"])
+        assert measured.asked == []
+
+    def test_no_transaction_is_open_meanwhile(self, engine: Engine, tmp_path: Path) -> None:
+        transaction = sessionmaker(engine).begin
+        with transaction() as session:
+            ids = [catalogue.add_build(session, vary(tmp_path / name)).id for name in ("a", "b")]
+            catalogue.add_recording(session, CHATS, ["chat"])
+        measured = Measured(a=(2.0, 9.0), b=(2.0, 9.0))
+
+        def ask(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+            states = "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            with engine.connect() as connection:
+                assert "idle in transaction" not in set(connection.scalars(text(states)))
+            return measured(rule, builds)
+
+        for build_id in ids:
+            catalogue.publish(transaction, "chat", build_id, measure=ask)
+        assert measured.asked == [["a"], ["b", "a"]]
+
+    def test_lengths_outlive_builds_and_come_back_with_a_rollback(
+        self, session: Session, pair: list[Build]
+    ) -> None:
+        for _ in range(2):
+            publish(session, "chat", pair[1].id, measure=Measured(live=(2.0, 1.0), new=(2.5, 1.0)))
+            rollback(session, "chat")
+        catalogue.drop_build(session, pair[1].id)
+        moves = catalogue.release_history(session, "chat")
+        assert [move.lengths["chats"] for move in moves] == [2.0, 2.5, 2.0, 2.5, 2.0]
+        query = (
+            "SELECT build_id, recording, accepted_length, action FROM release_lengths WHERE release = 'chat'"
+        )
+        seen = session.execute(text(query + " ORDER BY moved_at, accepted_length DESC")).all()
+        assert (pair[1].id, "chats", 2.5, "publish") in seen
+        assert len(seen) == len(moves) == session.query(ReleaseMove).count()
+
+
+def write_recordings(path: Path, texts: Path, rows: int = 8) -> Path:
+    """Write the last texts of a file as outputs."""
+    lines = texts.read_text(encoding="utf-8").splitlines()[-rows:]
+    outputs = [json.loads(line)["text"] for line in lines]
+    records = [{"prompt": "say it", "output": output, "model": "m"} for output in outputs]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def recorded(small_corpus: Path, tmp_path: Path) -> Rule:
+    """Return outputs that the small store holds."""
+    return CHATS._replace(path=write_recordings(tmp_path / "chats.jsonl", small_corpus), slowdown=1e9)
+
+
+@pytest.fixture(scope="module")
+def unrelated(small_tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store of numbers."""
+    folder = tmp_path_factory.mktemp("unrelated")
+    lines = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
+    (folder / "numbers.jsonl").write_text("\n".join(lines) + "\n")
+    build_rest(
+        RestOptions((folder / "numbers.jsonl",), "numbers"), small_tokenizer, folder / "store", workers=1
+    )
+    return folder / "store"
+
+
+def candidate(session: Session, store: Path) -> Candidate:
+    return Candidate.of(catalogue.add_build(session, store))
+
+
+class TestReplays:
+    """The gate with real stores; how long a lookup takes decides nothing here."""
+
+    def _publish(self, session: Session, rule: Rule, *stores: Path, force: Sequence[str] = SIZED) -> Moved:
+        catalogue.add_recording(session, rule, ["chat"])
+        for store in stores:
+            moved = publish(session, "chat", catalogue.add_build(session, store).id, force=force)
+        return moved
+
+    def test_unrelated_text_does_not_go_live(
+        self, session: Session, small_store: Path, unrelated: Path, recorded: Rule
+    ) -> None:
+        with pytest.raises(
+            RefusedError, match=r"as chat: replay: chats has an accepted length of 1\.\d+, \d\d"
+        ):
+            self._publish(session, recorded, small_store, unrelated)
+        found = session.scalars(select(Replay).order_by(Replay.build_id, Replay.id)).all()
+        own, again, other = (row.accepted_length for row in found)
+        assert own == again > 2 > 1.2 > other
+
+    def test_a_store_of_another_kind_may_be_as_good(
+        self, session: Session, small_store: Path, small_crest: Path, recorded: Rule
+    ) -> None:
+        rule = recorded._replace(tolerance=0.9, request=True)
+        moved = self._publish(session, rule, small_store, small_crest, force=[*SIZED, "kind", "strategy"])
+        assert [replay.strategy for replay in moved.build.replays] == ["backoff + request"]
+
+    def test_both_do_what_the_command_replay_finds(
+        self,
+        session: Session,
+        small_store: Path,
+        unrelated: Path,
+        small_tokenizer: TextTokenizer,
+        recorded: Rule,
+    ) -> None:
+        builds = [candidate(session, store) for store in (small_store, unrelated)]
+        done = measure(recorded._replace(rows=5, budget=7), builds)
+        for store, each in zip((small_store, unrelated), done, strict=True):
+            recordings = read_recordings(recorded.path, small_tokenizer, limit=5)
+            alone = replay(open_store(store).drafter(), recordings, budget=7).summary()
+            assert each.summary is not None
+            for figure in ("accepted_length", "tokens", "passes", "rows", "nodes_mean", "miss_rate"):
+                assert each.summary[figure] == alone[figure]
+
+    def test_the_calmest_round_counts(
+        self, session: Session, small_store: Path, recorded: Rule, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rounds = iter([900, 30, 500])
+
+        def in_turn(drafters: Sequence[object], *_: Any, **__: Any) -> list[ReplayResult]:
+            lookups = [next(rounds) * 1000] * 10
+            return [ReplayResult(1, 10, 5, lookup_ns=lookups) for _ in drafters]
+
+        monkeypatch.setattr("schema.replaying.replay_in_turn", in_turn)
+        [done] = measure(recorded, [candidate(session, small_store)])
+        assert (done.accepted_length, done.p99_us, next(rounds, None)) == (2.0, 30.0, None)
+        assert ROUNDS == 3
+
+    @pytest.mark.parametrize(
+        ("changes", "content", "problem"),
+        [
+            ({"path": Path("/nowhere/none.jsonl")}, None, "none.jsonl"),
+            ({"model": "other"}, None, "holds no recording of model 'other', its models are m"),
+            ({}, b"not json\n", "line 1"),
+            ({}, b'{"prompt": "a"}\n', "expected the key 'output'"),
+            ({}, b'{"prompt": "a", "output": ""}\n', "no output of more than one token"),
+            ({}, b"", "holds no recording"),
+        ],
+    )
+    def test_a_recording_that_cannot_be_read_is_a_refusal(
+        self,
+        session: Session,
+        small_store: Path,
+        recorded: Rule,
+        changes: dict[str, Any],
+        content: bytes | None,
+        problem: str,
+    ) -> None:
+        if content is not None:
+            recorded.path.write_bytes(content)
+        with pytest.raises(
+            RefusedError, match=r"replay: chats cannot be replayed: .*--force replay$"
+        ) as caught:
+            self._publish(session, recorded._replace(**changes), small_store)
+        assert problem in caught.value.refusals["replay"]
+        assert live(session) is None
+
+    def test_stores_that_cannot_be_opened(
+        self, session: Session, small_store: Path, recorded: Rule, tmp_path: Path
+    ) -> None:
+        shutil.copytree(small_store, tmp_path / "gone")
+        gone, whole = (candidate(session, store) for store in (tmp_path / "gone", small_store))
+        shutil.rmtree(tmp_path / "gone")
+        mine, theirs = measure(recorded, [gone, whole])
+        assert f"chats cannot be replayed: build {gone.id} cannot be opened: " in str(mine.problem)
+        mine, theirs = measure(recorded, [whole, gone])
+        assert mine.summary
+        assert str(theirs.untold).startswith(f"build {gone.id} cannot be opened: ")
+
+    def test_stores_that_draft_with_their_model_are_passed_over(
+        self, session: Session, small_store: Path, small_dense: Path, recorded: Rule
+    ) -> None:
+        dense, rest = candidate(session, small_dense), candidate(session, small_store)
+        for builds in ([dense], [dense, rest]):
+            for done in measure(recorded, builds):
+                assert "a dresd store, drafts with its model, which is not loaded here" in str(done.untold)
+        assert [bool(done.summary) for done in measure(recorded, [rest, dense])] == [True, False]
+
+    def test_lengths_in_tokens_of_different_tokenizers_are_not_compared(
+        self, session: Session, small_store: Path, wide_store: Path, recorded: Rule
+    ) -> None:
+        small, wide = (candidate(session, store) for store in (small_store, wide_store))
+        done = measure(recorded, [small, wide])
+        assert done[1].untold == f"builds {small.id} and {wide.id} count tokens of different tokenizers"
+
+
+class TestCommands:
+    @pytest.fixture(autouse=True)
+    def _own_database(self, database: str) -> None:
+        """Use a database of the test's own."""
+
+    def _run(self, group: Any, *arguments: object) -> Any:
+        result = CliRunner().invoke(group, [*map(str, arguments), "--json"], catch_exceptions=False)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def test_recordings_come_and_go(self, small_corpus: Path, tmp_path: Path) -> None:
+        file = write_recordings(tmp_path / "outputs.jsonl", small_corpus)
+        options = (
+            "--release",
+            "chat",
+            "code",
+            "--model",
+            "m",
+            "--rows",
+            3,
+            "--max-bytes",
+            "2KB",
+            "--request",
+        )
+        made = self._run(replays_command, "add", "chats", file, *options)
+        expected = {
+            "name": "chats", "path": str(file), "releases": ["chat", "code"], "model": "m", "request": True,
+            "rows": 3, "budget": 64, "tolerance": 0.02, "slowdown": 1.5, "max_bytes": 2000,
+        }  # fmt: skip
+        assert made == expected | {"outputs": 3}
+        assert self._run(replays_command, "list") == self._run(replays_command, "list", "--release", "code")
+        assert self._run(replays_command, "list") == [expected]
+        assert self._run(replays_command, "list", "--release", "other") == []
+        with pytest.raises(DraftstoreError, match="there is a recording 'chats' already"):
+            self._run(replays_command, "add", "chats", file, "--release", "chat")
+        shown = CliRunner().invoke(replays_command, ["list"]).stdout
+        assert "chats" in shown
+        assert self._run(replays_command, "remove", "chats") == {"recording": "chats", "removed": True}
+        with pytest.raises(DraftstoreError, match="no recording 'chats'"):
+            self._run(replays_command, "remove", "chats")
+        assert "no recordings" in CliRunner().invoke(replays_command, ["list"]).stdout
+
+    def test_what_cannot_be_replayed_is_not_registered(self, tmp_path: Path) -> None:
+        (tmp_path / "x.jsonl").write_text('{"prompt": [{"role": "user"}], "output": "y", "model": "m"}\n')
+        for arguments, problem in (
+            ((tmp_path / "none.jsonl",), "none.jsonl"),
+            ((tmp_path / "x.jsonl",), "has no text under 'content'"),
+            ((tmp_path / "x.jsonl", "--model", "n"), "its models are m"),
+        ):
+            with pytest.raises(DraftstoreError, match=problem):
+                self._run(replays_command, "add", "x", *arguments, "--release", "chat")
+        assert self._run(replays_command, "list") == []
+
+    def test_publish_shows_what_both_builds_did(
+        self, engine: Engine, small_store: Path, unrelated: Path, recorded: Rule
+    ) -> None:
+        with Session(engine) as session, session.begin():
+            catalogue.add_recording(session, recorded, ["chat"])
+            assert rules_of(session, "chat") == (recorded,)
+        force = ("--force", ",".join(SIZED))
+        first = self._run(releases_command, "publish", "chat", small_store, *force)
+        [row] = first["replays"]
+        assert (row["recording"], row["as"], row["build"]) == ("chats", "new", first["build"])
+        runner = CliRunner()
+        refused = runner.invoke(releases_command, ["publish", "chat", str(unrelated), *force])
+        assert isinstance(refused.exception, RefusedError)
+        assert [line.split("│")[2].strip() for line in refused.stderr.splitlines() if "│" in line] == [
+            "live",
+            "new",
+        ]
+        shown = self._run(builds_command, "show", unrelated)
+        assert shown["gates"]["chat"]["refused"].keys() == {"replay"}
+        assert [replay["recording"] for replay in shown["replays"]] == ["chats"]
+        assert "chats: accepted length 1." in runner.invoke(builds_command, ["show", str(unrelated)]).stdout
+        [move] = self._run(releases_command, "history", "chat")
+        assert move["accepted_lengths"] == {"chats": row["accepted_length"]}
+        assert (
+            f"chats {row['accepted_length']:.3f}"
+            in runner.invoke(releases_command, ["history", "chat"]).stdout
+        )

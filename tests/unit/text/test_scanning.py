@@ -1,0 +1,297 @@
+"""Scans: what is taken over equals what would be read, over random histories of files."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.errors import CorpusError, TruncatedCorpusError
+from draftstore.text import scanning
+from draftstore.text.chat import Message
+from draftstore.text.digests import DIGEST_BYTES, digest_keys, stack_digests, text_digest
+from draftstore.text.fragments import Fragment
+from draftstore.text.scanning import documents_of, scan_sources
+from draftstore.text.scans import METADATA, Scan, open_scan, schema
+from draftstore.text.sources import Source, log_files
+
+
+def write(path: Path, *texts: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def rows(scan: Scan) -> list[tuple[Any, ...]]:
+    names = ["digest", "source", "id", "characters", "bytes", "first_seen", "refused"]
+    return list(zip(*(scan.table.column(name).to_pylist() for name in names), strict=True))
+
+
+def texts_of(scan: Scan, digests: Any = None) -> list[str]:
+    return [document.text for document in documents_of(scan, scan.digests if digests is None else digests)]
+
+
+def test_a_digest_is_of_the_text_alone() -> None:
+    assert len(text_digest("a")) == DIGEST_BYTES
+    assert text_digest("a") != text_digest("a ")
+    assert text_digest("\ud800") != text_digest("?")
+
+
+def test_keys_compare_as_digests_do() -> None:
+    digests = [bytes(16), bytes(15) + b"\1", b"\1" + bytes(15), b"\1\1" + bytes(14)]
+    keys = digest_keys(stack_digests(digests))
+    assert len(np.unique(keys)) == 4
+    assert np.array_equal(np.sort(keys), keys)
+
+
+def test_a_scan_has_a_row_for_every_document(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", "one", "two é"), write(tmp_path / "b.jsonl", "one", " ")
+    path = tmp_path / "deep" / "scan.parquet"
+    scan = scan_sources([Source(3, str(a)), Source(1, str(b))], path, now=100.9)
+    assert rows(scan) == [
+        (text_digest("one"), 3, "a.jsonl#1", 3, 3, 100, False),
+        (text_digest("two é"), 3, "a.jsonl#2", 5, 6, 100, False),
+        (text_digest("one"), 1, "b.jsonl#1", 3, 3, 100, False),
+    ]
+    assert (scan.report.documents, scan.report.empty_documents, scan.read) == (3, 1, 2)
+    assert texts_of(scan) == ["one", "two é"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    assert pl.read_parquet(path)["file"].to_list() == [0, 0, 1]
+    found = open_scan(path)
+    assert found is not None
+    assert rows(found) == rows(scan)
+    assert found.files == scan.files
+
+
+def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "scan.parquet"
+    for name in "abc":
+        write(folder / f"{name}.jsonl", name, f"{name}2")
+    source = Source(1, str(folder), glob=("*.jsonl",))
+    first = scan_sources([source], path, now=1)
+    read: list[str] = []
+    real = scanning.read_files
+    monkeypatch.setattr(
+        scanning,
+        "read_files",
+        lambda files, **how: (read.extend(f.name for f in files), real(files, **how))[1],
+    )
+    seen: list[tuple[int, int, int]] = []
+    again = scan_sources([source], path, now=2, on_progress=lambda *done: seen.append(done))
+    assert (rows(again), read, again.read) == (rows(first), [], 0)
+    assert seen == [(1, 3, 0), (2, 3, 0), (3, 3, 0)]
+    write(folder / "b.jsonl", "b2", "new")
+    changed = scan_sources([source], path, now=3)
+    assert (read, changed.read) == (["b.jsonl"], 1)
+    assert [(row[2], row[5]) for row in rows(changed)[2:4]] == [("b.jsonl#1", 1), ("b.jsonl#2", 3)]
+    read.clear()
+    assert texts_of(changed, changed.digests[2:5]) == ["b2", "new", "c"]
+    assert read == ["b.jsonl", "c.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"column": "content"},
+        {"strict": True},
+        {"template": "t"},
+        {"refused": (Fragment.of("x"),)},
+        {"number": 2},
+    ],
+)
+def test_another_way_of_reading_reads_again(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "x", "content": "y"}\n')
+    source, path = Source(1, str(file)), tmp_path / "scan.parquet"
+    scan_sources([source], path, now=1)
+    again = scan_sources([replace(source, **change)], path, now=2)
+    assert again.read == 1
+    assert rows(again)[0][5] == (2 if "column" in change else 1)  # another text, or the same one
+    assert rows(again)[0][6] == ("refused" in change)
+
+
+STEP = st.dictionaries(
+    st.sampled_from(["a.jsonl", "b.jsonl", "sub/c.jsonl", "d.txt"]),
+    st.none() | st.lists(st.sampled_from(["one", "two", "three", "four\n", " "]), max_size=4),
+)
+
+
+@given(history=st.lists(STEP, min_size=1, max_size=5))
+def test_scans_of_a_history_equal_reading_everything(
+    history: Sequence[dict[str, list[str] | None]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base = tmp_path_factory.mktemp("history")
+    folder, path = base / "folder", base / "scan.parquet"
+    write(folder / "always.jsonl", "always")
+    sources = [Source(1, str(folder), glob=("*.jsonl", "*.txt")), Source(2, str(folder / "always.jsonl"))]
+    first_seen: dict[bytes, int] = {}
+    for now, step in enumerate(history):
+        for name, texts in step.items():
+            if texts is not None:
+                write(folder / name, *texts)
+            else:
+                (folder / name).unlink(missing_ok=True)
+        scan = scan_sources(sources, path, now=now)
+        anew = scan_sources(sources, base / f"anew-{now}.parquet", now=now)
+        # What this scan did not see is forgotten.
+        first_seen = {digest: first_seen.get(digest, now) for digest, *_ in rows(anew)}
+        assert rows(scan) == [(*row[:5], first_seen[row[0]], row[6]) for row in rows(anew)]
+        assert scan.report == anew.report
+        distinct = list(dict.fromkeys(row[0] for row in rows(anew)))
+        assert [text_digest(text) for text in texts_of(scan)] == distinct
+
+
+def test_a_text_lives_on_in_a_file_that_was_not_read_again(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", "same"), write(tmp_path / "b.jsonl", "same", "other")
+    sources = [Source(1, str(a)), Source(2, str(b))]
+    scan_sources(sources, tmp_path / "scan", now=1)
+    write(a, "another")
+    scan = scan_sources(sources, tmp_path / "scan", now=2)
+    assert texts_of(scan) == ["another", "same", "other"]
+    assert [row[5] for row in rows(scan)] == [2, 1, 1]
+
+
+def test_patterns_of_paths_find_what_is_there(tmp_path: Path) -> None:
+    write(tmp_path / "x" / "a.jsonl", "one")
+    source = Source(1, str(tmp_path / "*" / "*.jsonl"))
+    assert texts_of(scan_sources([source], tmp_path / "scan")) == ["one"]
+    write(tmp_path / "w" / "b.jsonl", "two")
+    scan = scan_sources([source], tmp_path / "scan")
+    assert texts_of(scan) == ["two", "one"]
+    assert scan.ids() == ["w/b.jsonl#1", "x/a.jsonl#1"]
+    with pytest.raises(CorpusError, match=r"no file matches .*the disk may not be mounted"):
+        scan_sources([Source(1, str(tmp_path / "*.none"))], tmp_path / "scan")
+
+
+def test_what_cannot_be_read_leaves_the_scan_as_it_was(tmp_path: Path) -> None:
+    file, path = write(tmp_path / "a.jsonl", "one"), tmp_path / "scan"
+    scan_sources([Source(1, str(file))], path, now=1)
+    before = path.read_bytes()
+    file.write_text('{"text": "whole"}\n{"text": "cu')
+    with pytest.raises(TruncatedCorpusError):
+        scan_sources([Source(1, str(file))], path, now=2)
+    file.unlink()
+    with pytest.raises(CorpusError, match="no such file"):
+        scan_sources([Source(1, str(file))], path, now=2)
+    assert path.read_bytes() == before
+    file.write_text('{"text": "whole"}\n[]\n{"text": "cu')
+    with pytest.raises(CorpusError, match="JSON array"):
+        scan_sources([Source(1, str(file), strict=True)], path)
+    scan = scan_sources([Source(1, str(file), allow_truncated=True)], path, now=3)
+    assert (scan.report.documents, scan.report.bad_records, scan.report.truncated) == (1, 2, 1)
+    assert scan_sources([Source(1, str(file), allow_truncated=True)], path).report == scan.report
+
+
+def test_files_that_changed_since_the_scan_are_noticed(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", "one", "two", "three")
+    scan = scan_sources([Source(1, str(file))], tmp_path / "scan")
+    write(file, "three", "zero", "one")
+    assert texts_of(scan, stack_digests([text_digest("one"), text_digest("three")])) == ["three", "one"]
+    with pytest.raises(CorpusError, match="1 document of the scan are no longer"):
+        texts_of(scan)
+
+
+def test_digests_that_end_in_zeros_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "text_digest", lambda text: text.encode().ljust(16, b"\0"))
+    scan = scan_sources([Source(1, str(write(tmp_path / "a.jsonl", "a", "b", "a")))], tmp_path / "scan")
+    assert texts_of(scan) == ["a", "b"]
+
+
+class TestLogs:
+    def test_rotated_files_belong_to_a_log(self, tmp_path: Path) -> None:
+        path = tmp_path / "answers.jsonl"
+        assert log_files(path) == []
+        assert log_files(tmp_path / "none" / "answers.jsonl") == []
+        scan = scan_sources([Source(1, str(path), log=True)], tmp_path / "scan")
+        assert len(scan) == 0
+        write(tmp_path / "answers.1.jsonl", "second")
+        (tmp_path / "answers.10.jsonl.gz").write_bytes(gzip.compress(b'{"text": "first"}\n'))
+        for other in ("answers.x.jsonl", "other.1.jsonl", "answers.2.txt"):
+            write(tmp_path / other, "no")
+        write(path, "third")
+        scan = scan_sources([Source(1, str(path), log=True)], tmp_path / "scan")
+        assert texts_of(scan) == ["first", "second", "third"]
+
+    def test_a_line_that_is_being_written_waits_for_the_next_scan(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "answers.jsonl", "whole")
+        with path.open("a") as file:
+            file.write('{"text": "hal')
+        source = Source(1, str(path), log=True)
+        assert texts_of(scan_sources([source], tmp_path / "scan", now=1)) == ["whole"]
+        with path.open("a") as file:
+            file.write('f"}\n')
+        scan = scan_sources([source], tmp_path / "scan", now=2)
+        assert [(row[2], row[5]) for row in rows(scan)] == [("answers.jsonl#1", 1), ("answers.jsonl#2", 2)]
+
+    def test_a_rotation_during_the_scan_loses_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, older = tmp_path / "answers.jsonl", tmp_path / "answers.1.jsonl"
+        write(older, "old")
+        write(path, "live")
+        real, calls = scanning.file_identity, []
+
+        def rotating(file: Path) -> str:
+            calls.append(file)
+            if len(calls) == 2:
+                path.replace(older)
+                write(path, "new")
+            return real(file)
+
+        monkeypatch.setattr(scanning, "file_identity", rotating)
+        source = Source(1, str(path), log=True)
+        assert texts_of(scan_sources([source], tmp_path / "scan", now=1)) == ["live"]
+        scan = scan_sources([source], tmp_path / "scan", now=2)
+        assert [(row[0], row[5]) for row in rows(scan)] == [(text_digest("live"), 1), (text_digest("new"), 2)]
+
+    def test_a_file_that_vanishes_is_passed_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = Source(1, str(write(tmp_path / "answers.jsonl", "live")), log=True)
+        monkeypatch.setattr(scanning, "file_identity", lambda path: path.with_name("gone").stat().st_size)
+        assert len(scan_sources([source], tmp_path / "scan")) == 0
+
+
+def test_conversations_are_rendered_by_the_source(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    scan = scan_sources([Source(1, str(file))], tmp_path / "scan")
+    assert scan.report.problems[0].reason.endswith("name the collection's tokenizer")
+
+    def render(messages: Sequence[Message]) -> str:
+        return "".join(message["content"] for message in messages)
+
+    scan = scan_sources([Source(1, str(file), render=render, template="t")], tmp_path / "scan")
+    assert texts_of(scan) == ["hi"]
+
+
+def test_many_documents_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "PART_ROWS", 3)
+    file = write(tmp_path / "a.jsonl", *map(str, range(10)))
+    assert texts_of(scan_sources([Source(1, str(file))], tmp_path / "scan")) == list(map(str, range(10)))
+
+
+@pytest.mark.parametrize("damage", ["no parquet", "no facts", "version", "rows"])
+def test_a_damaged_scan_is_refused(tmp_path: Path, damage: str) -> None:
+    from pyarrow import parquet
+
+    path, table = tmp_path / "scan", schema().empty_table()
+    facts = {"version": 9 if damage == "version" else 1, "files": []}
+    if damage == "rows":
+        row = pa.table([[bytes(16)], ["a"], [1], [1], [1], [False]], names=schema().names)
+        table = row.cast(schema())
+    metadata = {} if damage == "no facts" else {METADATA: json.dumps(facts).encode()}
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+    if damage == "no parquet":
+        path.write_bytes(b"nothing")
+    with pytest.raises(CorpusError, match=r"cannot be read .*remove it"):
+        scan_sources([], path)

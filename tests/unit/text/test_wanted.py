@@ -1,0 +1,124 @@
+"""What is wanted of a scan, against a slow and obvious oracle."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftstore.text.digests import stack_digests, text_digest
+from draftstore.text.scans import Scan, ScannedFile, schema
+from draftstore.text.wanted import Cap, Removal, removed_rows, wanted_digests
+
+Row = tuple[str, int, str, int, bool]
+"""Text, source, id, first seen, refused."""
+
+
+def scan_of(rows: Sequence[Row]) -> Scan:
+    import pyarrow as pa
+
+    columns: list[list[Any]] = [
+        [text_digest(row[0]) for row in rows],
+        [row[2] for row in rows],
+        [len(row[0]) for row in rows],
+        [len(row[0]) for row in rows],
+        [row[3] for row in rows],
+        [row[4] for row in rows],
+    ]
+    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema(), strict=True)], schema=schema())
+    table = table.add_column(1, "source", pa.array([row[1] for row in rows], pa.int32()))
+    return Scan((), (ScannedFile(0, "", "", "lines", "", "", len(rows), {}),), table)
+
+
+def oracle(
+    rows: Sequence[Row],
+    removals: Sequence[Removal],
+    now: float,
+    retention: dict[int, float],
+    caps: dict[int, Cap],
+) -> list[str]:
+    gone = set()
+    for removal in removals:
+        digests = {bytes(digest) for digest in removal.digests}
+        for text, source, name, seen, refused in rows:
+            ruled = removal.source is not None or removal.before is not None
+            ruled = ruled and removal.source in (None, source)
+            ruled = ruled and (removal.before is None or seen < removal.before)
+            if refused or text_digest(text) in digests or name == removal.document or ruled:
+                gone.add(text)
+    gone |= {row[0] for row in rows if row[4]}
+    wanted = []
+    for number in sorted({row[1] for row in rows}):
+        texts: dict[str, int] = {}
+        for place, (text, source, _, seen, _) in enumerate(rows):
+            alive = text not in gone and not (source in retention and seen <= now - retention[source])
+            if source == number and alive:
+                texts.setdefault(text, place)
+        if number in caps:
+            cap = caps[number]
+            out_first = sorted(
+                texts.items(),
+                key=lambda item: (
+                    (rows[item[1]][3], item[1]) if cap.first_out == "oldest" else (-len(item[0]), item[1])
+                ),
+            )
+            while sum(len(text) for text, _ in out_first) > cap.bytes:
+                out_first.pop(0)
+            texts = dict(out_first)
+        wanted += list(texts.items())
+    first: dict[str, int] = {}
+    for text, place in wanted:
+        first[text] = min(place, first.get(text, place))
+    return sorted(first, key=lambda text: first[text])
+
+
+TEXTS = st.sampled_from(["a", "bb", "ccc", "dddd", "eeeee"])
+SOURCES = st.integers(1, 3)
+
+
+@given(data=st.data())
+def test_wanted_is_what_the_oracle_says(data: st.DataObject) -> None:
+    seen = {text: data.draw(st.integers(0, 9)) for text in ["a", "bb", "ccc", "dddd", "eeeee"]}
+    drawn = data.draw(
+        st.lists(st.tuples(TEXTS, SOURCES, st.sampled_from("xyz"), st.integers(0, 9)), max_size=12)
+    )
+    rows = [(text, source, name, seen[text], refused == 0) for text, source, name, refused in drawn]
+    removals = data.draw(
+        st.lists(
+            st.builds(
+                Removal,
+                digests=st.lists(TEXTS.map(text_digest), max_size=1).map(stack_digests),
+                document=st.none() | st.sampled_from("xyz"),
+                source=st.none() | SOURCES,
+                before=st.none() | st.integers(0, 9),
+            ),
+            max_size=1,
+        )
+    )
+    retention = data.draw(st.dictionaries(SOURCES, st.integers(1, 10).map(float), max_size=2))
+    cap = st.builds(Cap, st.integers(0, 12), st.sampled_from(["oldest", "largest"]))
+    caps = data.draw(st.dictionaries(SOURCES, cap, max_size=2))
+    found = wanted_digests(scan_of(rows), removals, now=10, retention=retention, caps=caps)
+    expected = oracle(rows, removals, 10, retention, caps)
+    assert [bytes(digest) for digest in found] == [text_digest(text) for text in expected]
+
+
+def test_a_removed_text_is_out_wherever_it_lies() -> None:
+    rows = [("a", 1, "x", 0, False), ("b", 1, "y", 0, False), ("a", 2, "z", 0, False)]
+    assert removed_rows(scan_of(rows), [Removal(document="x")]).tolist() == [True, False, True]
+
+
+def test_all_of_nothing_is_nothing(tmp_path: Path) -> None:
+    found = wanted_digests(scan_of([]), [Removal(source=1)], now=1, caps={1: Cap(3)})
+    assert found.shape == (0, 16)
+    assert found.dtype == np.uint8
+
+
+@pytest.mark.parametrize(("first_out", "left"), [("oldest", ["ccc", "d"]), ("largest", ["bb", "d"])])
+def test_what_goes_first_under_a_cap(first_out: Any, left: list[str]) -> None:
+    rows = [("bb", 1, "", 1, False), ("ccc", 1, "", 2, False), ("d", 1, "", 3, False)]
+    found = wanted_digests(scan_of(rows), now=9, caps={1: Cap(4, first_out)})
+    assert [bytes(digest) for digest in found] == [text_digest(text) for text in left]

@@ -8,6 +8,7 @@ import hashlib
 import json
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from draftstore.search.ngrams import count_ngrams
 from draftstore.storage.manifest import load_manifest
 from draftstore.stores.crest import counts as counts_module
 from draftstore.stores.crest.counts import build_counts
+from draftstore.stores.rest import segments as segments_module
 from draftstore.stores.rest.build import Progress, RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokenizing import CorpusOptions, build_tokens
@@ -54,6 +56,24 @@ class Stages:
         return found + sum(workers.values())
 
 
+def load_and_count(tokenizer: str) -> None:
+    """Import and load all that stages need, in this process, and compile kernels if an install is new."""
+    text = load_tokenizer(tokenizer)
+    warm_up_sorting(text.vocab_size)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "c.txt").write_text("to be or not to be")
+        build_rest(RestOptions((folder / "c.txt",), "warm"), text, folder / "rest", workers=1)
+        build_counts(folder / "rest", folder / "counts")
+
+
+def warm_up(tokenizer: str, pool: Pool | None) -> None:
+    """Prepare this process and the workers, outside of what is timed."""
+    load_and_count(tokenizer)
+    if isinstance(pool, DaskPool):
+        pool.client.run(load_and_count, tokenizer)
+
+
 def measure_build(
     inputs: list[str], tokenizer: str, out: str, segment_tokens: int, cluster: str | None, cores: int
 ) -> dict[str, Any]:
@@ -62,16 +82,16 @@ def measure_build(
         pin_to_one_core()
     counts_module.PART_ROWS = COUNTED_ROWS
     counts_module.count_ngrams = functools.partial(count_ngrams, part_rows=COUNTED_ROWS)  # type: ignore[assignment]
+    if cores == 1:
+        segments_module.SMALL_TOKENS = 1 << 62  # sorted in this process
     paths = tuple(map(Path, inputs))
     tokens, rest, counts = (Path(out) / name for name in ("tokens", "rest", "counts"))
     text = load_tokenizer(tokenizer, name=Path(tokenizer).name)
-    warm_up_sorting(text.vocab_size)
     options = RestOptions(paths, "cluster", segment_tokens=segment_tokens)
     begin = time.perf_counter()
     with open_pool(cluster) as pool:
-        if isinstance(pool, DaskPool):
-            pool.client.run(warm_up_sorting, text.vocab_size)
         started = time.perf_counter() - begin
+        warm_up(tokenizer, pool)
         stages, tokenizing, sorting, counting = Stages(pool), Phase(), Phase(), Phase()
         stages.measure(
             "tokenize",

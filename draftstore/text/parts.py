@@ -29,7 +29,7 @@ from draftstore.text.records import CorpusFile, Document, Stretch, row_counts
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import open_shards
 
-PARTS = 256
+WANTED_PARTS = 256
 """How many parts a corpus becomes, about, if they are not too small or too large."""
 PART_BYTES = (1 << 20, 1 << 26)
 """Least and most bytes of text in a part, about: 0.2 to 13 seconds of one core."""
@@ -108,7 +108,7 @@ def plan_parts(files: Sequence[CorpusFile], size: int | None = None) -> list[tup
     """
     lengths = [_text_bytes(file.path) for file in files]
     least, most = PART_BYTES
-    size = size or min(max(sum(lengths) // PARTS, least), most)
+    size = size or min(max(sum(lengths) // WANTED_PARTS, least), most)
     parts: list[tuple[CorpusFile, ...]] = []
     small: list[CorpusFile] = []
     filled = 0

@@ -37,7 +37,7 @@ if __name__ == "__main__":
         sys.stdin.read()
 """
 """A cluster in a process of its own, which prints its address and ends with its input."""
-DOCUMENTS, SEGMENT_TOKENS, PART_BYTES = 300, 1500, 5_000
+DOCUMENTS, SEGMENT_TOKENS, PART_BYTES = 300, 1500, (5_000, 5_000)
 RAN = "ran.txt"
 """Beside the store that is built: a line for every job that began."""
 

@@ -31,12 +31,22 @@ COUNTED_ROWS = 1 << 20
 """Rows of a range of first tokens: small enough for several ranges in a short run, and the same in all ways."""
 
 
+IDLE_SECONDS = 4.0
+
+
 class Stages:
-    """Wall and processor seconds of the stages, of this process and of all that work for it."""
+    """Wall and processor seconds of the stages, of this process and of all that work for it.
+
+    A cluster that waits is not idle: its processes talk to each other. What that takes grows with the time, and not with
+    the work.
+    """
 
     def __init__(self, pool: Pool | None) -> None:
         self._pool = pool
         self.figures: dict[str, Any] = {}
+        busy = self._busy()
+        time.sleep(IDLE_SECONDS)
+        self.idle = (self._busy() - busy) / IDLE_SECONDS
 
     def measure(self, name: str, phase: Phase, work: Callable[[], object]) -> None:
         """Do the work of a stage; its map part is what `phase` hears of."""
@@ -47,6 +57,7 @@ class Stages:
             "map_seconds": phase.seconds,
             "seconds": round(time.perf_counter() - begin, 2),
             "processor_seconds": round(self._busy() - busy, 2),
+            "idle_seconds": round(self.idle * (time.perf_counter() - begin), 2),
         }
 
     def _busy(self) -> float:

@@ -9,12 +9,12 @@ data goes through the shared file system.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import draftstore
 from draftstore.errors import BuildError, ClusterError, ClusterGoneError, needs_extra
@@ -22,6 +22,9 @@ from draftstore.mapping import Pool
 
 if TYPE_CHECKING:
     from distributed import Client
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 CONNECT_SECONDS = 20.0
 LOCAL = re.compile(r"local:([1-9]\d*)")
@@ -92,10 +95,37 @@ class DaskPool(Pool):
             client: connection to the scheduler.
             name: name of the cluster in errors.
         """
-        # Not pure: Dask would take the result of an equal job before, whose files may be gone.
-        super().__init__(client.get_executor(pure=False))
         self.client = client
         self._name = name
+
+    def results(self, function: Callable[..., T], jobs: Mapping[K, tuple[Any, ...]]) -> Iterator[tuple[K, T]]:
+        """Run jobs, see `draftstore.mapping.Pool`."""
+        from distributed import KilledWorker, as_completed
+        from distributed.comm import CommClosedError
+
+        keys: dict[Any, K] = {}
+        try:
+            for key, arguments in jobs.items():
+                # Not pure: Dask would take the result of an equal job before, whose files may be gone.
+                keys[self.client.submit(function, *arguments, pure=False)] = key
+            for future, result in as_completed(keys, loop=self.client.loop, with_results=True):
+                if future.cancelled():
+                    raise result
+                key = keys.pop(future)
+                del future  # what somebody holds is computed again if the worker with it dies
+                yield key, result
+        except KilledWorker:
+            raise BuildError(
+                f"every worker of {self._name} that tried it died of the same job, perhaps because memory ran out: "
+                "run the command again with smaller --segment-tokens or larger workers; it resumes where it stopped"
+            ) from None
+        except (CancelledError, CommClosedError):
+            raise ClusterGoneError(
+                f"the scheduler of {self._name} went away: run the command again, it resumes where it stopped"
+            ) from None
+        finally:
+            if keys and self.client.status == "running":
+                self.client.cancel(list(keys))
 
     def require(self, folder: Path) -> None:
         """Refuse to begin unless every worker sees a folder, and has the versions that are here.
@@ -104,9 +134,13 @@ class DaskPool(Pool):
             ClusterError: it does not, or there is no worker.
         """
         expected: dict[str, Any] = {**versions(), "sees": True}
+        try:
+            self.client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        except TimeoutError:
+            raise ClusterError(
+                f"the cluster {self._name} has no workers: start some with `dask worker`"
+            ) from None
         found: dict[str, dict[str, Any]] = self.client.run(look, folder)
-        if not found:
-            raise ClusterError(f"the cluster {self._name} has no workers: start some with `dask worker`")
         for worker, answer in sorted(found.items()):
             if not answer["sees"]:
                 raise ClusterError(
@@ -119,22 +153,6 @@ class DaskPool(Pool):
                         f"the worker {worker} has {package} {answer[package]}, and this process {ours}: install the "
                         "same version on all machines of the cluster"
                     )
-
-    def loss(self, error: BaseException) -> BuildError | None:
-        """Return what to do if workers died again and again, or the scheduler went away."""
-        from distributed import KilledWorker
-        from distributed.comm import CommClosedError
-
-        if isinstance(error, KilledWorker):
-            return BuildError(
-                f"every worker of {self._name} that tried it died of the same job, perhaps because memory ran out: "
-                "run the command again with smaller --segment-tokens or larger workers; it resumes where it stopped"
-            )
-        if isinstance(error, CancelledError | CommClosedError):
-            return ClusterGoneError(
-                f"the scheduler of {self._name} went away: run the command again, it resumes where it stopped"
-            )
-        return None
 
 
 def look(folder: Path) -> dict[str, Any]:

@@ -11,12 +11,12 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from draftstore.errors import BuildError
 
@@ -26,15 +26,8 @@ T = TypeVar("T")
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
-class Pool:
-    """Processes that work for a build.
-
-    Attributes:
-        executor: takes the jobs.
-    """
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+class Pool(Protocol):
+    """Processes that work for a build."""
 
     def results(self, function: Callable[..., T], jobs: Mapping[K, tuple[Any, ...]]) -> Iterator[tuple[K, T]]:
         """Run jobs; yield the key and the result of each when it is done, in any order.
@@ -46,38 +39,45 @@ class Pool:
         Raises:
             BuildError: jobs were lost with their processes; errors of the jobs themselves come as they are.
         """
-        futures: dict[Future[T], K] = {}
+
+    def require(self, folder: Path) -> None:
+        """Refuse to begin unless every process sees a folder, and has the versions that are here.
+
+        Raises:
+            ClusterError: which does not.
+        """
+
+
+class ExecutorPool(Pool):
+    """An executor of the standard library as a pool.
+
+    Attributes:
+        executor: takes the jobs.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def results(self, function: Callable[..., T], jobs: Mapping[K, tuple[Any, ...]]) -> Iterator[tuple[K, T]]:
+        """Run jobs, see `Pool`."""
+        futures = {self.executor.submit(function, *arguments): key for key, arguments in jobs.items()}
         try:
-            for key, arguments in jobs.items():
-                futures[self.executor.submit(function, *arguments)] = key
             for future in as_completed(futures):
-                key, result = futures.pop(future), future.result()
-                del future  # a cluster computes again what somebody still holds, if the worker with it dies
-                yield key, result
-        except BaseException as error:
+                yield futures[future], future.result()
+        except BaseException:
             for future in futures:
                 future.cancel()
             self.abandon()
-            lost = self.loss(error)
-            if lost is None:
-                raise
-            raise lost from None
+            raise
 
     def require(self, folder: Path) -> None:
-        """Refuse to begin unless every process sees a folder, and has this version of the program.
-
-        Raises:
-            ClusterError: which do not.
-        """
+        """Do nothing: all is of one machine."""
 
     def abandon(self) -> None:
         """Give up jobs at work."""
 
-    def loss(self, error: BaseException) -> BuildError | None:
-        """Return what to say if an error means lost processes, None if it is a job's own."""
 
-
-class LocalPool(Pool):
+class LocalPool(ExecutorPool):
     """Processes of this machine, which end with this one.
 
     They are spawned: forking a process with threads (tokenizers, numba) may deadlock.
@@ -95,14 +95,17 @@ class LocalPool(Pool):
     def __exit__(self, *_: object) -> None:
         self._processes.shutdown()
 
+    def results(self, function: Callable[..., T], jobs: Mapping[K, tuple[Any, ...]]) -> Iterator[tuple[K, T]]:
+        """Run jobs, see `Pool`."""
+        try:
+            yield from super().results(function, jobs)
+        except (BrokenProcessPool, MemoryError):
+            raise out_of_memory() from None
+
     def abandon(self) -> None:
         """Kill the processes: otherwise they complete their jobs, minutes after Ctrl-C."""
         for process in list((self._processes._processes or {}).values()):
             process.kill()
-
-    def loss(self, error: BaseException) -> BuildError | None:
-        """Return advice about memory if a process died."""
-        return out_of_memory() if isinstance(error, BrokenProcessPool | MemoryError) else None
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def make_rest(
         tokens: the shards of the corpus.
         segment_tokens: maximum tokens of a segment.
         workers: maximum number of sorting processes; None: all cores.
-        cluster: where segments are sorted; None: here.
+        cluster: where they are sorted; None: here.
 
     Raises:
         BuildError: the cluster cannot be used, disk space or memory is too small.

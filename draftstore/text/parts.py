@@ -29,8 +29,10 @@ from draftstore.text.records import CorpusFile, Document, Stretch, row_counts
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import open_shards
 
-PART_BYTES = 1 << 24
-"""Bytes of text in a part, about: 4 M tokens, a few seconds of one core."""
+WANTED_PARTS = 256
+"""How many parts a corpus becomes, about, if they are not too small or too large."""
+PART_BYTES = (1 << 20, 1 << 26)
+"""Least and most bytes of text in a part, about: 0.2 to 13 seconds of one core."""
 PACKED = 4
 """How many bytes a byte of a packed file becomes, about."""
 DOCUMENTS = "documents.json"
@@ -98,13 +100,19 @@ def tokenize_parts(
 
 
 def plan_parts(files: Sequence[CorpusFile], size: int | None = None) -> list[tuple[CorpusFile, ...]]:
-    """Return files, or stretches of large ones, in groups of about `size` bytes of text, in order."""
-    size = size or PART_BYTES
+    """Return files, or stretches of large ones, in groups of about `size` bytes of text, in order.
+
+    Args:
+        files: the corpus.
+        size: bytes of a part; None: suitable ones.
+    """
+    lengths = [_text_bytes(file.path) for file in files]
+    least, most = PART_BYTES
+    size = size or min(max(sum(lengths) // WANTED_PARTS, least), most)
     parts: list[tuple[CorpusFile, ...]] = []
     small: list[CorpusFile] = []
     filled = 0
-    for file in files:
-        length = file.path.stat().st_size * (PACKED if file.path.suffix in COMPRESSION_SUFFIXES else 1)
+    for file, length in zip(files, lengths, strict=True):
         stretches = list(_stretches(file, size)) if length > size else [file]
         if filled + length > size and small:
             parts.append(tuple(small))
@@ -114,6 +122,11 @@ def plan_parts(files: Sequence[CorpusFile], size: int | None = None) -> list[tup
         else:
             small, filled = [*small, file], filled + length
     return [*parts, tuple(small)] if small else parts
+
+
+def _text_bytes(path: Path) -> int:
+    """Return the bytes of text in a file, about."""
+    return path.stat().st_size * (PACKED if path.suffix.lower() in COMPRESSION_SUFFIXES else 1)
 
 
 def _stretches(file: CorpusFile, size: int) -> Iterator[CorpusFile]:

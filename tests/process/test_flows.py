@@ -20,13 +20,22 @@ from pydantic import ValidationError
 
 from draftstore.answers import responses
 from draftstore.answers.journal import Journal
-from draftstore.errors import BuildError, BuildRunningError, CorpusError, TokenizerError, TruncatedCorpusError
+from draftstore.errors import (
+    BuildError,
+    BuildRunningError,
+    ClusterError,
+    ClusterGoneError,
+    CorpusError,
+    TokenizerError,
+    TruncatedCorpusError,
+)
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.build import build_crest
+from draftstore.stores.crest.counts import build_counts
 from draftstore.stores.dresd.build import build_dresd
 from draftstore.stores.registry import open_store
-from draftstore.stores.rest.build import build_rest
+from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
@@ -266,6 +275,20 @@ class TestCountNgrams:
     def test_builds_the_rest_store_of_a_corpus(self, flows: Any, site: Site) -> None:
         flows.count_ngrams(**site.request, max_n=2)
         assert states() == [("tokens", "finished"), ("rest", "finished"), ("ngrams", "finished")]
+
+
+@pytest.mark.slow
+class TestCluster:
+    def test_gives_the_bytes_of_one_machine(self, flows: Any, site: Site, tmp_path: Path) -> None:
+        pytest.importorskip("distributed", reason="the extra `dask` is not installed")
+        flows.count_ngrams(**site.request, max_n=2, cluster="local:2")
+        assert states() == [("tokens", "finished"), ("rest", "finished"), ("ngrams", "finished")]
+        rest, counts = (Path(path) for (path,) in rows("SELECT path FROM builds ORDER BY id")[1:])
+        options = RestOptions((site.corpus,), "small")
+        alone = build_rest(options, resolve_tokenizer(str(site.tokenizer), tmp_path), tmp_path / "rest").path
+        build_counts(alone, tmp_path / "counts", max_n=2)
+        for store, other in ((rest, alone), (counts, tmp_path / "counts")):
+            assert load_manifest(store).files == load_manifest(other).files
 
 
 class TestBuildCrest:
@@ -633,6 +656,7 @@ class TestRetries:
             ConnectionResetError(errno.ECONNRESET, "reset"),
             DatabaseAwayError("away"),
             DatabaseTimeoutError("slow"),
+            ClusterGoneError("the scheduler went away"),
             psycopg.OperationalError("connection to server failed"),
         ],
     )
@@ -650,6 +674,7 @@ class TestRetries:
             PermissionError(errno.EACCES, "Permission denied"),
             DatabaseAccessError("wrong password"),
             CorpusError("no text"),
+            ClusterError("a worker has another version"),
             ValueError("a bug"),
         ],
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from draftstore.errors import CorpusError
-from draftstore.mapping import Pool, attempt
+from draftstore.mapping import ExecutorPool, Pool, attempt
 from draftstore.storage.report import ReadReport
 from draftstore.text.corpus import find_files, read_corpus, read_files
 from draftstore.text.encoding import tokenize_corpus, write_shards
@@ -35,7 +35,7 @@ LINES = st.one_of(
 )
 
 
-class ThreadPool(Pool):
+class ThreadPool(ExecutorPool):
     """A pool without processes; it counts its jobs."""
 
     def __init__(self) -> None:
@@ -110,6 +110,16 @@ def test_small_files_share_a_part(tmp_path: Path) -> None:
     assert [file for part in plan_parts(files, 400) for file in part] == files
 
 
+def test_large_corpora_have_large_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(100):
+        (tmp_path / f"{number:02d}.txt").write_text("x" * 100)
+    files = find_files([tmp_path], "*.txt", ReadReport())
+    monkeypatch.setattr("draftstore.text.parts.WANTED_PARTS", 10)
+    for limits, parts in (((1, 10**6), 10), ((5_000, 10**6), 2), ((1, 500), 20)):
+        monkeypatch.setattr("draftstore.text.parts.PART_BYTES", limits)
+        assert len(plan_parts(files)) == parts
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> list[Path]:
     """Return a corpus of every kind of file, some of it bad."""
@@ -155,7 +165,7 @@ def test_shards_and_report_are_those_of_one_process(
     size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("draftstore.text.parts.PART_BYTES", size)
+    monkeypatch.setattr("draftstore.text.parts.PART_BYTES", (size, size))
     expected = ReadReport()
     documents = read_corpus(
         corpus,
@@ -176,7 +186,7 @@ def test_shards_and_report_are_those_of_one_process(
 def test_parts_that_are_there_are_not_made_again(
     small_tokenizer: TextTokenizer, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftstore.text.parts.PART_BYTES", 700)
+    monkeypatch.setattr("draftstore.text.parts.PART_BYTES", (700, 700))
     first = ThreadPool()
     tokenize(first, corpus, small_tokenizer, tmp_path, ReadReport())
     parts = sorted((tmp_path / "parts").iterdir())

@@ -208,6 +208,8 @@ def test_what_cannot_be_compared_is_not_proven(
 
 def test_removals_before_the_tokenizer_was_named(texts: Path, build: Build, home: Path) -> None:
     build(1)
+    status, report = prove()
+    assert (status, report["proven"], report["documents"]) == (0, True, 0)  # nothing was removed yet
     ask("remove", "chat", "--document", "3", "--yes")
     (home / "collections" / "chat" / "removed" / "1.npz").unlink()
     build(2)

@@ -37,8 +37,8 @@ IDLE_SECONDS = 4.0
 class Stages:
     """Wall and processor seconds of the stages, of this process and of all that work for it.
 
-    A cluster that waits is not idle: its processes talk to each other. What that takes grows with the time, and not with
-    the work.
+    A cluster that waits is not idle: its processes talk to each other. What that takes grows with time, not with the
+    work.
     """
 
     def __init__(self, pool: Pool | None) -> None:

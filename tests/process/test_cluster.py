@@ -16,6 +16,7 @@ from draftstore.cli import main
 from draftstore.cluster import check_cluster, open_pool
 from draftstore.errors import BuildError, ClusterError, ClusterGoneError, CorpusError
 from draftstore.mapping import Pool
+from draftstore.search.ngrams import count_ngrams
 from draftstore.stores.crest import counts as counts_module
 from draftstore.stores.crest.counts import build_counts
 from draftstore.stores.rest import segments as segments_module
@@ -147,7 +148,7 @@ class TestBytes:
         self, pool: Pool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(counts_module, "PART_ROWS", 700)  # of the ranges of a cluster
-        monkeypatch.setattr(counts_module, "count_ngrams", count_in_ranges(counts_module.count_ngrams))
+        monkeypatch.setattr(counts_module, "count_ngrams", count_in_ranges(count_ngrams))
         done: list[int] = []
         build_counts(whole, tmp_path / "here")
         build_counts(whole, tmp_path / "there", pool=pool, progress=lambda rows, _: done.append(rows))

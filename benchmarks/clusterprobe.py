@@ -37,8 +37,8 @@ IDLE_SECONDS = 4.0
 class Stages:
     """Wall and processor seconds of the stages, of this process and of all that work for it.
 
-    A cluster that waits is not idle: its processes talk to each other. What that takes grows with the time, and not with
-    the work.
+    A cluster that waits is not idle: its processes talk to each other. What that takes grows with time, not with the
+    work.
     """
 
     def __init__(self, pool: Pool | None) -> None:
@@ -64,7 +64,7 @@ class Stages:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         found = time.process_time() + children.ru_utime + children.ru_stime
         workers = self._pool.client.run(time.process_time) if isinstance(self._pool, DaskPool) else {}
-        return found + sum(workers.values())
+        return float(found + sum(workers.values()))
 
 
 def load_and_count(tokenizer: str) -> None:
@@ -91,8 +91,8 @@ def measure_build(
     """Tokenize, sort and count, each from nothing, on one core, on all, or on a cluster that has started."""
     if cores == 1:
         pin_to_one_core()
-    counts_module.PART_ROWS = COUNTED_ROWS
-    counts_module.count_ngrams = functools.partial(count_ngrams, part_rows=COUNTED_ROWS)  # type: ignore[assignment]
+    in_ranges = functools.partial(count_ngrams, part_rows=COUNTED_ROWS)
+    vars(counts_module).update(PART_ROWS=COUNTED_ROWS, count_ngrams=in_ranges)
     if cores == 1:
         segments_module.SMALL_TOKENS = 1 << 62  # sorted in this process
     paths = tuple(map(Path, inputs))

@@ -101,7 +101,7 @@ class DaskPool(Pool):
     def results(self, function: Callable[..., T], jobs: Mapping[K, tuple[Any, ...]]) -> Iterator[tuple[K, T]]:
         """Run jobs, see `draftstore.mapping.Pool`."""
         from distributed import KilledWorker, as_completed
-        from distributed.comm import CommClosedError
+        from distributed.comm.core import CommClosedError
 
         keys: dict[Any, K] = {}
         try:

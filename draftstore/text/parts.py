@@ -131,8 +131,8 @@ def _text_bytes(path: Path) -> int:
 
 def _stretches(file: CorpusFile, size: int) -> Iterator[CorpusFile]:
     """Cut a file of records; the last stretch is open, so that whoever reads it meets what the file ends with."""
-    cuts = {"lines": _line_cuts, "parquet": _row_cuts}.get(file.kind, lambda *_: iter([(0, 0)]))
-    found = list(cuts(file.path, size))
+    cuts = {"lines": _line_cuts, "parquet": _row_cuts}.get(file.kind)
+    found = list(cuts(file.path, size)) if cuts else [(0, 0)]
     for (before, offset), (stop, _) in pairwise(found):
         yield dataclasses.replace(file, stretch=Stretch(before, stop - before, offset))
     yield dataclasses.replace(file, stretch=Stretch(found[-1][0], None, found[-1][1]))

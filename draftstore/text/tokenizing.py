@@ -248,7 +248,7 @@ def _tokenize_apart(
     return shards
 
 
-def _identity(options: CorpusOptions, plan: dict[str, Any]) -> dict[str, str]:
+def _identity(options: CorpusOptions, plan: dict[str, Any]) -> dict[str, Any]:
     """Return what shards say about their corpus."""
     return {
         "corpus_fingerprint": f"{plan['inputs']} {plan['template']}",

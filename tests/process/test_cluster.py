@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from draftstore.cli import main
 from draftstore.cluster import check_cluster, open_pool
 from draftstore.errors import BuildError, ClusterError, ClusterGoneError, CorpusError
 from draftstore.mapping import Pool
+from draftstore.search.ngrams import count_ngrams
 from draftstore.stores.crest import counts as counts_module
 from draftstore.stores.crest.counts import build_counts
 from draftstore.stores.rest import segments as segments_module
@@ -28,10 +30,9 @@ from tests.fakes import killed
 pytest.importorskip("distributed", reason="the extra `dask` is not installed")
 
 SCHEDULER = """
-import os, sys
+import sys
 from distributed import LocalCluster
 if __name__ == "__main__":
-    os.environ["SCHEDULER"] = str(os.getpid())
     with LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster:
         print(cluster.scheduler_address, flush=True)
         sys.stdin.read()
@@ -72,9 +73,16 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "PART_BYTES", PART_BYTES)
 
 
-def build(pool: Pool | None, corpus: Path, tokenizer: TextTokenizer, out: Path, **changes: Any) -> None:
+def build(
+    pool: Pool | None,
+    corpus: Path,
+    tokenizer: TextTokenizer,
+    out: Path,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> None:
     options = RestOptions((corpus,), "test", **{"segment_tokens": SEGMENT_TOKENS, **changes})
-    build_rest(options, tokenizer, out, workers=1, pool=pool)
+    build_rest(options, tokenizer, out, workers=1, pool=pool, progress=progress)
 
 
 def contents(store: Path) -> dict[str, bytes]:
@@ -110,10 +118,10 @@ def sort_and_die(store: Path, segment: int, vocab_size: int) -> None:
     sort_segment(store, segment, vocab_size)
 
 
-def sort_without_scheduler(store: Path, segment: int, vocab_size: int) -> None:
-    """Sort a segment; of the third one, kill the process with the scheduler first."""
+def sort_or_wait(store: Path, segment: int, vocab_size: int) -> None:
+    """Sort a segment; with the third one, do not end before the cluster does."""
     if segment == 2:
-        os.kill(int(os.environ["SCHEDULER"]), signal.SIGKILL)
+        threading.Event().wait()
     sort_segment(store, segment, vocab_size)
 
 
@@ -140,7 +148,7 @@ class TestBytes:
         self, pool: Pool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(counts_module, "PART_ROWS", 700)  # of the ranges of a cluster
-        monkeypatch.setattr(counts_module, "count_ngrams", count_in_ranges(counts_module.count_ngrams))
+        monkeypatch.setattr(counts_module, "count_ngrams", count_in_ranges(count_ngrams))
         done: list[int] = []
         build_counts(whole, tmp_path / "here")
         build_counts(whole, tmp_path / "there", pool=pool, progress=lambda rows, _: done.append(rows))
@@ -228,10 +236,11 @@ class TestDeath:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             gone = pytest.raises(ClusterGoneError, match="run the command again")
+            kill = Progress(sorted=lambda done, _: process.kill() if done else None)
             with monkeypatch.context() as patch:
-                patch.setattr(segments_module, "sort_segment", sort_without_scheduler)
+                patch.setattr(segments_module, "sort_segment", sort_or_wait)
                 with gone, open_pool(address) as pool:
-                    build(pool, corpus, tokenizer, tmp_path / "store")
+                    build(pool, corpus, tokenizer, tmp_path / "store", progress=kill)
         finish(corpus, tokenizer, whole, tmp_path / "store")
 
     @pytest.mark.slow

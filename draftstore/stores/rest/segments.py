@@ -230,7 +230,8 @@ def sort_segments(
 def _sort_here(jobs: Jobs) -> Iterator[tuple[int, None]]:
     """Sort segments one after the other; yield each when done."""
     for segment, arguments in jobs.items():
-        yield segment, sort_segment(*arguments)
+        sort_segment(*arguments)
+        yield segment, None
 
 
 def _sort_apart(jobs: Jobs, workers: int, pool: Pool | None) -> Iterator[tuple[int, None]]:
@@ -258,7 +259,7 @@ def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
             for name in places
         ]
         tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
-        arrays = index_segment(tokens, vocab_size)
+        arrays: tuple[NDArray[Any], ...] = index_segment(tokens, vocab_size)
         for file, array, item in zip(files, arrays, places.values(), strict=True):
             file.seek(item * array.itemsize)
             file.write(array.data)

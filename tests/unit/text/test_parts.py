@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class ThreadPool(ExecutorPool):
 
 
 def pack(path: Path, data: bytes) -> Path:
-    packers = {".gz": gzip.compress, ".zst": zstandard.compress}
+    packers: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
     path.write_bytes(packers.get(path.suffix, bytes)(data))
     return path
 

@@ -129,7 +129,7 @@ def _run(transaction: Transaction, texts: Path, lines: list[bytes], kills: int) 
         _require_live(transaction)
         progress(f"kill {kill + 1} of {kills}: {victim}")
     with transaction() as session:
-        states = dict(session.execute(text("SELECT state, count(*) FROM builds GROUP BY state")).all())
+        states: dict[str, int] = dict(session.execute(text("SELECT state, count(*) FROM builds GROUP BY state")).all())
     if _start().wait() != 0:
         raise SystemExit("the last rebuild failed")
     held = _require_live(transaction)

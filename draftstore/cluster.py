@@ -30,7 +30,7 @@ T = TypeVar("T")
 CONNECT_SECONDS = 20.0
 TRIM = "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
 KEPT_BYTES = 1 << 40
-"""Dask has workers give freed memory back at once: a quarter more processor time for tokenizing, which takes it again."""
+"""Dask has workers give freed memory back at once: tokenizing, which takes it again, then costs a quarter more."""
 LOCAL = re.compile(r"local:([1-9]\d*)")
 """A cluster of so many processes on this machine."""
 ADDRESS = re.compile(r"(tcp|tls|ws|wss|ucx)://\S+")

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import draftstore
@@ -27,6 +28,9 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 20.0
+TRIM = "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
+KEPT_BYTES = 1 << 40
+"""Dask has workers give freed memory back at once: tokenizing, which takes it again, then costs a quarter more."""
 LOCAL = re.compile(r"local:([1-9]\d*)")
 """A cluster of so many processes on this machine."""
 ADDRESS = re.compile(r"(tcp|tls|ws|wss|ucx)://\S+")
@@ -62,18 +66,21 @@ def open_pool(cluster: str | None) -> Iterator[Pool | None]:
         return
     local = LOCAL.fullmatch(check_cluster(cluster))
     with needs_extra("distributed", "dask"):
+        import dask
         from distributed import Client, LocalCluster
     with ExitStack() as stack:
         if local:
-            processes = int(local[1])
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=processes,
-                    threads_per_worker=1,
-                    memory_limit=0,  # the machine's: segments are of known size, and nobody else is there
-                    dashboard_address=None,
+            scratch = TemporaryDirectory(prefix="draftstore-", ignore_cleanup_errors=True)
+            with dask.config.set({TRIM: KEPT_BYTES}):
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        n_workers=int(local[1]),
+                        threads_per_worker=1,
+                        memory_limit=0,  # the machine's: segments are of known size, and nobody else is there
+                        dashboard_address=None,
+                        local_directory=stack.enter_context(scratch),
+                    )
                 )
-            )
         try:
             client = stack.enter_context(Client(cluster, timeout=CONNECT_SECONDS, set_as_default=False))
         except OSError as error:

@@ -37,7 +37,7 @@ FINISHED = "finished.json"
 WORTH_KEEPING = (
     "tokens/shard-*.json",
     "parts/*/*/documents.json",
-    "parts/*/n1.parquet",
+    "parts/*/counts1.npy",
     f"{STORE}/{MANIFEST_NAME}",
 )
 """Files to resume a failed build from; one without any of them leaves nothing."""

@@ -166,36 +166,28 @@ def _rows(index: SuffixIndex, first: int, stop: int) -> int:
 
 
 def count_range(rest: Path, bounds: tuple[int, int], target: Path, max_n: int) -> None:
-    """Count the n-grams of a store that begin with a token in [first, stop), into a folder of Parquet files."""
+    """Count the n-grams of a store that begin with a token in [first, stop), into a folder of plain arrays."""
     first, stop = bounds
     store = RestStore.open(rest)
     every = store.index.first_rows
     within = np.clip(every, every[:, first, None], every[:, stop, None])  # no other token has rows
-    with (
-        attempt(target) as folder,
-        _parquet_files(folder, store.manifest.token_dtype, range(1, max_n + 1)) as writers,
-    ):
-        for tables in count_ngrams(store.index._replace(first_rows=within), max_n, workers=1):
-            for writer, table in zip(writers, tables, strict=True):
-                writer(table)
+    counted = list(count_ngrams(store.index._replace(first_rows=within), max_n, workers=1))
+    with attempt(target) as folder:
+        for n, tables in enumerate(zip(*counted, strict=True), 1):
+            np.save(folder / f"tokens{n}.npy", np.concatenate([table.tokens for table in tables]))
+            np.save(folder / f"counts{n}.npy", np.concatenate([table.counts for table in tables]))
 
 
 def join_ranges(ranges: Sequence[Path], n: int, dtype: str, target: Path) -> int:
     """Join the n-grams of one length of all ranges, which are in order; return how many they are."""
     import pyarrow.parquet as pq
 
-    size = 0
-    if target.is_dir():  # of an interrupted build
-        return int(pq.read_metadata(target / parquet_name(n)).num_rows)
-    with attempt(target) as folder, _parquet_files(folder, dtype, [n]) as (append,):
-        for part in ranges:
-            with pq.ParquetFile(part / parquet_name(n)) as file:
-                for group in range(file.num_row_groups):
-                    table = file.read_row_group(group)
-                    *tokens, counts = (column.to_numpy() for column in table.columns)
-                    append(NgramTable(np.stack(tokens, axis=1), counts))
-                    size += len(counts)
-    return size
+    if not target.is_dir():  # else of an interrupted build
+        with attempt(target) as folder, _parquet_files(folder, dtype, [n]) as (append,):
+            for part in ranges:
+                arrays = (np.load(part / f"{name}{n}.npy") for name in ("tokens", "counts"))
+                append(NgramTable(*arrays))
+    return int(pq.read_metadata(target / parquet_name(n)).num_rows)
 
 
 @contextmanager

@@ -1,0 +1,125 @@
+"""One measurement for benchmarks.growth, in a fresh process: `python -m benchmarks.growthprobe JSON`.
+
+The memory of a build is watched from outside, over all processes that it starts: `watched`.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks.measure import cpu_seconds, forget_references, percentiles, resident_of, time_calls, undisturbed
+from benchmarks.queryprobe import PAGE, map_pages
+from draftstore.jit import read_only
+from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.rest.store import STRATEGIES, RestDrafter, RestStore
+from draftstore.text.tokens import sentinel
+
+EVERY = 0.05
+"""Seconds between two looks at the memory."""
+
+
+def measure_crest(rest: str, out: str, megabytes: int) -> dict[str, Any]:
+    """Distil a CREST store of at most so many megabytes and time it."""
+    begin, spent = perf_counter(), cpu_seconds()
+    options = CrestOptions(Path(out).name, max_bytes=megabytes * 1_000_000)
+    built = build_crest(options, Path(rest), Path(out), overwrite=True)
+    return {
+        "build_seconds": round(perf_counter() - begin, 1),
+        "cpu_seconds": round(cpu_seconds() - spent, 1),
+        "entries": built.manifest.counts["entries"],
+        "bytes": built.manifest.parameters["lmdb_bytes"],
+    }
+
+
+def measure_segments(store: str, contexts: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Time drafts of one store's tokens, sorted anew in so many segments, on one core; by that number."""
+    index = RestStore.open(Path(store)).index
+    prompts = np.load(contexts)
+    found = {}
+    for count in counts:
+        cut = cut_index(index.tokens, index.vocab_size, count)
+        drafter = RestDrafter(cut, STRATEGIES["backoff"])
+        drafter.warm_up()
+        with undisturbed():
+            times = time_calls([drafter.session(prompt[prompt >= 0]).propose for prompt in prompts])
+        found[str(len(cut.segments))] = percentiles(times)
+    return found
+
+
+def cut_index(tokens: NDArray[Any], vocab_size: int, count: int) -> SuffixIndex:
+    """Return an index of tokens in about so many segments of equal size, each of whole documents."""
+    ends = np.flatnonzero(tokens == sentinel(tokens.dtype)) + 1
+    wanted = np.linspace(0, len(tokens), count + 1)[1:]
+    cuts = np.unique(ends[np.searchsorted(ends, wanted)])
+    parts = [index_segment(part, vocab_size) for part in np.split(tokens, cuts[:-1])]
+    suffixes, keys, first_rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    rows = first_rows.reshape(len(parts), -1)
+    segments = segment_table(np.diff(cuts, prepend=0))[:-1]
+    arrays = [read_only(array) for array in (np.ascontiguousarray(tokens), suffixes, keys, rows, segments)]
+    return SuffixIndex(*arrays, vocab_size, *key_layout(vocab_size))
+
+
+def measure_pages(store: str, contexts: str, queries: int) -> dict[str, float]:
+    """Return how many pages of a store's files a draft reads: what a disk is asked for where nothing is in memory."""
+    opened = RestStore.open(Path(store))
+    map_pages(opened.index)
+    drafter = opened.drafter("backoff")
+    drafter.warm_up()
+    pages = []
+    for prompt in np.load(contexts)[:queries]:
+        session = drafter.session(prompt[prompt >= 0])
+        forget_references()
+        session.propose()
+        pages.append(resident_of(Path(store), "Referenced") / PAGE)
+    return percentiles(pages)
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, int]]:
+    """Watch the memory of the processes that are started meanwhile; the peaks are there when the block ends.
+
+    Yields:
+        `peak_anonymous`, bytes that only they hold; `peak_resident`, those and the pages of files that they map, which
+        the system may take back. A page that two of them map counts twice.
+    """
+    peaks = {"peak_anonymous": 0, "peak_resident": 0}
+    ended = threading.Event()
+
+    def look() -> None:
+        own = psutil.Process()
+        while not ended.wait(EVERY):
+            held = [_held(process) for process in own.children(recursive=True)]
+            peaks["peak_anonymous"] = max(peaks["peak_anonymous"], sum(each for each, _ in held))
+            peaks["peak_resident"] = max(peaks["peak_resident"], sum(each for _, each in held))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield peaks
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _held(process: psutil.Process) -> tuple[int, int]:
+    """Return the anonymous and all resident bytes of a process; nothing if it has ended."""
+    with suppress(psutil.Error):
+        memory = process.memory_info()
+        return memory.rss - memory.shared, memory.rss
+    return 0, 0
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    measures: dict[str, Any] = {"crest": measure_crest, "segments": measure_segments, "pages": measure_pages}
+    print(json.dumps(measures[arguments.pop("what")](**arguments)))

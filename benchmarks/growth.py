@@ -17,6 +17,7 @@ Example:
 import argparse
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -110,7 +111,8 @@ class Growth:
         return lengths
 
     def _build(self, sample: Sample, out: Path) -> dict[str, Any]:
-        """Build the store of a sample on all cores."""
+        """Build the store of a sample on all cores, from the beginning."""
+        shutil.rmtree(out.with_name(f".{out.name}.partial"), ignore_errors=True)
         arguments = {
             "what": "build",
             "inputs": [str(path) for path in sample.files],
@@ -122,7 +124,8 @@ class Growth:
         return _watched("benchmarks.buildprobe", arguments)
 
     def _distil(self, rest: Path, out: Path, megabytes: int) -> dict[str, Any]:
-        """Distil a CREST store."""
+        """Distil a CREST store, from the beginning."""
+        shutil.rmtree(out.with_name(f".{out.name}.partial"), ignore_errors=True)
         return _watched(
             "benchmarks.growthprobe", {"what": "crest", "rest": str(rest), "out": str(out), "megabytes": megabytes}
         )

@@ -16,7 +16,14 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.measure import cpu_seconds, forget_references, percentiles, resident_of, time_calls, undisturbed
+from benchmarks.measure import (
+    cpu_seconds,
+    forget_references,
+    percentiles,
+    resident_of,
+    time_calls,
+    undisturbed,
+)
 from benchmarks.queryprobe import PAGE, map_pages
 from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table

@@ -1,7 +1,7 @@
 """What a store of so many tokens costs: hours, bytes, memory and lookups, from measured rates. Arithmetic alone.
 
-Every constant is in `RATES`, with where it was measured. They come from two cores of a shared machine and from stores of
-1 to 300 million tokens; what lies beyond is the same arithmetic, not a measurement.
+Every constant is in `RATES`, with where it was measured: on two cores of a shared machine, with stores of 1 to 300
+million tokens. What lies beyond is the same arithmetic, not a measurement.
 """
 
 import dataclasses
@@ -36,15 +36,23 @@ class Rate(NamedTuple):
 
 
 RATES: Mapping[str, Rate] = {
-    "tokenize": Rate(1.17e6, "tokens/s of a core", "rest_scale.json: all_corpora, one core; Llama-2's tokenizer"),
+    "tokenize": Rate(
+        1.17e6, "tokens/s of a core", "rest_scale.json: all_corpora, one core; Llama-2's tokenizer"
+    ),
     "sort": Rate(4.5e6, "tokens/s of a core", "rest_scale.json: chat_sharegpt_5M, the slowest"),
     "sort_memory": Rate(5.62, "bytes a token beside the text", "rest_scale.json: chat_sharegpt_5M, the most"),
-    "finish": Rate(0.47e9, "bytes/s", "rest_scale.json: all_corpora, other_seconds: copied, hashed, published"),
+    "finish": Rate(
+        0.47e9, "bytes/s", "rest_scale.json: all_corpora, other_seconds: copied, hashed, published"
+    ),
     "text": Rate(4.0, "bytes a token", "96.0 M tokens in 387.4 MB of chat; code has 3.3"),
     "documents": Rate(530.0, "tokens a document", "rest_scale.json: all_corpora"),
     "count": Rate(1.2e7, "tokens/s of a core", "crest_build.json: counting, n-grams of 1 to 5 tokens"),
-    "lookup": Rate(144e-6, "s", "rest_scale.json: chat_sharegpt, 28 M tokens in one segment, backoff, 64 nodes"),
-    "lookup_doubling": Rate(20e-6, "s for twice the tokens of a segment", "rest_scale.json: 5 to 98 M tokens"),
+    "lookup": Rate(
+        144e-6, "s", "rest_scale.json: chat_sharegpt, 28 M tokens in one segment, backoff, 64 nodes"
+    ),
+    "lookup_doubling": Rate(
+        20e-6, "s for twice the tokens of a segment", "rest_scale.json: 5 to 98 M tokens"
+    ),
     "lookup_segment": Rate(36e-6, "s for each further segment", "growth.json: segments"),
     "lookup_pages": Rate(960.0, "pages of 4 KiB", "growth.json: pages"),
 }
@@ -192,8 +200,8 @@ def plan(site: Site, rates: Mapping[str, float] | None = None) -> dict[str, Any]
         rates: figures in place of those of `RATES`, by name.
 
     Returns:
-        `bytes`, `hours` (of the whole build), `memory` (bytes), `lookup` (seconds, pages) and `night` (a nightly merge of
-        the new text: bytes and hours), each by name.
+        `segments`, and by name `bytes`, `hours` (of the whole build), `memory` (bytes), `lookup` (seconds, pages), and
+        `night` (a nightly merge of the new text: bytes and hours).
 
     Raises:
         DraftstoreError: numbers that no site has.
@@ -207,7 +215,11 @@ def plan(site: Site, rates: Mapping[str, float] | None = None) -> dict[str, Any]
         "segments": site.segments,
         "bytes": size,
         "hours": hours | {"all": sum(hours.values())},
-        "memory": {"sort_a_segment": site.sort_memory, "sorters": site.sorters, "sort": site.sort_memory * site.sorters},
+        "memory": {
+            "sort_a_segment": site.sort_memory,
+            "sorters": site.sorters,
+            "sort": site.sort_memory * site.sorters,
+        },
         "lookup": lookup,
         "night": _night(site, size, known),
     }
@@ -223,12 +235,13 @@ def _bytes(site: Site, known: Mapping[str, float]) -> dict[str, float]:
 def _hours(site: Site, size: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
     """Return the hours of each step: of the processors, or of the disks where these take longer."""
     disks = site.disk_bandwidth * site.machines
-    sorting = site.largest_segment / known["sort"] * math.ceil(site.segments / (site.sorters * site.machines))
+    at_once = max(site.largest_segment, site.entries / (site.sorters * site.machines))
     seconds = {
         "tokenize": max(
-            site.tokens / (known["tokenize"] * site.cores * site.machines), (size["text"] + size["shards"]) / disks
+            site.tokens / (known["tokenize"] * site.cores * site.machines),
+            (size["text"] + size["shards"]) / disks,
         ),
-        "sort": max(sorting, (size["shards"] + size["rest"]) / disks),
+        "sort": max(at_once / known["sort"], (size["shards"] + size["rest"]) / disks),
         "finish": size["rest"] / min(known["finish"], site.disk_bandwidth),
         "count": max(site.tokens / (known["count"] * site.cores), size["rest"] / site.disk_bandwidth),
     }
@@ -255,5 +268,7 @@ def _night(site: Site, size: Mapping[str, float], known: Mapping[str, float]) ->
     share = site.new_tokens / site.tokens
     written = size["rest"] * (1 + share)
     made = site.new_tokens * (1 / (known["tokenize"] * site.cores) + 1 / known["sort"])
-    copied = (size["rest"] + written) / site.disk_bandwidth + written / min(known["finish"], site.disk_bandwidth)
+    copied = (size["rest"] + written) / site.disk_bandwidth + written / min(
+        known["finish"], site.disk_bandwidth
+    )
     return {"tokens": site.new_tokens, "bytes_written": written, "hours": (made + copied) / 3600}

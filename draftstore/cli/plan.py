@@ -11,7 +11,8 @@ from rich.table import Table
 
 from draftstore.cli.common import STORE, json_option, print_json, status, stdout_console
 from draftstore.cli.crest import ByteSize
-from draftstore.sizing import LAWS, RATES, SEGMENT_TOKENS, Law, Site, plan as plan_site
+from draftstore.sizing import LAWS, RATES, SEGMENT_TOKENS, Law, Site
+from draftstore.sizing import plan as plan_site
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
@@ -44,22 +45,28 @@ class TokenCount(click.ParamType[float]):
 
 @click.command()
 @click.option("--tokens", type=TokenCount(), required=True, help="Tokens of the texts, such as 1e11 or 300M.")
-@click.option(
-    "--machines", type=int, default=1, show_default=True, help="Machines that tokenize and sort."
-)
+@click.option("--machines", type=int, default=1, show_default=True, help="Machines that tokenize and sort.")
 @click.option("--cores", type=int, default=16, show_default=True, help="Cores of each.")
 @click.option("--memory", type=ByteSize(), default="64GB", show_default=True, help="Memory of each.")
 @click.option(
     "--vocabulary", type=int, default=32_000, show_default=True, help="Number of token ids of the model."
 )
 @click.option(
-    "--disk-bandwidth", type=ByteSize(), default="1GB", show_default=True, help="Bytes that a disk takes a second."
+    "--disk-bandwidth",
+    type=ByteSize(),
+    default="1GB",
+    show_default=True,
+    help="Bytes that a disk takes a second.",
 )
 @click.option(
     "--disk-latency", type=float, default=100.0, show_default=True, help="Microseconds of a random read."
 )
 @click.option(
-    "--segment-tokens", type=int, default=SEGMENT_TOKENS, show_default=True, help="Maximum number of tokens in a suffix array."
+    "--segment-tokens",
+    type=int,
+    default=SEGMENT_TOKENS,
+    show_default=True,
+    help="Maximum number of tokens in a suffix array.",
 )
 @click.option("--added", type=TokenCount(), help="Tokens of new text a day. [default: a hundredth]")
 @click.option(
@@ -82,8 +89,8 @@ def plan(
 ) -> None:
     """Say what a store of so many tokens would take: hours, bytes, memory, lookups, and the accepted length.
 
-    Rates are those that the documentation quotes, or this machine's. What is larger than what was measured, some hundred
-    million tokens, is arithmetic: the sizes are exact, times and accepted lengths are not.
+    Rates are those that the documentation quotes, or this machine's. Beyond what was measured, some hundred million
+    tokens, sizes stay exact, times are arithmetic, and accepted lengths a guess with a wide range.
 
     \b
     Examples:
@@ -102,7 +109,10 @@ def plan(
         with status("measuring this machine's rates"):
             rates = measure_rates(measure)
     planned = plan_site(site, rates)
-    lengths = {name: dict(zip(("least", "likely", "most"), law.at(tokens), strict=True)) for name, law in LAWS.items()}
+    lengths = {
+        name: dict(zip(("least", "likely", "most"), law.at(tokens), strict=True))
+        for name, law in LAWS.items()
+    }
     if as_json:
         known = {name: rate._asdict() for name, rate in RATES.items()}
         for name, value in rates.items():
@@ -133,7 +143,10 @@ def _rows(site: Site, planned: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield f"memory: of {memory['sorters']} sorted at once on a machine", in_bytes(memory["sort"])
     yield "lookup: page cache that holds the store", in_bytes(lookup["page_cache"])
     yield "lookup: all in memory", _time(lookup["in_memory"])
-    yield f"lookup: {lookup['share_on_disk']:.0%} on disk, of {lookup['pages']:,.0f} pages", _time(lookup["with_disk"])
+    yield (
+        f"lookup: {lookup['share_on_disk']:.0%} on disk, of {lookup['pages']:,.0f} pages",
+        _time(lookup["with_disk"]),
+    )
     yield f"night: merge of {night['tokens']:,.0f} new tokens writes", in_bytes(night["bytes_written"])
     yield "night: hours", f"{night['hours']:,.2f}"
 

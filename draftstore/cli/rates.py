@@ -35,7 +35,9 @@ def measure_rates(path: Path) -> dict[str, float]:
     tokens[-1] = end
     few = tokens[:ENCODED]
     texts = [
-        tokenizer.decode(part[part != end]) for part in np.split(few, np.flatnonzero(few == end)) if len(part) > 1
+        tokenizer.decode(part[part != end])
+        for part in np.split(few, np.flatnonzero(few == end))
+        if len(part) > 1
     ]
     index_segment(tokens[-1:], index.vocab_size)  # loads the kernels, or compiles them
     begin = process_time()

@@ -12,7 +12,7 @@ from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokens import sentinel
 
-SORTED, ENCODED, FEWEST = 4_000_000, 1_000_000, 1000
+SORTED, ENCODED, FEWEST = 4_000_000, 1_000_000, 500
 """Tokens that are sorted and encoded again, at most, and without which there is nothing to measure."""
 
 
@@ -30,7 +30,7 @@ def measure_rates(path: Path) -> dict[str, float]:
     tokenizer = load_tokenizer(path / TOKENIZER_FOLDER, name=store.manifest.tokenizer.name)
     tokens = np.array(index.tokens[: min(SORTED, int(index.segments[0, 1]))])
     if len(tokens) < FEWEST:
-        raise StoreError(f"{path} has {len(tokens):,} tokens: expected {FEWEST:,} to measure with")
+        raise StoreError(f"{path} has a first segment of {len(tokens):,} tokens: expected {FEWEST:,} to measure with")
     end = sentinel(tokens.dtype)
     tokens[-1] = end
     few = tokens[:ENCODED]

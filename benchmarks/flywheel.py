@@ -102,7 +102,7 @@ def draw(path: Path, models: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Draw M by day: a line for each store, solid for the first model, dashed for the next."""
     figure, axes = new_axes("", "day", f"accepted length M, {NODES} nodes")
     figure.set_size_inches(7.2, 3.8)
-    for (model, days), style in zip(models.items(), ("o-", "o--"), strict=True):
+    for (model, days), style in zip(models.items(), ("o-", "o--"), strict=False):
         for name, color in COLORS.items():
             known = [(each["day"], each[name]["accepted_length"]) for each in days if name in each]
             axes.plot(*zip(*known, strict=True), style, markersize=4, color=color, label=f"{name}, {model}")

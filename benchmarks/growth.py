@@ -50,8 +50,8 @@ NODES = (16, 64)
 CREST_MEGABYTES = (10, 50)
 CONTEXTS = 3200
 ROWS = 100
-PAGED = 100
-"""Drafts whose pages are counted."""
+COLD = 40
+"""Drafts that find nothing in memory."""
 LARGEST, BULK = "chat_1", 300_000_000
 """The sample that so many tokens are made of in memory."""
 CUT, SEGMENTS = "chat_0.3", (1, 2, 4, 8, 16, 32, 64)
@@ -106,7 +106,7 @@ class Growth:
         figures |= {
             "rest": built,
             "lookup": self._notes.take(f"{sample.name}-lookup", partial(self._look_up, rest)),
-            "pages": self._notes.take(f"{sample.name}-pages", partial(self._read_pages, rest)),
+            "cold": self._notes.take(f"{sample.name}-cold", partial(self._read_cold, rest)),
             "accepted_length": {},
         }
         self._add_lengths(figures, "REST", sample, rest)
@@ -170,9 +170,9 @@ class Growth:
         asked = {"what": "queries", "store": str(rest), "contexts": self._contexts()}
         return run_fresh("benchmarks.queryprobe", asked | {"strategies": STRATEGY_NAMES})
 
-    def _read_pages(self, rest: Path) -> dict[str, Any]:
-        """Count the pages that a draft reads."""
-        asked = {"what": "pages", "store": str(rest), "contexts": self._contexts(), "queries": PAGED}
+    def _read_cold(self, rest: Path) -> dict[str, Any]:
+        """Draft with nothing of the store in memory."""
+        asked = {"what": "cold", "store": str(rest), "contexts": self._contexts(), "queries": COLD}
         return run_fresh("benchmarks.growthprobe", asked)
 
     def _cut(self, rest: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def _show_builds(measured: Sequence[dict[str, Any]]) -> None:
         rows.append([
             each["name"], each["tokens"], build["segments"], *_costs(build), build["bytes_per_token"],
             lookup["open_ms"], *(lookup["backoff"]["query_us"][key] for key in ("p50", "p99")),
-            (each["pages"] or {}).get("mean", ""), *_costs(each.get("crest_50")),
+            *_cold(each["cold"]), *_costs(each.get("crest_50")),
         ])  # fmt: skip
     costs = ["min", "CPU min", "own GB", "and mapped"]
     columns = [
@@ -52,6 +52,11 @@ def _costs(build: dict[str, Any] | None) -> list[float | str]:
         return [""] * 4
     minutes = [build["build_seconds"] / 60, build["cpu_seconds"] / 60]
     return [*minutes, build["peak_anonymous"] / 1e9, build["peak_resident"] / 1e9]
+
+
+def _cold(cold: dict[str, Any] | None) -> list[float | str]:
+    """Return the megabytes that a draft reads if nothing is in memory, and its milliseconds."""
+    return [cold["bytes"]["p50"] / 1e6, cold["us"]["p50"] / 1e3] if cold else ["", ""]
 
 
 def _lines(points: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:

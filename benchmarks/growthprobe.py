@@ -3,8 +3,10 @@
 The memory of a build is watched from outside, over all processes that it starts: `watched`.
 """
 
+import gc
 import json
 import math
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,16 +22,13 @@ from numpy.typing import NDArray
 from benchmarks.buildprobe import warm_up_sorting
 from benchmarks.measure import (
     cpu_seconds,
-    forget_references,
     peak_resident,
     percentiles,
     reset_peak,
     resident,
-    resident_of,
     time_calls,
     undisturbed,
 )
-from benchmarks.queryprobe import PAGE, map_pages
 from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
 from draftstore.stores.crest.build import CrestOptions, build_crest
@@ -155,19 +154,31 @@ def _peak(figures: dict[str, Any], name: str) -> Iterator[None]:
     figures[f"{name}_cpu_seconds"] = round(cpu_seconds() - spent, 1)
 
 
-def measure_pages(store: str, contexts: str, queries: int) -> dict[str, float]:
-    """Return how many pages of a store's files a draft reads: what a disk is asked for where nothing is in memory."""
-    opened = RestStore.open(Path(store))
-    map_pages(opened.index)
-    drafter = opened.drafter("backoff")
-    drafter.warm_up()
-    pages = []
+def measure_cold(store: str, contexts: str, queries: int) -> dict[str, dict[str, float]]:
+    """Draft with nothing of a store in memory: bytes that a draft reads from the disk, and its µs with these reads.
+
+    The system reads ahead around each page that is missing.
+    """
+    RestStore.open(Path(store)).drafter("backoff").warm_up()
+    bytes_read, times = [], []
     for prompt in np.load(contexts)[:queries]:
-        session = drafter.session(prompt[prompt >= 0])
-        forget_references()
-        session.propose()
-        pages.append(resident_of(Path(store), "Referenced") / PAGE)
-    return percentiles(pages)
+        _forget_files(Path(store))
+        opened = RestStore.open(Path(store))
+        session = opened.drafter("backoff").session(prompt[prompt >= 0])
+        before = psutil.Process().io_counters().read_bytes
+        times += time_calls([session.propose])
+        bytes_read.append(psutil.Process().io_counters().read_bytes - before)
+        del session
+        opened.close()
+    return {"bytes": percentiles(bytes_read), "us": percentiles(times)}
+
+
+def _forget_files(folder: Path) -> None:
+    """Let the system drop what it keeps of files in memory, but for pages that a process has mapped."""
+    gc.collect()  # maps of stores that were closed
+    for path in folder.glob("*.bin"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager
@@ -210,7 +221,7 @@ if __name__ == "__main__":
     measures: dict[str, Any] = {
         "crest": measure_crest,
         "segments": measure_segments,
-        "pages": measure_pages,
+        "cold": measure_cold,
         "bulk": measure_bulk,
     }
     print(json.dumps(measures[arguments.pop("what")](**arguments)))

@@ -94,14 +94,14 @@ def resident(trim: bool = False) -> dict[str, int]:
     return {"anonymous": sizes["Anonymous"], "mapped": sizes["Rss"] - sizes["Anonymous"]}
 
 
-def resident_of(folder: Path, kind: str = "Rss") -> int:
-    """Return the resident bytes of this process's maps of files under a folder; or those of another kind of smaps."""
+def resident_of(folder: Path) -> int:
+    """Return the resident bytes of this process's maps of files under a folder."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split(maxsplit=5)
         if not words[0].endswith(":"):  # `address permissions offset device inode path` begins a map
             inside = len(words) == 6 and folder in Path(words[5]).parents
-        elif inside and words[0] == f"{kind}:":
+        elif inside and words[0] == "Rss:":
             total += int(words[1]) * 1024
     return total
 
@@ -110,11 +110,6 @@ def cpu_seconds() -> float:
     """Return the processor time of this process and of those that it started and that have ended."""
     usages = [getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def forget_references() -> None:
-    """Let the `Referenced` of this process's pages start anew: those that it reads or writes from here on."""
-    Path("/proc/self/clear_refs").write_text("1")
 
 
 def reset_peak() -> None:

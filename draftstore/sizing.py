@@ -16,7 +16,10 @@ SEGMENT_TOKENS = 1 << 28
 MAX_SEGMENT_TOKENS = 2**31 - 2
 SUFFIX_BYTES, KEY_BYTES, DOCUMENT_BYTES = 4.0, 0.5, 16.0
 """Of a store, beside the tokens: a suffix and a sixteenth of a key for each token, a digest for each document."""
-PAGE = 4096
+PART_ROWS = 1 << 22
+"""Rows that are counted at a time, unless one first token has more."""
+READ = 128 * 1024
+"""Bytes that the system reads around a page that is missing."""
 USED_MEMORY = 0.8
 """Share of a machine's memory that sorting may take."""
 
@@ -47,6 +50,9 @@ RATES: Mapping[str, Rate] = {
     "text": Rate(4.0, "bytes a token", "96.0 M tokens in 387.4 MB of chat; code has 3.3"),
     "documents": Rate(530.0, "tokens a document", "rest_scale.json: all_corpora"),
     "count": Rate(1.2e7, "tokens/s of a core", "crest_build.json: counting, n-grams of 1 to 5 tokens"),
+    "commonest": Rate(
+        0.09, "of all tokens are the most common one", "code; 0.05 in chat: bounds the memory of counting"
+    ),
     "lookup": Rate(
         144e-6, "s", "rest_scale.json: chat_sharegpt, 28 M tokens in one segment, backoff, 64 nodes"
     ),
@@ -54,7 +60,9 @@ RATES: Mapping[str, Rate] = {
         20e-6, "s for twice the tokens of a segment", "rest_scale.json: 5 to 98 M tokens"
     ),
     "lookup_segment": Rate(36e-6, "s for each further segment", "growth.json: segments"),
-    "lookup_pages": Rate(960.0, "pages of 4 KiB", "growth.json: pages"),
+    "lookup_reads": Rate(
+        800.0, "reads of 128 KiB, if nothing is in memory", "growth.json: cold, 29 M tokens"
+    ),
 }
 LOOKUP_TOKENS = 27.9e6
 """Tokens of the segment that `lookup` was measured in."""
@@ -200,7 +208,7 @@ def plan(site: Site, rates: Mapping[str, float] | None = None) -> dict[str, Any]
         rates: figures in place of those of `RATES`, by name.
 
     Returns:
-        `segments`, and by name `bytes`, `hours` (of the whole build), `memory` (bytes), `lookup` (seconds, pages), and
+        `segments`, and by name `bytes`, `hours` (of the whole build), `memory` (bytes), `lookup` (seconds, bytes, reads), and
         `night` (a nightly merge of the new text: bytes and hours).
 
     Raises:
@@ -219,6 +227,7 @@ def plan(site: Site, rates: Mapping[str, float] | None = None) -> dict[str, Any]
             "sort_a_segment": site.sort_memory,
             "sorters": site.sorters,
             "sort": site.sort_memory * site.sorters,
+            "count": _count_memory(site, known),
         },
         "lookup": lookup,
         "night": _night(site, size, known),
@@ -230,6 +239,12 @@ def _bytes(site: Site, known: Mapping[str, float]) -> dict[str, float]:
     rest += site.segments * (site.vocabulary + 1) * 4 + site.documents * DOCUMENT_BYTES
     shards = site.tokens * site.token_bytes + site.documents * 8
     return {"text": site.tokens * known["text"], "shards": shards, "rest": rest}
+
+
+def _count_memory(site: Site, known: Mapping[str, float]) -> float:
+    """Return what counting holds of one range of first tokens: n-grams of 1 to 5 tokens, and five counts, for each row."""
+    rows = max(PART_ROWS, known["commonest"] * site.tokens)
+    return rows * (15 * site.token_bytes + 5 * 8)
 
 
 def _hours(site: Site, size: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
@@ -252,14 +267,14 @@ def _lookup(site: Site, rest: float, known: Mapping[str, float]) -> dict[str, fl
     """Return what a lookup takes on one machine that serves the whole store."""
     larger = max(0.0, math.log2(site.largest_segment / LOOKUP_TOKENS))
     warm = known["lookup"] + known["lookup_doubling"] * larger + known["lookup_segment"] * (site.segments - 1)
-    pages = known["lookup_pages"] * (1 + known["lookup_segment"] / known["lookup"] * (site.segments - 1))
+    reads = known["lookup_reads"] * warm / known["lookup"]
     missing = max(0.0, 1 - site.memory * USED_MEMORY / rest)
     return {
         "in_memory": warm,
-        "pages": pages,
+        "reads": reads,
         "page_cache": rest,
         "share_on_disk": missing,
-        "with_disk": warm + missing * pages * site.disk_latency,
+        "with_disk": warm + missing * reads * (site.disk_latency + READ / site.disk_bandwidth),
     }
 
 

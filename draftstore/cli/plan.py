@@ -141,10 +141,11 @@ def _rows(site: Site, planned: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "bytes: CREST store", "as you choose: --max-bytes"
     yield "memory: to sort a segment", in_bytes(memory["sort_a_segment"])
     yield f"memory: of {memory['sorters']} sorted at once on a machine", in_bytes(memory["sort"])
+    yield "memory: to count the n-grams of the most common token", in_bytes(memory["count"])
     yield "lookup: page cache that holds the store", in_bytes(lookup["page_cache"])
     yield "lookup: all in memory", _time(lookup["in_memory"])
     yield (
-        f"lookup: {lookup['share_on_disk']:.0%} on disk, of {lookup['pages']:,.0f} pages",
+        f"lookup: {lookup['share_on_disk']:.0%} on disk, of {lookup['reads']:,.0f} reads",
         _time(lookup["with_disk"]),
     )
     yield f"night: merge of {night['tokens']:,.0f} new tokens writes", in_bytes(night["bytes_written"])

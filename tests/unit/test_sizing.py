@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import DraftstoreError
-from draftstore.search import sorting
-from draftstore.sizing import LAWS, MAX_SEGMENT_TOKENS, RATES, SEGMENT_TOKENS, Law, Site, plan
+from draftstore.search import ngrams, sorting
+from draftstore.sizing import LAWS, MAX_SEGMENT_TOKENS, PART_ROWS, RATES, SEGMENT_TOKENS, Law, Site, plan
 from draftstore.stores.rest import build
 from draftstore.text.tokens import token_dtype
 from tests import ROOT
@@ -28,6 +28,7 @@ BUILDS = [each["build"][cores] for each in SCALE for cores in ("one_core", "all_
 def test_limits_are_those_of_builds() -> None:
     assert SEGMENT_TOKENS == build.SEGMENT_TOKENS
     assert MAX_SEGMENT_TOKENS == sorting.MAX_SEGMENT_TOKENS
+    assert PART_ROWS == ngrams.PART_ROWS
 
 
 @pytest.mark.parametrize("vocabulary", [2, 32_000, 65_535, 65_536, 151_665])

@@ -88,7 +88,7 @@ def a_point(tokens: float, nested: bool = True) -> dict[str, Any]:
     costs = {"build_seconds": 60.0, "cpu_seconds": 50.0, "peak_anonymous": 10**9, "peak_resident": 2 * 10**9}
     length = 1 + 0.1 * float(np.log10(tokens))
     return {
-        "name": "chat", "kind": "chat", "nested": nested, "tokens": int(tokens), "pages": None,
+        "name": "chat", "kind": "chat", "nested": nested, "tokens": int(tokens), "cold": None,
         "rest": costs | {"segments": 1, "bytes_per_token": 6.5},
         "lookup": {"open_ms": 1.0, "backoff": {"query_us": {"p50": 100.0, "p99": 200.0}}},
         "accepted_length": {"REST": {"talk": {"16": length, "64": length + 0.1}}},

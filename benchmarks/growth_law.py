@@ -33,8 +33,10 @@ def fit_law(tokens: Sequence[float], lengths: Sequence[float]) -> Law:
     spread = float(np.sqrt(((y - offset - slope * x) ** 2).sum() / (len(x) - 2)))
     error = STUDENT[len(x) - 3] * spread
     mean, weight = float(x.mean()), float(((x - x.mean()) ** 2).sum())
-    numbers = (float(offset), float(slope), 10 ** float(factor), float(exponent), error, mean, weight)
-    return Law(*(float(f"{number:.5g}") for number in numbers), len(x), float(max(tokens)))
+    offset, slope, factor, exponent, error, mean, weight = (
+        float(f"{number:.5g}") for number in (offset, slope, 10**factor, exponent, error, mean, weight)
+    )
+    return Law(offset, slope, factor, exponent, error, mean, weight, len(x), float(max(tokens)))
 
 
 def fit_laws(tokens: Sequence[float], lengths: Sequence[float], far: float = FAR) -> dict[str, Any]:

@@ -92,9 +92,15 @@ def _join(tokens: NDArray[Any], vocab_size: int, cuts: NDArray[np.int64], parts:
     """Return the index of segments that end at some places, from what `index_segment` made of each."""
     suffixes, keys, first_rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     segments = segment_table(np.diff(cuts, prepend=0))[:-1]
-    rows = first_rows.reshape(len(parts), -1)
-    arrays = [read_only(array) for array in (np.ascontiguousarray(tokens), suffixes, keys, rows, segments)]
-    return SuffixIndex(*arrays, vocab_size, *key_layout(vocab_size))
+    return SuffixIndex(
+        read_only(np.ascontiguousarray(tokens)),
+        read_only(suffixes),
+        read_only(keys),
+        read_only(first_rows.reshape(len(parts), -1)),
+        read_only(segments),
+        vocab_size,
+        *key_layout(vocab_size),
+    )
 
 
 def measure_bulk(store: str, contexts: str, tokens: int) -> dict[str, Any]:

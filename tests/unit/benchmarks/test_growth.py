@@ -37,7 +37,7 @@ def test_a_power_law_is_found_again(factor: float, exponent: float) -> None:
 
 def test_the_range_of_a_line_is_that_of_a_textbook() -> None:
     x, y = np.array([6.0, 7.0, 8.0]), np.array([1.5, 1.8, 1.9])
-    law = fit_law(10**x, y)
+    law = fit_law((10**x).tolist(), y.tolist())
     errors = y - np.polyval(np.polyfit(x, y, 1), x)
     spread = np.sqrt((errors**2).sum() / 1)
     margin = 12.706 * spread * np.sqrt(1 + 1 / 3 + (10 - 7) ** 2 / 2)

@@ -50,6 +50,7 @@ RATES: Mapping[str, Rate] = {
     "text": Rate(4.0, "bytes a token", "96.0 M tokens in 387.4 MB of chat; code has 3.3"),
     "documents": Rate(530.0, "tokens a document", "rest_scale.json: all_corpora"),
     "count": Rate(1.2e7, "tokens/s of a core", "crest_build.json: counting, n-grams of 1 to 5 tokens"),
+    "distil": Rate(1.16e6, "tokens/s of a core", "growth.json: bulk, 300 M tokens, ranking for 50 MB"),
     "commonest": Rate(
         0.09, "share of the most common token", "first_rows.bin of 40 packages; ShareGPT: 0.05"
     ),
@@ -259,6 +260,7 @@ def _hours(site: Site, size: Mapping[str, float], known: Mapping[str, float]) ->
         "sort": max(at_once / known["sort"], (size["shards"] + size["rest"]) / disks),
         "finish": size["rest"] / min(known["finish"], site.disk_bandwidth),
         "count": max(site.tokens / (known["count"] * site.cores), size["rest"] / site.disk_bandwidth),
+        "distil": max(site.tokens / (known["distil"] * site.cores), size["rest"] / site.disk_bandwidth),
     }
     return {step: each / 3600 for step, each in seconds.items()}
 

@@ -79,6 +79,18 @@ def test_rates_are_those_of_the_results() -> None:
     assert RATES["lookup"].value * 1e6 == pytest.approx(SCALE[1]["backoff"]["query_us"]["p50"], rel=0.01)
 
 
+def test_memory_of_a_full_segment_is_that_of_300_million_tokens() -> None:
+    bulk = figures("growth.json")["bulk"]
+    planned = plan(Site(bulk["tokens"]))
+    assert planned["segments"] == bulk["segments"]
+    text = 2 * SEGMENT_TOKENS
+    assert bulk["sort_peak_bytes"] == pytest.approx(planned["memory"]["sort_a_segment"] - text, rel=0.1)
+    assert planned["bytes"]["rest"] == pytest.approx(bulk["index_bytes"], rel=0.01)
+    assert RATES["distil"].value == pytest.approx(bulk["tokens"] / bulk["rank_cpu_seconds"], rel=0.01)
+    measured = bulk["backoff"]["p50"]
+    assert 1e6 * planned["lookup"]["in_memory"] == pytest.approx(measured, rel=0.3)
+
+
 def test_every_source_is_a_file_of_results() -> None:
     for rate in RATES.values():
         name = rate.source.partition(":")[0]
@@ -113,7 +125,7 @@ def test_sorting_fits_into_the_memory(site: Site) -> None:
 
 @given(sites)
 def test_faster_machines_need_less_time(site: Site) -> None:
-    faster = {name: 2 * RATES[name].value for name in ("tokenize", "sort", "count", "finish")}
+    faster = {name: 2 * RATES[name].value for name in ("tokenize", "sort", "count", "distil", "finish")}
     assert plan(site, faster)["hours"]["all"] <= plan(site)["hours"]["all"]
 
 

@@ -99,7 +99,7 @@ def test_what_is_known_is_fitted_shown_and_drawn(tmp_path: Path, capsys: pytest.
     points = [*map(a_point, SIZES), a_point(5e7, nested=False)]
     points[0]["accepted_length"]["CREST, 50 MB"] = points[0]["accepted_length"][
         "REST"
-    ]  # not of all: not fitted
+    ]  # of too few: not fitted
     laws = fit(points)
     assert [(law["store"], law["nodes"], law["law"]["points"]) for law in laws] == [
         ("REST", 16, 5),

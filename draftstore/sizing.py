@@ -60,7 +60,7 @@ RATES: Mapping[str, Rate] = {
     "lookup_doubling": Rate(
         20e-6, "s for twice the tokens of a segment", "rest_scale.json: 5 to 98 M tokens"
     ),
-    "lookup_segment": Rate(36e-6, "s for each further segment", "growth.json: segments"),
+    "lookup_segment": Rate(40e-6, "s for each further segment", "growth.json: segments"),
     "lookup_reads": Rate(
         800.0, "reads of 128 KiB, if nothing is in memory", "growth.json: cold, 29 M tokens"
     ),
@@ -110,7 +110,7 @@ LAWS: Mapping[str, Law] = {
         0.4985, 0.18766, 0.15076, 0.1036, 0.060299, 6.9863, 2.4839, 5, 97911515.0
     ),
     "code: HumanEval, CodeLlama-7b": Law(
-        0.036416, 0.28367, 0.11433, 0.13578, 0.28528, 6.6611, 0.56189, 3, 15423609.0
+        0.24492, 0.25148, 0.15634, 0.11479, 0.1184, 6.9137, 1.3275, 4, 46928782.0
     ),
 }
 """Of REST stores, drafts of 64 nodes: benchmarks/results/growth.json. Points are samples of one set of texts."""

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from draftstore.errors import DraftstoreError
 from draftstore.search import ngrams, sorting
-from draftstore.sizing import LAWS, MAX_SEGMENT_TOKENS, PART_ROWS, RATES, SEGMENT_TOKENS, Law, Site, plan
+from draftstore.sizing import (
+    LAWS,
+    MAX_SEGMENT_TOKENS,
+    PART_ROWS,
+    RATES,
+    READ,
+    SEGMENT_TOKENS,
+    Law,
+    Site,
+    plan,
+)
 from draftstore.stores.rest import build
 from draftstore.text.tokens import token_dtype
 from tests import ROOT
@@ -89,6 +99,17 @@ def test_memory_of_a_full_segment_is_that_of_300_million_tokens() -> None:
     assert RATES["distil"].value == pytest.approx(bulk["tokens"] / bulk["rank_cpu_seconds"], rel=0.01)
     measured = bulk["backoff"]["p50"]
     assert 1e6 * planned["lookup"]["in_memory"] == pytest.approx(measured, rel=0.3)
+
+
+def test_a_segment_more_takes_what_was_measured() -> None:
+    times = figures("growth.json")["segments"]
+    share = (times["64"]["p50"] - times["1"]["p50"]) / 63
+    assert 1e6 * RATES["lookup_segment"].value == pytest.approx(share, rel=0.05)
+
+
+def test_reads_of_a_lookup_are_those_that_were_measured() -> None:
+    (sample,) = (each for each in figures("growth.json")["measured"] if each["name"] == "chat_0.3")
+    assert RATES["lookup_reads"].value == pytest.approx(sample["cold"]["bytes"]["p50"] / READ, rel=0.1)
 
 
 def test_every_source_is_a_file_of_results() -> None:

@@ -18,6 +18,8 @@ SUFFIX_BYTES, KEY_BYTES, DOCUMENT_BYTES = 4.0, 0.5, 16.0
 """Of a store, beside the tokens: a suffix and a sixteenth of a key for each token, a digest for each document."""
 PART_ROWS = 1 << 22
 """Rows that are counted at a time, unless one first token has more."""
+MANY_SEGMENTS = 8
+"""Segments that take as long to search as everything else in a lookup."""
 READ = 128 * 1024
 """Bytes that the system reads around a page that is missing."""
 USED_MEMORY = 0.8
@@ -62,11 +64,13 @@ RATES: Mapping[str, Rate] = {
     ),
     "lookup_segment": Rate(40e-6, "s for each further segment", "growth.json: segments"),
     "lookup_reads": Rate(
-        800.0, "reads of 128 KiB, if nothing is in memory", "growth.json: cold, 29 M tokens"
+        2200.0,
+        "reads of 128 KiB, if nothing is in memory",
+        "growth.json: cold, 98 M tokens; fewer in small stores",
     ),
 }
-LOOKUP_TOKENS = 27.9e6
-"""Tokens of the segment that `lookup` was measured in."""
+LOOKUP_TOKENS, READ_TOKENS = 27.9e6, 97.9e6
+"""Tokens of the segments that `lookup` and `lookup_reads` were measured in."""
 
 
 class Law(NamedTuple):
@@ -219,7 +223,8 @@ def plan(site: Site, rates: Mapping[str, float] | None = None) -> dict[str, Any]
 
     Returns:
         `segments`, and by name `bytes`, `hours` (of the whole build), `memory` (bytes), `lookup` (seconds, bytes,
-        reads), and `night` (a nightly merge of the new text: bytes and hours).
+        reads), and `night` (a nightly merge of the new text: bytes and hours); and `limits`, sentences about what will
+        not go well.
 
     Raises:
         DraftstoreError: numbers that no site has.
@@ -229,7 +234,7 @@ def plan(site: Site, rates: Mapping[str, float] | None = None) -> dict[str, Any]
     size = _bytes(site, known)
     hours = _hours(site, size, known)
     lookup = _lookup(site, size["rest"], known)
-    return {
+    planned = {
         "segments": site.segments,
         "bytes": size,
         "hours": hours | {"all": sum(hours.values())},
@@ -242,6 +247,7 @@ def plan(site: Site, rates: Mapping[str, float] | None = None) -> dict[str, Any]
         "lookup": lookup,
         "night": _night(site, size, known),
     }
+    return planned | {"limits": _limits(site, planned)}
 
 
 def _bytes(site: Site, known: Mapping[str, float]) -> dict[str, float]:
@@ -276,9 +282,8 @@ def _hours(site: Site, size: Mapping[str, float], known: Mapping[str, float]) ->
 
 def _lookup(site: Site, rest: float, known: Mapping[str, float]) -> dict[str, float]:
     """Return what a lookup takes on one machine that serves the whole store."""
-    larger = max(0.0, math.log2(site.largest_segment / LOOKUP_TOKENS))
-    warm = known["lookup"] + known["lookup_doubling"] * larger + known["lookup_segment"] * (site.segments - 1)
-    reads = known["lookup_reads"] * warm / known["lookup"]
+    warm = _one_segment(site.largest_segment, known) + known["lookup_segment"] * (site.segments - 1)
+    reads = known["lookup_reads"] * warm / _one_segment(READ_TOKENS, known)
     missing = max(0.0, 1 - site.memory * USED_MEMORY / rest)
     return {
         "in_memory": warm,
@@ -287,6 +292,33 @@ def _lookup(site: Site, rest: float, known: Mapping[str, float]) -> dict[str, fl
         "share_on_disk": missing,
         "with_disk": warm + missing * reads * (site.disk_latency + READ / site.disk_bandwidth),
     }
+
+
+def _one_segment(tokens: float, known: Mapping[str, float]) -> float:
+    """Return the seconds of a lookup in one segment that lies in memory."""
+    return known["lookup"] + known["lookup_doubling"] * max(0.0, math.log2(tokens / LOOKUP_TOKENS))
+
+
+def _limits(site: Site, planned: Mapping[str, Any]) -> list[str]:
+    """Return what will not go well, and what to do about it."""
+    memory, counting, rest = site.memory, planned["memory"]["count"], planned["bytes"]["rest"]
+    found = []
+    if counting > memory:
+        found.append(
+            f"counting and CREST take {counting / 1e9:,.0f} GB at the most common token, a machine has "
+            f"{memory / 1e9:,.0f} GB: distil from a sample of the text"
+        )
+    if rest > memory:
+        found.append(
+            f"the store is larger than the memory ({memory / 1e9:,.0f} GB): lookups wait for the disk; serve CREST, or "
+            "a part of the text"
+        )
+    if site.segments > MANY_SEGMENTS and site.segment_tokens < MAX_SEGMENT_TOKENS:
+        found.append(
+            f"a lookup searches {site.segments:,} segments: give the build --segment-tokens {MAX_SEGMENT_TOKENS} if "
+            "sorting them fits into the memory"
+        )
+    return found
 
 
 def _night(site: Site, size: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:

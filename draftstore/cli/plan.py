@@ -16,6 +16,7 @@ from draftstore.sizing import plan as plan_site
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
+TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 STEPS = {
     "tokenize": "tokenize, on all machines",
     "sort": "sort, on all machines",
@@ -126,6 +127,8 @@ def plan(
     for name, law in LAWS.items():
         table.add_row(*_length_row(name, law, tokens))
     stdout_console().print(table)
+    for sentence in planned["limits"]:
+        stdout_console().print(f"- {sentence}")
     _show_rates(rates)
 
 
@@ -133,7 +136,7 @@ def _rows(site: Site, planned: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what a plan says, in the order in which one asks."""
     size, memory, lookup, night = (planned[name] for name in ("bytes", "memory", "lookup", "night"))
     for step, hours in planned["hours"].items():
-        yield f"hours: {STEPS[step]}", f"{hours:,.2f}"
+        yield f"time: {STEPS[step]}", _time(3600 * hours)
     yield "segments", f"{planned['segments']:,}"
     yield "bytes: text, about", in_bytes(size["text"])
     yield f"bytes: token shards, {site.token_bytes} a token", in_bytes(size["shards"])
@@ -149,7 +152,7 @@ def _rows(site: Site, planned: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         _time(lookup["with_disk"]),
     )
     yield f"night: merge of {night['tokens']:,.0f} new tokens writes", in_bytes(night["bytes_written"])
-    yield "night: hours", f"{night['hours']:,.2f}"
+    yield "night: time", _time(3600 * night["hours"])
 
 
 def _length_row(name: str, law: Law, tokens: float) -> tuple[str, str]:
@@ -178,4 +181,6 @@ def in_bytes(size: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:,.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
+    """Write a time in the largest unit that leaves at least one of it."""
+    divisor, unit = next((entry for entry in TIMES if seconds >= entry[0]), TIMES[-1])
+    return f"{seconds / divisor:,.3g} {unit}"

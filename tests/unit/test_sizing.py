@@ -108,7 +108,7 @@ def test_a_segment_more_takes_what_was_measured() -> None:
 
 
 def test_reads_of_a_lookup_are_those_that_were_measured() -> None:
-    (sample,) = (each for each in figures("growth.json")["measured"] if each["name"] == "chat_0.3")
+    (sample,) = (each for each in figures("growth.json")["measured"] if each["name"] == "chat_1")
     assert RATES["lookup_reads"].value == pytest.approx(sample["cold"]["bytes"]["p50"] / READ, rel=0.1)
 
 
@@ -181,6 +181,16 @@ def test_a_segment_that_cannot_be_sorted_names_one_that_can() -> None:
         plan(Site(1e11, memory=2e9))
     fitting = int(str(refused.value).split("--segment-tokens ")[1].split()[0])
     plan(Site(1e11, memory=2e9, segment_tokens=fitting))
+
+
+def test_limits_say_what_to_do() -> None:
+    large = plan(Site(1e11, memory=256e9))["limits"]
+    assert [
+        word for word, said in zip(("CREST", "disk", "--segment-tokens"), large, strict=True) if word in said
+    ]
+    assert plan(Site(3e8, memory=6e9))["limits"] == []
+    few = plan(Site(1e10, memory=256e9, segment_tokens=MAX_SEGMENT_TOKENS))
+    assert (few["segments"], few["limits"]) == (5, [])
 
 
 def test_a_law_is_sure_of_what_it_saw_and_doubts_the_rest() -> None:

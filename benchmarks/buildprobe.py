@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import peak_resident, pin_to_one_core, reset_peak, resident
+from benchmarks.measure import cpu_seconds, peak_resident, pin_to_one_core, reset_peak, resident
 from draftstore.search.suffix import index_segment
 from draftstore.stores.rest.build import Progress, RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
@@ -55,7 +55,7 @@ def measure_build(
     warm_up_sorting(text_tokenizer.vocab_size)
     tokenizing, sorting = Phase(), Phase()
     progress = Progress(tokenized=tokenizing, sorted=sorting)
-    begin = perf_counter()
+    begin, spent = perf_counter(), cpu_seconds()
     built = build_rest(options, text_tokenizer, Path(out), overwrite=True, workers=workers, progress=progress)
     seconds = perf_counter() - begin
     counts = built.manifest.counts
@@ -67,6 +67,7 @@ def measure_build(
         "sort_seconds": sorting.seconds,
         "other_seconds": round(seconds - tokenizing.seconds - sorting.seconds, 2),
         "build_seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu_seconds() - spent, 2),
         "tokenize_tokens_per_second": round(counts["tokens"] / tokenizing.seconds),
         "sort_tokens_per_second": round(counts["entries"] / sorting.seconds),
         "build_tokens_per_second": round(counts["tokens"] / seconds),

@@ -244,23 +244,24 @@ def _code_corpus(workspace: Workspace) -> Path:
     """Return a JSON Lines file with the Python files of the packages in `CODE_LIST`, each one once."""
     path = workspace.work / "corpora" / f"{CODE.name}.jsonl"
     if not path.exists():
-        wheels = workspace.wheels or _download_wheels(workspace.data / CODE_LIST, workspace.work / "wheels")
-        _write_corpus(path, _python_files(sorted(wheels.glob("*.whl"))))
+        lines = (workspace.data / CODE_LIST).read_text(encoding="utf-8").splitlines()
+        wheels = workspace.wheels or download_wheels(lines, workspace.work / "wheels")
+        _write_corpus(path, python_files(sorted(wheels.glob("*.whl"))))
     return path
 
 
-def _download_wheels(package_list: Path, folder: Path) -> Path:
-    """Have pip fetch the wheels of a pinned list, unless they are there."""
-    lines = package_list.read_text(encoding="utf-8").splitlines()
-    count = sum(bool(line.strip()) and not line.startswith("#") for line in lines)
-    if len(list(folder.glob("*.whl"))) < count:
-        progress(f"download {count} wheels")
-        command = ["download", "--no-deps", "--only-binary=:all:", "-r", str(package_list), "-d", str(folder)]
+def download_wheels(requirements: Sequence[str], folder: Path) -> Path:
+    """Have pip fetch the wheels of pinned packages, one a line, unless they are there; return their folder."""
+    pinned = [line.split("#")[0].strip() for line in requirements]
+    pinned = [line for line in pinned if line]
+    if len(list(folder.glob("*.whl"))) < len(pinned):
+        progress(f"download {len(pinned)} wheels")
+        command = ["download", "--no-deps", "--only-binary=:all:", *pinned, "-d", str(folder)]
         subprocess.run([sys.executable, "-m", "pip", *command], check=True, stdout=sys.stderr)
     return folder
 
 
-def _python_files(wheels: Sequence[Path]) -> Iterator[Document]:
+def python_files(wheels: Sequence[Path]) -> Iterator[Document]:
     """Yield the Python files of wheels that are UTF-8 text, exact duplicates once."""
     seen = set()
     for wheel in wheels:

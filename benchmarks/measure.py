@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import perf_counter_ns
 from typing import Any
 
@@ -103,6 +104,12 @@ def resident_of(folder: Path) -> int:
         elif inside and words[0] == "Rss:":
             total += int(words[1]) * 1024
     return total
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of those that it started and that have ended."""
+    usages = [getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def reset_peak() -> None:

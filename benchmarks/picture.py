@@ -69,7 +69,7 @@ def draw_lengths(path: Path, replays: Lengths) -> None:
     axes.set_xticks(nodes, [str(each) for each in nodes])
     axes.minorticks_off()
     axes.set(xlim=(nodes[0] * 0.9, nodes[-1] * 1.05), ylim=(1.0, top + 0.1))
-    _save(figure, path)
+    save_svg(figure, path)
 
 
 def spread(heights: Mapping[str, float], gap: float) -> dict[str, float]:
@@ -101,10 +101,10 @@ def draw_reliability(path: Path, systems: Mapping[str, Any]) -> None:
         axes.set(xlabel="predicted probability of a node", ylabel=title, xlim=(0, 1), ylim=(0, 1))
         axes.legend(frameon=False, fontsize=8, loc="lower right")
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save_svg(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_svg(figure: Figure, path: Path) -> None:
     """Write a picture that is the same bytes whenever the figures are."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "draftstore", "font.family": "sans-serif"}):
         figure.savefig(path, metadata={"Date": None, "Creator": None})

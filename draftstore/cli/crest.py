@@ -33,7 +33,17 @@ from draftstore.stores.crest.store import BACKOFF, BUDGET
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 class ByteSize(click.ParamType[int]):
@@ -45,7 +55,7 @@ class ByteSize(click.ParamType[int]):
         """Return the bytes."""
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value, re.IGNORECASE)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
         if not found:
             self.fail(
                 f"{value!r} is not a size in bytes: expected one such as 100MB, 1.5GiB or 65536", param, ctx

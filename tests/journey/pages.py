@@ -8,6 +8,7 @@ from tests import ROOT
 PAGES = (
     "README.md",
     "docs/stores.md",
+    "docs/sizing.md",
     "docs/catalogue.md",
     "docs/flows.md",
     "docs/corpora.md",

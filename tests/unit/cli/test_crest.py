@@ -94,7 +94,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "MB", "-1MB", "1TB", "1e6", "10 0", "1,000", "1.", "ten", "1MBB", "1Mi i"]
+    "text", ["", "MB", "-1MB", "1PB", "1e6", "10 0", "1,000", "1.", "ten", "1MBB", "1Mi i"]
 )
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(

@@ -36,7 +36,7 @@ from draftstore.stores.registry import open_store
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import read_documents
 from draftstore.text.digests import digest_keys
-from pipelines import steps
+from pipelines import releasing, steps
 from pipelines.ledger import Ledger
 from pipelines.rebuilding import renew_rest, survey
 from schema import catalogue
@@ -60,10 +60,10 @@ def rebuild() -> int:
     with Ledger() as ledger:
         surveyed = survey(ledger, NAME, 1 << 20)
         rest, _ = renew_rest(ledger, surveyed, 1)
-        steps.publish(ledger, NAME, rest, list(CHECKS))
+        releasing.publish(ledger, NAME, rest, list(CHECKS))
         crest = steps.make_crest(ledger, CrestOptions(f"{NAME}-crest", max_n=3, ngrams=500), rest, 1)
-        steps.publish(ledger, f"{NAME}-crest", crest, list(CHECKS))
-        steps.prune(ledger, 1)
+        releasing.publish(ledger, f"{NAME}-crest", crest, list(CHECKS))
+        releasing.prune(ledger, 1)
         return rest.manifest.counts["documents"]
 
 
@@ -129,7 +129,9 @@ def _run(transaction: Transaction, texts: Path, lines: list[bytes], kills: int) 
         _require_live(transaction)
         progress(f"kill {kill + 1} of {kills}: {victim}")
     with transaction() as session:
-        states: dict[str, int] = dict(session.execute(text("SELECT state, count(*) FROM builds GROUP BY state")).all())
+        states: dict[str, int] = dict(
+            session.execute(text("SELECT state, count(*) FROM builds GROUP BY state")).all()
+        )
     if _start().wait() != 0:
         raise SystemExit("the last rebuild failed")
     held = _require_live(transaction)

@@ -1,14 +1,12 @@
 """The steps of the flows, without the orchestrator: each finds or makes one store and registers it."""
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftstore.answers.responses import ResponseOptions, Responses, make_responses, weights_fingerprint
 from draftstore.cluster import open_pool
-from draftstore.errors import counted
 from draftstore.hf.loading import load_model, model_name
 from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.stores.crest.build import CrestOptions, CrestProgress, build_crest
@@ -30,7 +28,6 @@ from pipelines.places import store_path
 from pipelines.progress import Logger, StepLog, StepLogs
 from pipelines.reports import Built
 from pipelines.waiting import when_free
-from schema import catalogue
 from schema.adding import load_statistics
 from schema.home import data_home
 
@@ -302,62 +299,3 @@ def make_dresd(
         build_dresd(options, tokenizer, source, path, tokens=tokens.built.path, progress=progress)
 
     return ledger.build(Request(DRESD, options.name, path, parameters, tokens.built.build_id), make)
-
-
-def prune(ledger: Ledger, keep: int) -> list[str]:
-    """Remove old builds of the flows, and what killed ones left.
-
-    Args:
-        ledger: ledger of this run.
-        keep: number of finished builds of each kind and name that stay.
-
-    Returns:
-        A sentence that says what was removed; empty if there was nothing.
-
-    Raises:
-        DatabaseError: the database cannot be used.
-        OSError: files cannot be removed.
-    """
-    found = catalogue.prune(ledger.session, data_home(), keep)
-    for removal in found.removed:
-        ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
-    for path in found.in_use:
-        ledger.logger.info("in use, stays: %s", path)
-    return (
-        [f"Removed {counted(len(found.removed), 'old thing')}, {found.bytes:,} bytes"]
-        if found.removed
-        else []
-    )
-
-
-def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> list[str]:
-    """Point a release at a verified build, unless it already points there.
-
-    Args:
-        ledger: ledger of this run.
-        release: name of the release.
-        built: the build.
-        force: names of checks to override.
-
-    Returns:
-        One sentence for each check that was overridden or could not be made.
-
-    Raises:
-        CatalogueError: the store fails verification.
-        RefusedError: the build is too different from the live one, or does worse.
-        DatabaseError: the database cannot be used.
-    """
-    return move(ledger, release, built, force).verdict.sentences()
-
-
-def move(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> catalogue.Moved:
-    """Point a release at a verified build, and return what the gates measured and said; see `publish`."""
-    try:
-        moved = catalogue.publish(ledger.session, release, built.build_id, force=force)
-    except catalogue.RefusedError as refused:
-        ledger.logger.error("%s", refused)  # noqa: TRY400 - a sentence for people, not a fault of the program
-        raise
-    for sentence in moved.verdict.sentences():
-        ledger.logger.warning("release %s: %s", release, sentence)
-    ledger.logger.info("the release %s points at build %d", release, built.build_id)
-    return moved

@@ -8,7 +8,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from draftstore.answers.responses import Responses
-from pipelines import rebuilding, steps
+from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Ledger
 from pipelines.replay_reports import refusal_markdown, replays_markdown
 from pipelines.reports import Built, answers_markdown, markdown, table_rows
@@ -42,15 +42,15 @@ make_answers = task(name="answer prompts", **OPTIONS)(steps.make_answers)
 make_dresd = task(name="build DReSD store", **OPTIONS)(steps.make_dresd)
 
 
-prune = task(name="remove old builds", **OPTIONS)(steps.prune)
+prune = task(name="remove old builds", **OPTIONS)(releasing.prune)
 
 
 @task(name="publish", **OPTIONS)
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
-    """Point a release at a build, see `steps.publish`; the page of the run shows replays, and a refusal."""
+    """Point a release at a build, see `releasing.publish`; the page of the run shows replays, and a refusal."""
     key = _key("release", release)
     try:
-        moved = steps.move(ledger, release, built, force)
+        moved = releasing.move(ledger, release, built, force)
     except RefusedError as error:
         rows = replay_rows(error.new, error.live)
         create_markdown_artifact(

@@ -22,19 +22,18 @@ from draftstore.errors import BuildError, NoTextError
 from draftstore.mapping import Pool
 from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import (
-    MANIFEST_NAME,
     TOKENIZER_FOLDER,
     Manifest,
     load_manifest,
-    save_manifest,
 )
 from draftstore.storage.report import ReadReport, RecordProblem
-from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
+from draftstore.storage.staging import STORE, BuildResult, build_store, once
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, list_files, read_corpus
 from draftstore.text.encoding import tokenize_corpus, write_shards
 from draftstore.text.parts import PART_BYTES, Reading, tokenize_parts
+from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards, token_dtype
+from draftstore.text.tokens import TokenShards
 
 KIND = "tokens"
 SHARDS = "tokens"
@@ -320,39 +319,6 @@ def finish_store(
         store, options.name, tokenizer, {"plan": plan, **parameters}, corpus, counts,
         target_model=target_model, on_bytes=on_bytes,
     )  # fmt: skip
-
-
-def seal_store(
-    store: Path,
-    name: str,
-    tokenizer: TextTokenizer,
-    parameters: dict[str, Any],
-    corpus: dict[str, Any],
-    counts: dict[str, int],
-    *,
-    target_model: str | None = None,
-    on_bytes: Callable[[int, int], None] = lambda _done, _all: None,
-) -> Manifest:
-    """Complete a store of token ids: add the tokenizer, and last the manifest; see `Manifest` for the arguments."""
-    for path in [store / TOKENIZER_FOLDER, store / MANIFEST_NAME, *store.glob(".*")]:
-        remove(path)
-    (store / TOKENIZER_FOLDER).mkdir()
-    tokenizer.save(store / TOKENIZER_FOLDER)
-    manifest = Manifest(
-        kind=parameters["plan"]["kind"],
-        name=name,
-        created=build_time(),
-        vocab_size=tokenizer.vocab_size,
-        token_dtype=token_dtype(tokenizer.vocab_size).name,
-        tokenizer=tokenizer.identity,
-        parameters=parameters,
-        corpus=corpus,
-        counts=counts,
-        files=hash_files(store, on_bytes),
-        target_model=target_model,
-    )
-    save_manifest(store, manifest)
-    return manifest
 
 
 def _settle_report(marker: Path, report: ReadReport) -> ReadReport:

@@ -42,8 +42,8 @@ from draftstore.stores.rest.segments import (
 )
 from draftstore.stores.rest.store import KIND, RestStore
 from draftstore.text.digests import DIGEST_BYTES, digest_keys
+from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import seal_store
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
 BASE = "base.json"

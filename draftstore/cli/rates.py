@@ -30,7 +30,9 @@ def measure_rates(path: Path) -> dict[str, float]:
     tokenizer = load_tokenizer(path / TOKENIZER_FOLDER, name=store.manifest.tokenizer.name)
     tokens = np.array(index.tokens[: min(SORTED, int(index.segments[0, 1]))])
     if len(tokens) < FEWEST:
-        raise StoreError(f"{path} has a first segment of {len(tokens):,} tokens: expected {FEWEST:,} to measure with")
+        raise StoreError(
+            f"{path} has a first segment of {len(tokens):,} tokens: expected {FEWEST:,} to measure with"
+        )
     end = sentinel(tokens.dtype)
     tokens[-1] = end
     few = tokens[:ENCODED]

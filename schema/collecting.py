@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from draftstore.errors import CorpusError
 from draftstore.mirroring import is_url, mirror
+from draftstore.text.chat import Message
 from draftstore.text.corpus import SOURCE_PATTERNS
 from draftstore.text.digests import DIGEST_BYTES
 from draftstore.text.fragments import Fragment
@@ -169,13 +170,14 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
         for removal in collection.removals
         if "containing" in removal.rule
     )
-    shared = {
-        "refused": refused,
-        "template": tokenizer.template_fingerprint if tokenizer else "",
-        "render": (lambda messages: tokenizer.render_chat(messages, add_generation_prompt=False))
-        if tokenizer
-        else no_template,
-    }
+
+    def render(messages: Sequence[Message]) -> str:
+        return (
+            tokenizer.render_chat(messages, add_generation_prompt=False)
+            if tokenizer
+            else no_template(messages)
+        )
+
     return [
         Source(
             row.id,
@@ -183,7 +185,9 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
             log=row.kind == "log",
             column=row.column_name,
             glob=tuple(row.globs) or SOURCE_PATTERNS,
-            **shared,
+            render=render,
+            template=tokenizer.template_fingerprint if tokenizer else "",
+            refused=refused,
         )
         for row in collection.sources
     ]

@@ -141,10 +141,8 @@ def _replayed(
     rules: tuple[Rule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
 ) -> tuple[Candidate, Candidate | None]:
     """Return both builds with what they did with each recording."""
-    if measure is None:
-        from schema.replaying import (
-            measure as measured,
-        )  # the kernels of all drafters, which nothing else here needs
+    if measure is None:  # imports the kernels of all drafters, which nothing else here needs
+        from schema.replaying import measure as measured
 
         measure = measured
     done = list(zip(*(measure(rule, [new, live] if live else [new]) for rule in rules), strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import any_, delete, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from schema.builds import CatalogueError
@@ -51,7 +51,7 @@ class Replayed(NamedTuple):
     Attributes:
         rule: the recording.
         strategy: how drafts were made.
-        summary: `ReplayResult.summary()`, with the p99 of the calmest round.
+        summary: `ReplayResult.summary()`, each lookup as in its fastest round.
         problem: why it cannot be replayed, which refuses a new build.
         untold: why nothing can be said, which refuses nothing.
     """
@@ -97,7 +97,7 @@ def list_recordings(session: Session, release: str | None = None) -> list[Record
     """Return all recordings, or those of a release, sorted by name."""
     query = select(Recording).order_by(Recording.name)
     if release is not None:
-        query = query.where(release == any_(Recording.releases))
+        query = query.where(Recording.releases.contains([release]))
     return list(session.scalars(query))
 
 

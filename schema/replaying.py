@@ -1,10 +1,11 @@
 """Replays of a registered recording with a new build and the live one, in turn, in one process.
 
 Both builds meet the same machine: each output is replayed with one, then with the other, and the next in the opposite
-order. The accepted length is the same in every round. Of the latencies, the lowest p99 of several rounds counts, so
-that neither files that were not in memory nor a busy moment decide.
+order. All rounds ask the same lookups, and each counts as in its fastest round: neither files that were not in memory
+nor a busy machine, which interrupts one lookup of a hundred, then decide about the p99.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -109,12 +110,12 @@ def _replay(rule: Rule, store: Path, builds: Sequence[_Open]) -> list[Replayed]:
     if not rounds[0][0].passes:
         raise ReplayError(f"{rule.path} has no output of more than one token")
     return [
-        Replayed(rule, build.strategy, _calmest(results))
+        Replayed(rule, build.strategy, _at_best(results))
         for build, results in zip(builds, zip(*rounds, strict=True), strict=True)
     ]
 
 
-def _calmest(rounds: Sequence[ReplayResult]) -> dict[str, Any]:
-    """Return the summary of the round with the lowest p99."""
-    summaries = [result.summary() for result in rounds]
-    return min(summaries, key=lambda summary: float(summary["lookup_us"]["p99"]))
+def _at_best(rounds: Sequence[ReplayResult]) -> dict[str, Any]:
+    """Return the summary of a replay in which each lookup was as fast as in its fastest round."""
+    fastest = [min(times) for times in zip(*(result.lookup_ns for result in rounds), strict=False)]
+    return dataclasses.replace(rounds[0], lookup_ns=fastest).summary()

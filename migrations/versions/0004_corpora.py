@@ -14,7 +14,7 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
-VIEWS = "98d70d55d97cab5b"
+VIEWS = "b01e92d287b1b744"
 
 
 def upgrade() -> None:

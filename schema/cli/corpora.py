@@ -3,27 +3,19 @@
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 
-from draftstore.cli.common import (
-    ManyValues,
-    count_progress,
-    json_option,
-    print_json,
-    printable,
-    stderr_console,
-    stdout_console,
-)
+from draftstore.cli.common import json_option, print_json, printable, stdout_console
 from draftstore.cli.crest import ByteSize
 from draftstore.errors import counted
-from draftstore.text.scans import Scan
-from draftstore.text.tokenizer import TextTokenizer
 from schema import collecting
 from schema.cli.common import catalogue_session, number_text, time_text
 from schema.cli.corpus_fields import fields, figures, rule_text
+from schema.cli.corpus_scanning import scan_with_progress, warn_of_problems
 from schema.cli.pruning import Duration
+from schema.cli.removing import prove, remove
 from schema.collecting import NewSource
-from schema.collection_models import FIRST_OUT, Collection
+from schema.collection_models import FIRST_OUT
 
 
 @click.group()
@@ -38,7 +30,7 @@ def corpus() -> None:
     """
 
 
-@corpus.command(cls=ManyValues)
+@corpus.command()
 @click.argument("name")
 @click.argument("places", metavar="[PATH|URL]...", nargs=-1)
 @click.option(
@@ -53,7 +45,11 @@ def corpus() -> None:
 )
 @click.option("--column", default="text", show_default=True, help="Key or column of the text in records.")
 @click.option(
-    "--glob", "globs", multiple=True, metavar="G...", help="Which files of a folder are read, such as '*.md'."
+    "--glob",
+    "globs",
+    multiple=True,
+    metavar="G",
+    help="Which files of a folder are read, such as '*.md'. May be repeated.",
 )
 @click.option("--licence", metavar="TEXT", help="What the licence allows, as a note for people.")
 @click.option(
@@ -148,7 +144,7 @@ def show(name: str, as_json: bool) -> None:
     table = Table(
         "source",
         "kind",
-        "place",
+        Column("place", overflow="fold"),
         "documents",
         "wanted",
         "bytes of text",
@@ -163,7 +159,7 @@ def show(name: str, as_json: bool) -> None:
             row.kind,
             printable(row.place),
             *(number_text(found.get(key)) for key in ("documents", "wanted", "bytes")),
-            str(row.retention or ""),
+            str(row.retention or "").removesuffix(", 0:00:00"),
             f"{row.max_bytes:,}, {row.first_out} out" if row.max_bytes else "",
             printable(row.licence or ""),
         )
@@ -224,22 +220,5 @@ def drop(name: str, yes: bool, as_json: bool) -> None:
         click.echo(f"collection {name} is dropped; its texts and stores stay")
 
 
-def scan_with_progress(collection: Collection, tokenizer: TextTokenizer | None) -> Scan:
-    """Scan a collection under a progress bar."""
-    with count_progress("files") as bars:
-        task = bars.add_task("scanning", total=None, detail="")
-
-        def on_progress(done: int, total: int, documents: int) -> None:
-            bars.update(task, completed=done, total=total, detail=f"{documents:,} documents read")
-
-        return collecting.scan_collection(collection, tokenizer, on_progress=on_progress)
-
-
-def warn_of_problems(found: Scan) -> None:
-    """Say on stderr which records of a scan could not be read."""
-    report = found.report
-    if report.bad_records:
-        first = f"{report.problems[0].place}: {report.problems[0].reason}"
-        stderr_console().print(
-            f"{counted(report.bad_records, 'bad record')}, the first one {printable(first)}"
-        )
+corpus.add_command(remove)
+corpus.add_command(prove)

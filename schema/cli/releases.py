@@ -19,6 +19,7 @@ from draftstore.cli.common import (
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
 from schema.cli.common import catalogue_session, counts, number_text, time_text
+from schema.cli.drift import drift
 from schema.gates import CHECKS, replay_rows
 from schema.models import Release
 from schema.recordings import Replayed, Rule
@@ -190,6 +191,9 @@ def history(name: str, as_json: bool) -> None:
             ", ".join(f"{printable(recording)} {length:.3f}" for recording, length in move.lengths.items()),
         )
     stdout_console().print(table)
+
+
+releases.add_command(drift)
 
 
 def _registered(directory: Path) -> int:

@@ -10,6 +10,7 @@ PAGES = (
     "docs/stores.md",
     "docs/catalogue.md",
     "docs/flows.md",
+    "docs/corpora.md",
     "docs/many-machines.md",
     "docs/service.md",
     "docs/decoding.md",

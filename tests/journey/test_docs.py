@@ -20,6 +20,7 @@ import pytest
 from draftstore.stores.registry import open_store
 from draftstore.text.tokenizer import load_tokenizer
 from schema.database import READER_VARIABLE, URL_VARIABLE
+from schema.home import HOME_VARIABLE
 from tests import ROOT
 from tests.fakes.databases import new_database, reader_of
 from tests.fakes.servers import free_port
@@ -36,11 +37,14 @@ DRAFTING = {"README.md": "data/quickstart/store", "docs/service.md": "data/small
 
 
 @pytest.fixture(scope="module", autouse=True)
-def catalogue(database_server: str, template_database: str) -> Iterator[str]:
-    """Have the commands use a catalogue of their own."""
+def catalogue(
+    database_server: str, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Have the commands use a catalogue and a data folder of their own."""
     with new_database(database_server, template_database) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv(URL_VARIABLE, url)
         patch.setenv(READER_VARIABLE, reader_of(url))
+        patch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))
         yield url
 
 

@@ -94,7 +94,7 @@ def test_the_second_wheel_brings_catalogue_flows_and_services(
         assert (
             run(programs, home, "draftstore", "sql", "--csv", "SELECT count(*) FROM builds") == "count\n0\n"
         )
-        for name in ("serve", "worker", "tokens", "builds", "releases"):
+        for name in ("serve", "worker", "tokens", "builds", "corpus", "doctor", "releases", "replays"):
             assert f"draftstore {name}" in run(programs, home, "draftstore", name, "--help")
         assert "--port" in run(programs, home, "python", "-m", "pipelines.local", "up", "--help")
         code = "from pipelines import flows, local; print(flows.__file__, local.PREFECT_FILE.is_file())"

@@ -23,7 +23,7 @@ FUNCTIONS = {"absent", "count", "histogram_quantile", "increase", "max", "rate",
 GRAMMAR = re.compile(
     r"""
     \s*(?: (?P<string> "[^"\\]*")
-         | (?P<duration> \[(?: \d+[smhd] | \$__rate_interval )\])
+         | (?P<duration> \[(?: \d+[smhd] | \$__rate_interval )\](?: \s+offset\s+\d+[smhd])?)
          | (?P<number> \d+(?:\.\d+)?)
          | (?P<name> [a-zA-Z_]\w*)
          | (?P<operator> [=!]~ | [<>=!]= | [-+*/<>=(){},]) )

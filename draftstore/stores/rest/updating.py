@@ -152,7 +152,9 @@ def read_documents(store: RestStore) -> NDArray[np.uint8]:
 class _Old:
     """A segment of the base, and which of its documents are kept."""
 
-    def __init__(self, rows: Rows, ends: NDArray[np.int64], digests: NDArray[np.uint8], kept: Any) -> None:
+    def __init__(
+        self, rows: Rows, ends: NDArray[np.int64], digests: NDArray[np.uint8], kept: NDArray[np.bool_]
+    ) -> None:
         """Take the segment.
 
         Args:

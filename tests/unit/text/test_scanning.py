@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 from draftstore.errors import CorpusError, TruncatedCorpusError
 from draftstore.text import scanning
 from draftstore.text.chat import Message
+from draftstore.text.corpus import read_files
 from draftstore.text.digests import DIGEST_BYTES, digest_keys, stack_digests, text_digest
 from draftstore.text.fragments import Fragment
+from draftstore.text.identity import file_identity
+from draftstore.text.records import CorpusFile
 from draftstore.text.scanning import documents_of, scan_sources
 from draftstore.text.scans import METADATA, Scan, open_scan, schema
 from draftstore.text.sources import Source, log_files
@@ -79,12 +82,12 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
     source = Source(1, str(folder), glob=("*.jsonl",))
     first = scan_sources([source], path, now=1)
     read: list[str] = []
-    real = scanning.read_files
-    monkeypatch.setattr(
-        scanning,
-        "read_files",
-        lambda files, **how: (read.extend(f.name for f in files), real(files, **how))[1],
-    )
+
+    def noted(files: Sequence[CorpusFile], **how: Any) -> Any:
+        read.extend(file.name for file in files)
+        return read_files(files, **how)
+
+    monkeypatch.setattr("draftstore.text.scanning.read_files", noted)
     seen: list[tuple[int, int, int]] = []
     again = scan_sources([source], path, now=2, on_progress=lambda *done: seen.append(done))
     assert (rows(again), read, again.read) == (rows(first), [], 0)
@@ -238,16 +241,16 @@ class TestLogs:
         path, older = tmp_path / "answers.jsonl", tmp_path / "answers.1.jsonl"
         write(older, "old")
         write(path, "live")
-        real, calls = scanning.file_identity, []
+        calls: list[Path] = []
 
         def rotating(file: Path) -> str:
             calls.append(file)
             if len(calls) == 2:
                 path.replace(older)
                 write(path, "new")
-            return real(file)
+            return file_identity(file)
 
-        monkeypatch.setattr(scanning, "file_identity", rotating)
+        monkeypatch.setattr("draftstore.text.scanning.file_identity", rotating)
         source = Source(1, str(path), log=True)
         assert texts_of(scan_sources([source], tmp_path / "scan", now=1)) == ["live"]
         scan = scan_sources([source], tmp_path / "scan", now=2)
@@ -257,7 +260,9 @@ class TestLogs:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         source = Source(1, str(write(tmp_path / "answers.jsonl", "live")), log=True)
-        monkeypatch.setattr(scanning, "file_identity", lambda path: path.with_name("gone").stat().st_size)
+        monkeypatch.setattr(
+            "draftstore.text.scanning.file_identity", lambda path: path.with_name("gone").stat().st_size
+        )
         assert len(scan_sources([source], tmp_path / "scan")) == 0
 
 
@@ -285,7 +290,7 @@ def test_a_damaged_scan_is_refused(tmp_path: Path, damage: str) -> None:
     from pyarrow import parquet
 
     path, table = tmp_path / "scan", schema().empty_table()
-    facts = {"version": 9 if damage == "version" else 1, "files": []}
+    facts: dict[str, Any] = {"version": 9 if damage == "version" else 1, "files": []}
     if damage == "rows":
         row = pa.table([[bytes(16)], ["a"], [1], [1], [1], [False]], names=schema().names)
         table = row.cast(schema())

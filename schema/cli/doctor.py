@@ -1,0 +1,39 @@
+"""`draftstore doctor`: whether everything is in order."""
+
+import sys
+
+import click
+
+from draftstore.cli.common import json_option, print_json, printable, status
+from draftstore.errors import counted
+from schema.cli.common import catalogue_session
+from schema.doctor import examine
+from schema.home import data_home
+from schema.publishing import verify_build, verify_present
+
+
+@click.command()
+@click.option("--full", is_flag=True, help="Read every byte of the live stores, not only their sizes.")
+@json_option
+def doctor(full: bool, as_json: bool) -> None:
+    """Look whether releases, builds and collections are in order, and say what to do where they are not.
+
+    Exits with status 1 if something does not work. What only takes space, or waits to be resumed, is a note.
+
+    \b
+    Examples:
+      draftstore doctor
+      draftstore doctor --full --json
+    """
+    with status("looking"):
+        found = examine(catalogue_session, data_home(), verify_build if full else verify_present)
+    problems = sum(finding.problem for finding in found)
+    if as_json:
+        print_json({"findings": [finding._asdict() for finding in found], "problems": problems})
+    else:
+        for finding in sorted(found, key=lambda finding: not finding.problem):
+            kind = "problem" if finding.problem else "note"
+            click.echo(f"{kind}: {printable(finding.what)}\n  {printable(finding.advice)}")
+        click.echo(f"{counted(problems, 'problem')}, {counted(len(found) - problems, 'note')}")
+    if problems:
+        sys.exit(1)

@@ -1,0 +1,102 @@
+"""What is wrong with an installation, and what merely lies about: the checks of `draftstore doctor`."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from draftstore.errors import DraftstoreError
+from draftstore.text.scans import open_scan
+from schema.builds import fail_cut_off
+from schema.collecting import collection_folder, list_collections, scan_path
+from schema.gates import Candidate
+from schema.models import Build
+from schema.pruning import prune
+from schema.publishing import Transaction, Verify, verify_present
+from schema.releases import list_releases
+
+ALL = 1 << 30
+"""As many builds as there may be."""
+
+
+class Finding(NamedTuple):
+    """Something that a person should know.
+
+    Attributes:
+        problem: whether something does not work; else it costs space, or waits to be resumed.
+        what: what was found.
+        advice: what to do.
+    """
+
+    problem: bool
+    what: str
+    advice: str
+
+
+def examine(transaction: Transaction, home: Path, verify: Verify = verify_present) -> list[Finding]:
+    """Examine releases, builds, collections, and what killed work has left.
+
+    Builds whose process is gone are marked as failed, as the next flow would do.
+
+    Args:
+        transaction: begins a transaction in the catalogue.
+        home: data folder of the flows.
+        verify: returns the problems of a store.
+
+    Raises:
+        DatabaseError: the catalogue cannot be used.
+    """
+    with transaction() as session:
+        cut_off = fail_cut_off(session)
+        live = {release.name: Candidate.of(release.build) for release in list_releases(session)}
+    found = [
+        Finding(False, f"build {build} was cut off", "run its flow again: it resumes") for build in cut_off
+    ]
+    found += _release_findings(live, verify)
+    with transaction() as session:
+        found += _build_findings(session, {build.id for build in live.values()})
+        found += _collection_findings(session)
+    for removal in prune(transaction, home, ALL, dry_run=True).removed:
+        what = f"{removal.what} {removal.path} is left over, {removal.bytes:,} bytes"
+        found.append(Finding(False, what, "remove it: draftstore builds prune --keep 3"))
+    return found
+
+
+def _release_findings(live: dict[str, Candidate], verify: Callable[[Candidate], list[str]]) -> list[Finding]:
+    """Return what is wrong with live stores."""
+    return [
+        Finding(
+            True,
+            f"release {name}, build {build.id}: {problem}",
+            f"go back to the build before: draftstore releases rollback {name}",
+        )
+        for name, build in live.items()
+        for problem in verify(build)
+    ]
+
+
+def _build_findings(session: Session, live: set[int]) -> Iterator[Finding]:
+    """Yield builds whose files are gone."""
+    finished = session.scalars(select(Build).filter_by(state="finished").order_by(Build.id))
+    for build in finished:
+        if build.id not in live and not Path(build.path).exists():
+            what = f"build {build.id} is registered, and {build.path} is gone"
+            yield Finding(False, what, f"forget it: draftstore builds drop {build.id}")
+
+
+def _collection_findings(session: Session) -> Iterator[Finding]:
+    """Yield collections that the next rebuild cannot read."""
+    for collection in list_collections(session):
+        try:
+            open_scan(scan_path(collection_folder(collection.name)))
+        except DraftstoreError as error:
+            yield Finding(True, f"collection {collection.name}: {error}", "remove that file")
+        for source in collection.sources:
+            is_path = source.kind == "files" and not any(sign in source.place for sign in "*?[")
+            if is_path and not Path(source.place).exists():
+                what = f"collection {collection.name}: {source.place} is not there"
+                yield Finding(
+                    True, what, "bring it back, or define the collection anew: draftstore corpus drop"
+                )

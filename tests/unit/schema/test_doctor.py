@@ -1,0 +1,83 @@
+"""`draftstore doctor`, in a catalogue of its own."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy.orm import sessionmaker
+
+from draftstore.cli import cli
+from schema import catalogue
+from schema.collecting import NewSource, add_sources
+from schema.database import make_engine
+from schema.doctor import examine
+from schema.home import HOME_VARIABLE
+from schema.publishing import Transaction
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def transaction(database: str, home: Path) -> Iterator[Transaction]:
+    engine = make_engine()
+    yield sessionmaker(engine, expire_on_commit=False).begin
+    engine.dispose()
+
+
+@pytest.fixture
+def released(transaction: Transaction, small_store: Path, home: Path) -> Path:
+    """Return a copy of a store that a release points at."""
+    store = home / "stores" / "small" / "rest-0123456789abcdef"
+    shutil.copytree(small_store, store)
+    with transaction() as session:
+        build = catalogue.add_build(session, store).id
+    catalogue.publish(transaction, "live", build)
+    return store
+
+
+def test_all_is_well(transaction: Transaction, released: Path, home: Path) -> None:
+    assert examine(transaction, home) == []
+    result = CliRunner().invoke(cli, ["doctor", "--full"])
+    assert (result.exit_code, result.output) == (0, "0 problems, 0 notes\n")
+
+
+def test_a_live_store_that_is_damaged(transaction: Transaction, released: Path, home: Path) -> None:
+    with (released / "tokens.bin").open("r+b") as file:
+        file.write(b"\x01\x02\x03")
+    assert examine(transaction, home) == []
+    result = CliRunner().invoke(cli, ["doctor", "--full", "--json"])
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["problems"]) == (1, 1)
+    assert "tokens.bin has SHA-256" in found["findings"][0]["what"]
+    assert "releases rollback live" in found["findings"][0]["advice"]
+
+
+def test_what_lies_about(transaction: Transaction, released: Path, home: Path, small_store: Path) -> None:
+    other = home / "stores" / "small" / "rest-fedcba9876543210"
+    shutil.copytree(small_store, other)
+    with transaction() as session:
+        gone = catalogue.add_build(session, other).id
+    shutil.rmtree(other)
+    (home / "stores" / "small" / ".rest-0000000000000000.partial").mkdir()
+    found = examine(transaction, home)
+    assert [finding.problem for finding in found] == [False, False]
+    assert f"draftstore builds drop {gone}" in found[0].advice
+    assert ".rest-0000000000000000.partial is left over" in found[1].what
+
+
+def test_a_source_that_is_gone(transaction: Transaction, tmp_path: Path, home: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "one"}\n')
+    with transaction() as session:
+        add_sources(session, "chat", [NewSource(str(texts))])
+    assert examine(transaction, home) == []
+    texts.unlink()
+    (found,) = examine(transaction, home)
+    assert (found.problem, f"{texts} is not there" in found.what) == (True, True)

@@ -1,0 +1,207 @@
+"""Take-down: what is found, what is kept of it, and that it does not come back."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from draftstore.errors import CorpusError
+from draftstore.text.scans import Scan
+from draftstore.text.shingles import LENGTHS, Shingles
+from draftstore.text.tokenizer import TextTokenizer
+from schema import collecting
+from schema.cli.corpora import corpus
+from schema.collecting import NewSource
+from schema.collection_models import Collection, CollectionRemoval
+from schema.removing import removed_folder, select_documents, write_removal
+from tests.unit.schema.test_collecting import ask, home, texts
+
+__all__ = ["home"]
+
+RECORDS = [
+    {"id": "a", "text": "def add(left, right): return left + right"},
+    {"id": "b", "text": "jane@example.com wrote this text of no importance"},
+    {"text": "no id at all, but jane@example.com again"},
+    {"id": "d", "text": "short"},
+]
+
+
+def write(path: Path, records: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "chats.jsonl", RECORDS)
+
+
+@pytest.fixture
+def collection(session: Session, file: Path) -> Collection:
+    return collecting.add_sources(session, "chat", [NewSource(str(file))])
+
+
+def scanned(session: Session, now: float = 100) -> tuple[Collection, Scan]:
+    collection = collecting.get_collection(session, "chat")
+    return collection, collecting.scan_collection(collection, None, now=now)
+
+
+Remove = Callable[..., CollectionRemoval]
+
+
+@pytest.fixture
+def remove(session: Session, collection: Collection, small_tokenizer: TextTokenizer) -> Remove:
+    def removed(**criteria: Any) -> CollectionRemoval:
+        found = scanned(session)
+        return write_removal(session, "chat", found[1], select_documents(*found, **criteria), small_tokenizer)
+
+    return removed
+
+
+def left(session: Session, now: float = 100) -> list[str]:
+    collection, scan = scanned(session, now)
+    return [found[:5] for found in texts(collection, scan, now)]
+
+
+def test_a_document_by_its_id_goes_with_later_ones_of_that_id(
+    session: Session, remove: Remove, file: Path
+) -> None:
+    row = remove(document="a")
+    assert (row.documents, row.rule) == (1, {"document": "a"})
+    assert left(session) == ["jane@", "no id", "short"]
+    write(file, [{"id": "a", "text": "another text"}, {"id": "x", "text": RECORDS[0]["text"]}, RECORDS[3]])
+    assert left(session) == ["short"]
+
+
+def test_a_line_of_a_file_is_no_rule_for_what_comes_there_later(
+    session: Session, remove: Remove, file: Path
+) -> None:
+    assert remove(document="chats.jsonl#3").rule == {}
+    assert left(session) == ["def a", "jane@", "short"]
+    write(file, [RECORDS[0], RECORDS[2], {"text": "new here"}])
+    assert left(session) == ["def a", "new h"]
+
+
+def test_what_contains_a_text_goes_and_the_text_is_not_kept(
+    session: Session, remove: Remove, file: Path, home: Path
+) -> None:
+    row = remove(containing="jane@example.com")
+    assert row.documents == 2
+    assert left(session) == ["def a", "short"]
+    write(file, [{"text": "mail jane@example.com"}, {"text": "Jane@example.com is spelled otherwise"}])
+    assert left(session) == ["Jane@"]
+    kept = session.execute(text("SELECT * FROM collection_removals")).all()
+    assert "jane" not in str(kept)
+    assert all(b"jane" not in path.read_bytes() for path in home.rglob("*") if path.is_file())
+
+
+def test_by_source_and_time(session: Session, remove: Remove, file: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.jsonl", [{"text": "other"}])
+    source = collecting.add_sources(session, "chat", [NewSource(str(other))]).sources[1].id
+    scanned(session, 50)
+    write(other, [{"text": "other"}, {"text": "later"}])
+    row = remove(source=source, before=100)
+    assert (row.documents, row.rule) == (1, {"source": source, "before": 100})
+    assert left(session) == ["def a", "jane@", "no id", "short", "later"]
+    remove(before=100)
+    assert left(session) == ["later"]
+    remove(source=source)
+    write(other, [{"text": "still later"}])
+    assert left(session, 200) == []
+
+
+@pytest.mark.parametrize(
+    ("criteria", "reason"),
+    [
+        ({}, "say what to remove"),
+        ({"document": "a", "containing": "x"}, "say what to remove"),
+        ({"document": "zz"}, "no document 'zz'"),
+        ({"source": -1}, "has no source -1"),
+        ({"containing": ""}, "empty text"),
+    ],
+)
+def test_what_is_refused(remove: Remove, criteria: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CorpusError, match=reason):
+        remove(**criteria)
+
+
+def test_equal_texts_count_once_and_only_those_wanted_go(
+    session: Session, collection: Collection, file: Path, small_tokenizer: TextTokenizer
+) -> None:
+    write(file, [*RECORDS, RECORDS[1]])
+    found = scanned(session)
+    assert len(select_documents(*found, containing="jane").digests) == 2
+    write_removal(session, "chat", found[1], select_documents(*found, document="b"), None)
+    selection = select_documents(*scanned(session), containing="jane")
+    assert (len(selection.digests), selection.wanted) == (2, 1)
+
+
+def test_hashes_of_what_was_removed_are_kept(remove: Remove) -> None:
+    row = remove(document="d")
+    shingles = Shingles.load(removed_folder("chat") / f"{row.id}.npz")
+    assert (shingles.texts, shingles.short) == (1, 0)
+    assert len(shingles.hashes[LENGTHS[0]]) > 0
+    assert removed_folder("chat").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("database")
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def chat(self, database: str, file: Path) -> None:
+        ask("add", "chat", file)
+
+    def test_it_asks_and_says_what_goes(self, file: Path, tmp_path: Path, engine: Engine) -> None:
+        runner = CliRunner()
+        with pytest.raises(click.exceptions.Abort):
+            runner.invoke(
+                corpus, ["remove", "chat", "--document", "a"], input="n\n", catch_exceptions=False,
+                standalone_mode=False,
+            )  # fmt: skip
+        with Session(engine) as session:
+            assert session.query(CollectionRemoval).count() == 0
+        done = runner.invoke(corpus, ["remove", "chat", "--document", "a"], input="y\n")
+        assert "1 document found, 1 of them wanted until now: remove them from chat for good?" in done.stderr
+        assert done.stdout == (
+            "removal 1: 1 document found, 1 of them wanted until now; they go with the next rebuild\n"
+        )
+        assert "names no tokenizer" in done.stderr
+
+    def test_with_a_tokenizer_it_can_be_proven(self, small_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+        (tmp_path / "model").mkdir()
+        small_tokenizer.save(tmp_path / "model")
+        ask("add", "chat", "--tokenizer", tmp_path / "model")
+        done = ask("remove", "chat", "--containing", "jane@", "--reason", "asked", "--yes")
+        assert done == {"removal": 1, "documents": 2, "wanted": 2, "later": True, "provable": True}
+        shown = ask("show", "chat")
+        assert (shown["documents"], shown["wanted"], shown["removed"]) == (4, 2, 2)
+        assert shown["removals"][0]["reason"] == "asked"
+        assert shown["removals"][0]["containing"]
+
+    def test_places_and_times(self, file: Path) -> None:
+        assert ask("remove", "chat", "--where", "before=2020-01-31", "--yes")["documents"] == 0
+        done = ask(
+            "remove", "chat", "--where", f"source={file}", "--where", "before=2999-01-01T00:00+01:00", "--yes"
+        )
+        assert done["documents"] == 4
+        assert ask("show", "chat")["removals"][1]["rule"]["source"] == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [
+            ([], "give one of"),
+            (["--document", "a", "--containing", "b"], "give one of"),
+            (["--where", "source=/nowhere"], "expected source=NUMBER"),
+            (["--where", "age=3"], "expected source=NUMBER"),
+            (["--where", "before=soon"], "is not a date"),
+        ],
+    )
+    def test_usage(self, arguments: list[str], reason: str) -> None:
+        asked = CliRunner().invoke(corpus, ["remove", "chat", *arguments])
+        assert asked.exit_code == 2
+        assert reason in asked.output

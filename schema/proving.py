@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError, StoreError
+from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
+from draftstore.stores.rest.store import DOCUMENTS_FILE, read_digests
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.text.digests import DIGEST_BYTES, digest_keys
 from draftstore.text.scanning import documents_of
@@ -31,9 +32,6 @@ from schema.held_tokens import CHUNK, Place, places_of
 from schema.models import Build, Release
 from schema.redrawing import differing_hits
 from schema.removing import removed_folder
-
-DIGESTS_FILE = "documents.bin"
-"""Digests of a REST store's documents, in their order."""
 
 Hits = dict[int, Hashes]
 """Hashes by length, each ascending."""
@@ -254,8 +252,9 @@ def _look(build: Build, place: Place, finder: Finder, hints: list[NDArray[np.uin
         StoreError, DatabaseError: it cannot be read.
     """
     path = Path(build.path)
-    vocab_size = load_manifest(path).vocab_size
-    digests = _document_digests(path) if place.in_documents else None
+    manifest = load_manifest(path)
+    vocab_size = manifest.vocab_size
+    digests = read_digests(path, manifest) if place.in_documents else None
     parts: list[Hits] = []
     tokens = documents = 0
     for ids in place.parts():
@@ -270,29 +269,16 @@ def _look(build: Build, place: Place, finder: Finder, hints: list[NDArray[np.uin
     return Checked(build, place.name, tokens, 0, 0), _union(parts)
 
 
-def _document_digests(path: Path) -> NDArray[np.uint8] | None:
-    """Return the digests of a store's documents, uint8 [n, 16]; None if it has none."""
-    try:
-        data = np.fromfile(path / DIGESTS_FILE, np.uint8)
-    except FileNotFoundError:
-        return None
-    if len(data) % DIGEST_BYTES:
-        raise StoreError(
-            f"{path / DIGESTS_FILE} does not hold whole digests: the store is damaged, build it again"
-        )
-    return data.reshape(-1, DIGEST_BYTES)
-
-
 def _digests(build: Build, removed: NDArray[np.bytes_]) -> Iterator[Checked]:
     """Yield what the digests of a build's documents say, if it has them."""
     try:
-        digests = _document_digests(Path(build.path))
+        digests = read_digests(Path(build.path), load_manifest(Path(build.path)))
     except DraftstoreError as error:
-        yield Checked(build, DIGESTS_FILE, 0, 0, 0, str(error))
+        yield Checked(build, DOCUMENTS_FILE, 0, 0, 0, str(error))
         return
     if digests is not None:
         found = int(np.isin(digest_keys(digests), removed).sum())
-        yield Checked(build, DIGESTS_FILE, len(digests), 0, found)
+        yield Checked(build, DOCUMENTS_FILE, len(digests), 0, found)
 
 
 def _union(parts: Iterable[Hits]) -> Hits:

@@ -29,6 +29,7 @@ from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
 from draftstore.storage.files import map_file
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.kind import CONTEXT_TOKENS, Samples, sample_contexts, strategy_named
+from draftstore.text.digests import DIGEST_BYTES
 from draftstore.trees.batch import Draft, DraftBatch
 from draftstore.trees.tree import DraftTree
 
@@ -56,6 +57,21 @@ DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
     "first_rows.bin": lambda _: np.dtype("<i4"),
     "segments.bin": lambda _: np.dtype("<i8"),
 }
+
+
+DOCUMENTS_FILE = "documents.bin"
+
+
+def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
+    """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens; None: it has none.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    if DOCUMENTS_FILE not in manifest.files:
+        return None
+    digests: NDArray[np.uint8] = map_file(path / DOCUMENTS_FILE, np.dtype((np.uint8, DIGEST_BYTES)))
+    return digests.reshape(-1, DIGEST_BYTES)
 
 
 class RestDrafter:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.merging import Rows, merge_segment
-from draftstore.storage.files import map_file, remove, write_at, write_atomic
+from draftstore.storage.files import remove, write_at, write_atomic
 from draftstore.storage.manifest import manifest_digest
 from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, once
@@ -40,8 +40,8 @@ from draftstore.stores.rest.segments import (
     sort_segments,
     sorted_marker,
 )
-from draftstore.stores.rest.store import KIND, RestStore
-from draftstore.text.digests import DIGEST_BYTES, digest_keys
+from draftstore.stores.rest.store import DOCUMENTS_FILE, KIND, RestStore, read_digests
+from draftstore.text.digests import digest_keys
 from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
@@ -143,10 +143,10 @@ def read_documents(store: RestStore) -> NDArray[np.uint8]:
     Raises:
         StoreError: an earlier version built it, which kept none.
     """
-    path = store.path / "documents.bin"
-    if path.name not in store.manifest.files:
+    digests = read_digests(store.path, store.manifest)
+    if digests is None:
         raise StoreError(f"{store.path} does not tell its documents: build it again to update it")
-    return np.asarray(map_file(path, np.dtype(np.uint8)).reshape(-1, DIGEST_BYTES), np.uint8)
+    return digests
 
 
 class _Old:
@@ -303,7 +303,7 @@ def _counts_of(store: Path) -> dict[str, int]:
     segments = read_segments(store)
     total = int(segments[:, 1].sum())
     digests = digest_keys(
-        np.fromfile(store / "documents.bin", np.uint8)
+        np.fromfile(store / DOCUMENTS_FILE, np.uint8)
     )  # several of a document that was split
     documents, tokens = len(np.unique(digests)), total - len(digests)
     return {"documents": documents, "tokens": tokens, "entries": total, "segments": len(segments)}

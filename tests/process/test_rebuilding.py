@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sqlalchemy.orm import sessionmaker
 
 from draftstore.errors import CorpusError
@@ -17,11 +18,12 @@ from draftstore.stores.rest.updating import read_documents
 from draftstore.text.digests import digest_keys, stack_digests, text_digest
 from draftstore.text.records import Document
 from draftstore.text.scanning import documents_of
-from pipelines import rebuilding, steps
+from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Ledger
 from pipelines.rebuilding import Change, crest_is_due, renew_rest, survey
 from pipelines.reports import Built
 from schema.builds import list_builds
+from schema.cli.corpora import corpus
 from schema.collecting import NewSource, add_sources, collection_folder, get_collection
 from schema.database import make_engine
 from schema.home import HOME_VARIABLE
@@ -164,3 +166,26 @@ def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) ->
     assert not site.due(options, 0.1)
     site.write(1, range(41, 54))
     assert site.due(options, 1.0)
+
+
+def prove() -> int:
+    return CliRunner().invoke(corpus, ["prove-removed", "small"], catch_exceptions=False).exit_code
+
+
+def test_what_is_taken_down_is_in_no_live_store(site: Site) -> None:
+    def publish() -> None:
+        rest, _ = site.rebuild()
+        with Ledger() as ledger:
+            crest = steps.make_crest(ledger, CrestOptions("small-crest", max_n=5, ngrams=5_000), rest, 1)
+            releasing.publish(ledger, "small", rest)
+            releasing.publish(ledger, "small-crest", crest)
+
+    publish()
+    removed = CliRunner().invoke(
+        corpus, ["remove", "small", "--document", "d7", "--yes"], catch_exceptions=False
+    )
+    assert removed.exit_code == 0
+    assert prove() == 5
+    assert site.due(CrestOptions("small-crest", max_n=5, ngrams=5_000), 1.0)
+    publish()
+    assert prove() == 0

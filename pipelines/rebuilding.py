@@ -32,7 +32,6 @@ from schema.builds import list_builds
 from schema.collecting import collection_folder, get_collection, open_tokenizer, scan_collection, wanted_of
 from schema.home import data_home
 
-
 SHARDS = "shards"
 """Token ids of new documents, in a folder that rebuilds of a collection use one after the other."""
 

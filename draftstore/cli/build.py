@@ -134,8 +134,7 @@ def rest(
     \b
     Examples:
       draftstore build rest --corpus chats.jsonl.zst src/ --tokenizer ./llama2 --out stores/chat
-      draftstore build rest --corpus /share/web --glob '*.jsonl.zst' --tokenizer /share/llama2 \\
-        --out /share/stores/web --cluster tcp://scheduler:8786
+      draftstore build rest --corpus /share/web --tokenizer /share/llama2 --out /share/web-store --cluster tcp://host:8786
     """
     options = RestOptions(
         corpus=corpus,

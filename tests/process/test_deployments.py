@@ -263,7 +263,7 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     local: Local, tmp_path: Path, model_folder: Path, channel: Channel
 ) -> None:
     deployments = local.ask("deployments/filter")
-    assert len(deployments) == 6
+    assert len(deployments) == 7
     for deployment in deployments:
         assert deployment["name"] == "default"
         assert deployment["global_concurrency_limit"]["limit"] == 1

@@ -347,7 +347,7 @@ def test_names_are_printed_as_they_are(run: Runner, tmp_path: Path, tokenizer: P
 def test_verify(run: Runner, store: Path) -> None:
     ran = run("verify", store)
     assert ran.status == 0
-    assert re.fullmatch(rf"{store} is intact: 7 files, [\d,]+ bytes\n", ran.out)
+    assert re.fullmatch(rf"{store} is intact: 8 files, [\d,]+ bytes\n", ran.out)
     found = run("verify", store, "--json").json()
     assert found["whole"] is True
     assert found["problems"] == []

@@ -78,6 +78,8 @@ def open_pool(cluster: str | None) -> Iterator[Pool | None]:
                         threads_per_worker=1,
                         memory_limit=0,  # the machine's: segments are of known size, and nobody else is there
                         dashboard_address=None,
+                        # Without a dashboard it listens all the same, on a port that another one may have.
+                        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                         local_directory=stack.enter_context(scratch),
                     )
                 )

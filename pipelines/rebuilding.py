@@ -1,13 +1,14 @@
 """The steps of `rebuild`: what a collection's sources say today, and a REST store of it made from the one before."""
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import CorpusError, DraftstoreError, NoTextError
+from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.build import CrestOptions
@@ -31,6 +32,9 @@ from schema.builds import CatalogueError, list_builds
 from schema.collecting import collection_folder, get_collection, open_tokenizer, scan_collection, wanted_of
 from schema.home import data_home
 from schema.releases import get_release
+
+SHARDS = "shards"
+"""Token ids of new documents, in a folder that rebuilds of a collection use one after the other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,24 +131,29 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
     contents, tokenizer = surveyed.contents, surveyed.tokenizer
     path = store_path(data_home(), REST, surveyed.name, plan=contents.plan(tokenizer))
     change = _change(ledger, surveyed, path)
+    folder = collection_folder(surveyed.name) / "tokens"
 
     def make(_build_id: int, logs: StepLogs) -> None:
         progress = logs.rest()
-        folder = collection_folder(surveyed.name) / "tokens" / path.name
         with locked_directory(folder):
-            added = _tokenize(surveyed, change.added, folder / "shards", progress.tokenized)
+            added = _tokenize(surveyed, change.added, folder / SHARDS, progress.tokenized)
             update_rest(
                 contents, tokenizer, path,
                 base=change.base, added=added, workers=workers, progress=progress,
             )  # fmt: skip
-            remove(folder / "shards")
 
     parameters = {
         "collection": surveyed.name,
         "segment_tokens": contents.segment_tokens,
         **change.counts(),
     }
-    return ledger.build(Request(REST, surveyed.name, path, parameters), make), change
+    built = ledger.build(Request(REST, surveyed.name, path, parameters), make)
+    with (
+        suppress(BuildRunningError),
+        locked_directory(folder),
+    ):  # also what a killed run left of other documents
+        remove(folder / SHARDS)
+    return built, change
 
 
 def _change(ledger: Ledger, surveyed: Survey, path: Path) -> Change:

@@ -340,7 +340,7 @@ def test_every_service_starts_by_its_own_command_and_is_healthy(
     request.add_header("Authorization", f"Basic {base64.b64encode(AUTH.encode()).decode()}")
     with urllib.request.urlopen(request, timeout=60) as answer:
         deployments = json.load(answer)
-    assert len(deployments) == 6
+    assert len(deployments) == 7
     assert {deployment["work_pool_name"] for deployment in deployments} == {"draftstore"}
     ran = subprocess.run(
         ["draftstore", "releases", "list", "--json"],

@@ -33,7 +33,13 @@ SCHEDULER = """
 import sys
 from distributed import LocalCluster
 if __name__ == "__main__":
-    with LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster:
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        memory_limit=0,
+        dashboard_address=None,
+        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+    ) as cluster:
         print(cluster.scheduler_address, flush=True)
         sys.stdin.read()
 """

@@ -1,6 +1,7 @@
 """The steps of `rebuild`: what a collection's sources say today, and a REST store of it made from the one before."""
 
 import dataclasses
+import hashlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -237,9 +238,15 @@ def _tokenize(
             documents_of(surveyed.scan, digests),
             surveyed.tokenizer,
             folder,
-            corpus_fingerprint=Contents(surveyed.name, digests, {}).fingerprint,
+            corpus_fingerprint=_fingerprint(surveyed.scan, digests),
             source=f"the collection {surveyed.name}",
             on_progress=on_progress,
         )
     except NoTextError:  # some tokenizers make nothing of some texts, which then are new in every rebuild
         return open_shards(folder)
+
+
+def _fingerprint(scan: Scan, digests: NDArray[np.uint8]) -> str:
+    """Identity of some documents of a scan with their order and ids, which an interrupted call must have had, too."""
+    files = repr([(file.name, file.identity) for file in scan.files])
+    return hashlib.sha256(digests.tobytes() + files.encode("utf-8", "surrogateescape")).hexdigest()

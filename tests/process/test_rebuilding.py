@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from draftstore.stores.rest import updating
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import read_documents
 from draftstore.text.digests import digest_keys, stack_digests, text_digest
+from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.scanning import documents_of
 from pipelines import rebuilding, releasing, steps
@@ -135,6 +138,25 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     with site.transaction() as session:
         states = [build.state for build in list_builds(session, kind="rest")]
     assert sorted(states) == ["failed", "failed", "finished", "finished"]  # the last kill came after its end
+
+
+def test_a_killed_rebuild_does_not_mind_other_ids(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*given: Any) -> Iterator[Document]:
+        yield from islice(documents_of(*given), 30)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuilding, "documents_of", cut_off)
+        small = partial(tokenize_corpus, shard_tokens=100, batch_chars=100)
+        patch.setattr(rebuilding, "tokenize_corpus", small)
+        with pytest.raises(KeyboardInterrupt):
+            site.rebuild()
+        assert any(collection_folder("small").rglob("shard-*.json"))
+        patch.setattr(rebuilding, "documents_of", documents_of)
+        lines = site.files[0].read_text().replace('"id": "d', '"id": "other')
+        site.files[0].write_text(lines)
+        made, _ = site.rebuild()
+    assert held(made) == expected(range(50))
 
 
 def test_a_store_that_is_gone_is_made_from_the_texts(site: Site) -> None:

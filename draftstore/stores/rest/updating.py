@@ -220,6 +220,8 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_Old]:
         rows = Rows(tokens, index.suffixes[base : base + length], index.first_rows[segment])
         found.append(_Old(rows, ends, digests[first:last], kept[first:last]))
         first = last
+    if first != len(digests):
+        raise StoreError(f"{store.path} is damaged: it has {first:,} documents, and {len(digests):,} digests")
     return found
 
 

@@ -206,3 +206,16 @@ def test_a_store_without_documents_is_refused(
     manifest.write_text(text[:start] + text[text.index("},", start) + 2 :].lstrip())
     with pytest.raises(StoreError, match="does not tell its documents"):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
+
+
+def test_a_store_that_lost_the_end_of_a_document_is_refused(
+    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
+) -> None:
+    base = make(small_tokenizer, words, tmp_path / "a").path
+    tokens = np.memmap(base / "tokens.bin", "<u2", "r+")
+    tokens[np.flatnonzero(tokens == np.iinfo(np.uint16).max)[0]] = (
+        7  # all later digests would name other texts
+    )
+    tokens.flush()
+    with pytest.raises(StoreError, match="documents, and"):
+        update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base, workers=1)

@@ -4,8 +4,11 @@ mirror.json      by object: its tag (ETag, or size and time) and size, written a
 objects/...      the objects under their names below the URL
 """
 
+import fcntl
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -50,6 +53,8 @@ def mirror(
 ) -> Mirrored:
     """Bring a folder up to date with the objects under a URL; an interrupted call goes on where it was.
 
+    If another process is doing so, this one waits until that has ended.
+
     Args:
         url: a prefix or an object, of any protocol that fsspec knows: `s3://bucket/prefix`.
         folder: of this URL alone, private; created if missing.
@@ -70,14 +75,44 @@ def mirror(
         raise MissingExtraError("s3fs" if url.startswith("s3") else str(error), "s3") from None
     except Exception as error:  # noqa: BLE001 (every protocol has errors of its own)
         raise CorpusError(f"{url} cannot be listed: {error}") from None
-    objects = {_below(name, root): (name, facts) for name, facts in listed.items() if facts["type"] == "file"}
+    objects = {
+        _below(name, root): (name, facts)
+        for name, facts in listed.items()
+        if facts["type"] == "file" and not name.endswith("/")  # consoles of S3 make such ones for folders
+    }
     if not objects:
         raise CorpusError(f"{url} holds no objects: is the prefix right?")
+    _require_paths(objects)
     (folder / OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone(folder):
+        fetched, removed = _update(system, objects, folder, on_object)
+    single = list(objects) == [PurePosixPath(root).name] and system.isfile(root)
+    path = folder / OBJECTS / next(iter(objects)) if single else folder / OBJECTS
+    return Mirrored(path, fetched, removed, len(objects))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process mirrors into a folder, and keep it so during the block."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _update(
+    system: Any,
+    objects: dict[str, tuple[str, dict[str, Any]]],
+    folder: Path,
+    on_object: Callable[[int, int], None],
+) -> tuple[int, int]:
+    """Fetch what changed and remove what is gone; return the numbers of both."""
     state = _read_state(folder)
     gone = [name for name in state if name not in objects]
     for name in gone:
-        remove(folder / OBJECTS / name)
+        _forget(folder / OBJECTS, name)
         del state[name]
     fetched = 0
     for done, (name, (full, facts)) in enumerate(sorted(objects.items()), start=1):
@@ -90,9 +125,28 @@ def mirror(
         on_object(done, len(objects))
     if gone:
         write_json(folder / STATE, state)
-    single = list(objects) == [PurePosixPath(root).name] and system.isfile(root)
-    path = folder / OBJECTS / next(iter(objects)) if single else folder / OBJECTS
-    return Mirrored(path, fetched, len(gone), len(objects))
+    return fetched, len(gone)
+
+
+def _forget(objects: Path, name: str) -> None:
+    """Remove an object, and the folders that are empty then: an object may come to have their name."""
+    remove(objects / name)
+    for parent in PurePosixPath(name).parents[:-1]:
+        with suppress(OSError):
+            (objects / parent).rmdir()
+
+
+def _require_paths(names: Iterable[str]) -> None:
+    """Refuse objects that cannot be files at the same time.
+
+    Raises:
+        CorpusError: one has the name of another one's folder.
+    """
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    if both := sorted(folders.intersection(names)):
+        raise CorpusError(
+            f"the object {both[0]!r} has the name of a folder of others: rename it, or name others"
+        )
 
 
 def _below(name: str, root: str) -> str:

@@ -1,6 +1,7 @@
 """The steps of `rebuild`: what a collection's sources say today, and a REST store of it made from the one before."""
 
 import dataclasses
+import hashlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError
+from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError
 from draftstore.storage.files import locked_directory, remove
-from draftstore.storage.manifest import load_manifest
+from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.crest.store import KIND as CREST
 from draftstore.stores.rest.store import KIND as REST
@@ -21,16 +22,17 @@ from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scanning import documents_of
 from draftstore.text.scans import Scan
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards
+from draftstore.text.tokens import TokenShards, open_shards
 from pipelines.corpora import resolve_tokenizer
 from pipelines.ledger import Ledger, Request
 from pipelines.places import store_path
 from pipelines.progress import StepLogs
 from pipelines.reports import Built
 from pipelines.steps import crest_parameters
-from schema.builds import list_builds
+from schema.builds import CatalogueError, list_builds
 from schema.collecting import collection_folder, get_collection, open_tokenizer, scan_collection, wanted_of
 from schema.home import data_home
+from schema.releases import get_release
 
 SHARDS = "shards"
 """Token ids of new documents, in a folder that rebuilds of a collection use one after the other."""
@@ -168,7 +170,10 @@ def _change(ledger: Ledger, surveyed: Survey, path: Path) -> Change:
 
 
 def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
-    """Return the newest store of a collection with its tokenizer and template: the one at `path`, if it is there."""
+    """Return the newest whole store of a collection with its tokenizer and template: the one at `path`, if it is there.
+
+    Every byte of another one is read: what is damaged in it would be copied into all that come after, and verify there.
+    """
     plan = surveyed.contents.plan(surveyed.tokenizer)
     with ledger.session() as session:
         builds = list_builds(session, kind=REST, name=surveyed.name, state="finished")
@@ -180,8 +185,11 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
             if all(made.get(key) == plan[key] for key in ("tokenizer", "template")):
                 store = RestStore.open(place)
                 read_documents(store)
-                return store
-        except (DraftstoreError, KeyError):
+                problems = [] if place == path else verify_files(place, manifest)
+                if not problems:
+                    return store
+                ledger.logger.warning("%s: the next store is not made from this one", problems[0])
+        except (DraftstoreError, KeyError, OSError):
             continue
     return None
 
@@ -190,7 +198,8 @@ def crest_is_due(ledger: Ledger, surveyed: Survey, options: CrestOptions, after:
     """Tell whether trees must be cut again: documents went, or enough came, since they were cut.
 
     Trees of before are good for what comes: the REST store of the same collection knows it already. What went must go
-    from the trees as well.
+    from the trees as well, and it is the live ones that count: a run may have been killed before it published its own,
+    or a check may have refused them.
 
     Args:
         ledger: ledger of this run.
@@ -200,9 +209,11 @@ def crest_is_due(ledger: Ledger, surveyed: Survey, options: CrestOptions, after:
     """
     asked = crest_parameters(options)
     with ledger.session() as session:
-        builds = list_builds(session, kind=CREST, name=options.name, state="finished", limit=1)
-        last = builds[0] if builds else None
-        if last is None or last.source is None or not Path(last.path).exists():
+        try:
+            last = get_release(session, options.name).build
+        except CatalogueError:
+            return True
+        if last.kind != CREST or last.source is None or not Path(last.path).exists():
             return True
         if any(last.parameters.get(key) != value for key, value in asked.items()):
             return True
@@ -222,11 +233,20 @@ def _tokenize(
     """Write some documents of a collection as token shards."""
     if not len(digests):
         return None
-    return tokenize_corpus(
-        documents_of(surveyed.scan, digests),
-        surveyed.tokenizer,
-        folder,
-        corpus_fingerprint=Contents(surveyed.name, digests, {}).fingerprint,
-        source=f"the collection {surveyed.name}",
-        on_progress=on_progress,
-    )
+    try:
+        return tokenize_corpus(
+            documents_of(surveyed.scan, digests),
+            surveyed.tokenizer,
+            folder,
+            corpus_fingerprint=_fingerprint(surveyed.scan, digests),
+            source=f"the collection {surveyed.name}",
+            on_progress=on_progress,
+        )
+    except NoTextError:  # some tokenizers make nothing of some texts, which then are new in every rebuild
+        return open_shards(folder)
+
+
+def _fingerprint(scan: Scan, digests: NDArray[np.uint8]) -> str:
+    """Identity of some documents of a scan with their order and ids, which an interrupted call must have had, too."""
+    files = repr([(file.name, file.identity) for file in scan.files])
+    return hashlib.sha256(digests.tobytes() + files.encode("utf-8", "surrogateescape")).hexdigest()

@@ -3,7 +3,8 @@
     collection -> scan -> what is new -> token ids -> REST store, from the one before -> checks -> release NAME
                                                    -> n-gram counts, CREST store      -> checks -> release NAME-crest
 
-It costs what changed, and does nothing where nothing did. It may be killed at any moment and run again.
+It costs what changed, and does nothing where nothing did. It may be killed at any moment and run again. A collection
+that fails does not keep the others from it; the run fails with the first error, once all have had their turn.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
+from draftstore.errors import DraftstoreError
 from draftstore.stores.crest.build import CrestOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from pipelines import tasks
@@ -41,13 +43,19 @@ def rebuild(
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
+    results: list[dict[str, Any]] = []
+    failures: list[Exception] = []
     with Ledger(get_run_logger()) as ledger:
-        results = [
-            _rebuild(ledger, name, distilling, segment_tokens, workers, force)
-            for name in collections or _all_names(ledger)
-        ]
+        for name in collections or _all_names(ledger):
+            try:
+                results.append(_rebuild(ledger, name, distilling, segment_tokens, workers, force))
+            except (DraftstoreError, OSError) as error:  # the others renew themselves all the same
+                ledger.logger.error("collection %s: %s", name, error)  # noqa: TRY400 - a sentence for people
+                failures.append(error)
         if keep is not None:
             tasks.prune(ledger, keep)
+        if failures:
+            raise failures[0]
     if not results:
         get_run_logger().warning("there are no collections: make one by `draftstore corpus add NAME PATH`")
     return results

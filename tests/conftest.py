@@ -84,6 +84,26 @@ def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return load_tokenizer(small_tokenizer_folder(tmp_path_factory.mktemp("small") / "small-bpe"))
 
 
+@pytest.fixture(scope="session")
+def wordy_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    """Return a tokenizer of the words `one` and `two`; it makes nothing of all others."""
+    return load_tokenizer(wordy_tokenizer_folder(tmp_path_factory.mktemp("wordy")))
+
+
+def wordy_tokenizer_folder(folder: Path) -> Path:
+    """Write the files of the `wordy_tokenizer` into a folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {
+        piece: number for number, piece in enumerate(["o", "n", "e", "t", "w", "on", "tw", "one", "two"])
+    }
+    merges = [("o", "n"), ("t", "w"), ("on", "e"), ("tw", "o")]
+    backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def small_tokenizer_folder(folder: Path) -> Path:
     """Train the small tokenizer and write its files into a new folder."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers

@@ -83,7 +83,7 @@ def tokenize_corpus(
         on_progress: called at the start and after each batch with all documents, tokens and characters so far.
 
     Raises:
-        NoTextError: the corpus has no text.
+        NoTextError: the corpus has no token; documents without any can be opened (`open_shards`).
         CorpusError: the documents differ from those of an interrupted call.
         TokenRangeError: the tokenizer returned an id outside its vocabulary.
     """
@@ -150,25 +150,27 @@ def write_shards(
     }
     directory.mkdir(parents=True, exist_ok=True)
     finished, shards = _resume(directory, state)
-    if finished:
-        return open_shards(directory)
-    _skip(documents, shards, source)
-    writer = _Writer(directory, tokenizer.vocab_size, shard_tokens, shards)
-    try:
-        on_progress(writer.documents, writer.tokens, writer.characters)
-        for batch in encode(documents):
-            for piece in batch:
-                writer.add(piece)
+    if not finished:
+        _skip(documents, shards, source)
+        writer = _Writer(directory, tokenizer.vocab_size, shard_tokens, shards)
+        try:
             on_progress(writer.documents, writer.tokens, writer.characters)
-        writer.finish_shard()
-    except BaseException:
-        writer.discard()
-        raise
-    if writer.tokens == 0:
+            for batch in encode(documents):
+                for piece in batch:
+                    writer.add(piece)
+                on_progress(writer.documents, writer.tokens, writer.characters)
+            writer.finish_shard()
+        except BaseException:
+            writer.discard()
+            raise
+        write_json(
+            directory / STATE_NAME,
+            state | {"shards": len(writer.shards), "totals": totals_of(writer.shards)},
+        )
+    made = open_shards(directory)
+    if made.token_count == 0:
         raise NoTextError(f"no text found in {source}")
-    state |= {"shards": len(writer.shards), "totals": totals_of(writer.shards)}
-    write_json(directory / STATE_NAME, state)
-    return open_shards(directory)
+    return made
 
 
 @dataclasses.dataclass(frozen=True)

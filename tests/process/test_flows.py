@@ -407,6 +407,16 @@ class TestRebuild:
         (forced,) = rebuild(distilling=None, force=["corpus", "tokens"])
         assert rows("SELECT build_id FROM releases") == [(forced["rest"]["build"],)]
 
+    def test_one_that_fails_does_not_stop_the_others(self, rebuild: Callable[..., Any], site: Site) -> None:
+        gone = site.corpus.with_name("gone.jsonl")
+        gone.write_text('{"text": "the house by the river"}\n')
+        with Ledger() as ledger, ledger.session() as session:
+            add_sources(session, "earlier", [NewSource(str(gone))], str(site.tokenizer))
+        gone.unlink()
+        with pytest.raises(CorpusError, match=r"gone\.jsonl"):
+            rebuild(distilling=None)
+        assert rows("SELECT name FROM releases") == [("small",)]
+
     def test_without_collections(self, flows: Any, site: Site) -> None:
         from pipelines.renewal import rebuild
 

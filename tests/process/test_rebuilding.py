@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from draftstore.stores.rest import updating
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import read_documents
 from draftstore.text.digests import digest_keys, stack_digests, text_digest
+from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.scanning import documents_of
 from pipelines import rebuilding, releasing, steps
@@ -28,7 +31,7 @@ from schema.collecting import NewSource, add_sources, collection_folder, get_col
 from schema.database import make_engine
 from schema.home import HOME_VARIABLE
 from schema.publishing import Transaction
-from tests.conftest import small_tokenizer_folder
+from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 
 WORDS = ["the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"]
 
@@ -137,9 +140,53 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(states) == ["failed", "failed", "finished", "finished"]  # the last kill came after its end
 
 
+def test_a_killed_rebuild_does_not_mind_other_ids(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*given: Any) -> Iterator[Document]:
+        yield from islice(documents_of(*given), 30)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuilding, "documents_of", cut_off)
+        small = partial(tokenize_corpus, shard_tokens=100, batch_chars=100)
+        patch.setattr(rebuilding, "tokenize_corpus", small)
+        with pytest.raises(KeyboardInterrupt):
+            site.rebuild()
+        assert any(collection_folder("small").rglob("shard-*.json"))
+        patch.setattr(rebuilding, "documents_of", documents_of)
+        lines = site.files[0].read_text().replace('"id": "d', '"id": "other')
+        site.files[0].write_text(lines)
+        made, _ = site.rebuild()
+    assert held(made) == expected(range(50))
+
+
 def test_a_store_that_is_gone_is_made_from_the_texts(site: Site) -> None:
     first, _ = site.rebuild()
     (first.path / "documents.bin").unlink()
+    site.write(1, range(40, 52))
+    second, change = site.rebuild()
+    assert (len(change.added), change.base) == (52, None)
+    assert held(second) == expected(range(52))
+
+
+def test_what_has_no_tokens_does_not_hold_up_a_take_down(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "wordy").mkdir()
+    with site.transaction() as session:
+        add_sources(session, "small", [], str(wordy_tokenizer_folder(tmp_path / "wordy")))
+    site.files[0].write_text('{"text": "one two"}\n{"text": "two"}\n')
+    site.files[1].write_text('{"text": "..."}\n')
+    site.rebuild()
+    site.files[0].write_text('{"text": "two"}\n')
+    made, _ = site.rebuild()
+    assert held(made) == set(digest_keys(stack_digests([text_digest("two")])).tolist())
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "suffixes.bin"])
+def test_a_damaged_store_is_not_made_into_the_next_one(site: Site, name: str) -> None:
+    first, _ = site.rebuild()
+    file = first.path / name
+    content = bytearray(file.read_bytes())
+    content[40] ^= 1
+    file.write_bytes(content)
     site.write(1, range(40, 52))
     second, change = site.rebuild()
     assert (len(change.added), change.base) == (52, None)
@@ -159,7 +206,9 @@ def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) ->
     assert site.due(options, 1.0)
     rest, _ = site.rebuild()
     with Ledger() as ledger:
-        steps.make_crest(ledger, options, rest, 1)
+        crest = steps.make_crest(ledger, options, rest, 1)
+        assert site.due(options, 0.0)  # killed, or refused, before it went live
+        releasing.publish(ledger, "small-crest", crest)
     assert not site.due(options, 0.0)
     assert site.due(CrestOptions("small-crest", max_n=3, ngrams=50), 1.0)
     site.write(1, range(40, 54))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -113,6 +114,55 @@ def test_names_that_lead_out_are_refused(
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
     with pytest.raises(CorpusError, match="has a name that is no path"):
         mirror("memory://b", tmp_path / "m")
+
+
+def test_placeholders_of_folders_are_no_objects(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(memory, "/b/p/sub/x.txt", "one")
+    real = memory.find("/b/p", detail=True)
+    empty = {"type": "file", "size": 0}
+    found = {"/b/p/": empty, "/b/p/sub/": empty, **real}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
+    assert mirror("memory://b/p", tmp_path).objects == 1
+    assert names(tmp_path) == {"sub/x.txt": "one"}
+
+
+def test_an_object_may_take_the_name_of_a_folder(memory: Any, tmp_path: Path) -> None:
+    put(memory, "/b/a/deep/x.txt", "one")
+    mirror("memory://b", tmp_path)
+    memory.rm("/b/a", recursive=True)
+    put(memory, "/b/a", "two")
+    assert mirror("memory://b", tmp_path)[1:] == (1, 1, 1)
+    assert names(tmp_path) == {"a": "two"}
+
+
+def test_an_object_and_a_folder_of_one_name_are_refused(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {name: {"type": "file", "size": 1} for name in ("/b/a", "/b/a/x.txt")}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
+    with pytest.raises(CorpusError, match="'a' has the name of a folder"):
+        mirror("memory://b", tmp_path)
+
+
+def test_two_at_once_do_not_write_into_each_others_files(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(memory, "/b/a.txt", "one")
+    real, beside = type(memory).get_file, []
+
+    def slow(self: Any, name: str, target: str, **how: Any) -> None:
+        real(self, name, target, **how)
+        if not beside:
+            beside.append(Thread(target=mirror, args=("memory://b", tmp_path)))
+            beside[0].start()
+            beside[0].join(0.1)
+
+    monkeypatch.setattr(type(memory), "get_file", slow)
+    assert mirror("memory://b", tmp_path).fetched == 1
+    beside[0].join()
+    assert names(tmp_path) == {"a.txt": "one"}
 
 
 @pytest.fixture

@@ -120,9 +120,10 @@ def update_rest(
         digest = None if base is None else manifest_digest(base)
         once(partial / BASE, lambda: _forget(partial, digest), still=lambda found: found == digest)
         groups = _neighbours(held, contents.segment_tokens)
-        size = sum(old.size for old in held) + (added.token_count + added.document_count if added else 0)
-        if size == 0:
+        size = sum(old.size for old in held)
+        if size == 0 and (added is None or added.token_count == 0):
             raise BuildError("no wanted document has a token: nothing to build from")
+        size += added.token_count + added.document_count if added else 0
         lay_out(store, partial, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
         _merge_segments(groups, store, partial, vocab_size, threads)
         sort_segments(store, partial, vocab_size, threads, told.sorted)
@@ -219,6 +220,8 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_Old]:
         rows = Rows(tokens, index.suffixes[base : base + length], index.first_rows[segment])
         found.append(_Old(rows, ends, digests[first:last], kept[first:last]))
         first = last
+    if first != len(digests):
+        raise StoreError(f"{store.path} is damaged: it has {first:,} documents, and {len(digests):,} digests")
     return found
 
 

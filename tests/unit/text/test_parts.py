@@ -184,6 +184,18 @@ def test_shards_and_report_are_those_of_one_process(
     assert pool.jobs > 3 or size > 1000
 
 
+def test_a_part_may_be_without_tokens(
+    wordy_tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftstore.text.parts.PART_BYTES", (1, 1))
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": "one two"}\n{"text": "..."}\n{"text": "two"}\n')
+    documents = read_corpus([path], report=ReadReport(), **HOW)
+    tokenize_corpus(documents, wordy_tokenizer, tmp_path / "whole", corpus_fingerprint="f", shard_tokens=500)
+    tokenize(ThreadPool(), [path], wordy_tokenizer, tmp_path / "apart", ReadReport())
+    assert contents(tmp_path / "apart" / "shards") == contents(tmp_path / "whole")
+
+
 def test_parts_that_are_there_are_not_made_again(
     small_tokenizer: TextTokenizer, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from draftstore.errors import BuildError, NoTextError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.rest.build import RestOptions, build_rest
-from draftstore.text import tokenizing
+from draftstore.text import sealing, tokenizing
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokenizing import REPORT, CorpusOptions, build_tokens
 from draftstore.text.tokens import open_shards
@@ -90,12 +91,14 @@ def test_shards_of_something_else_are_refused(
     assert not (tmp_path / "taken").exists()
 
 
-@pytest.mark.parametrize("step", ["link_or_copy", "save_manifest", "hash_files"])
+@pytest.mark.parametrize(
+    ("module", "step"), [(tokenizing, "link_or_copy"), (sealing, "save_manifest"), (sealing, "hash_files")]
+)
 def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
-    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, step: str
+    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path, module: ModuleType, step: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizing, step, no_space)
+        patch.setattr(module, step, no_space)
         with pytest.raises(OSError, match="No space left"):
             build_tokens(plain(options), small_tokenizer, tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()

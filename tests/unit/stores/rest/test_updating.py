@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftstore.errors import BuildError, StoreError
+from draftstore.errors import BuildError, NoTextError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.storage.staging import BuildResult
 from draftstore.stores.rest import updating as updating_module
@@ -18,7 +18,7 @@ from draftstore.text.digests import digest_keys, stack_digests, text_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards
+from draftstore.text.tokens import TokenShards, open_shards
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -183,6 +183,19 @@ def test_documents_that_nobody_has_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_documents_without_tokens_come_and_go(wordy_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    base = make(wordy_tokenizer, {"one two", "two"}, tmp_path / "a").path
+    with pytest.raises(NoTextError):
+        shards_of(wordy_tokenizer, {"..."}, tmp_path / "none")
+    none = open_shards(tmp_path / "none")
+    store = update_rest(
+        contents({"one two", "..."}), wordy_tokenizer, tmp_path / "b", base=base, added=none, workers=1
+    )
+    assert len(read_documents(RestStore.open(store.path))) == 1
+    with pytest.raises(BuildError, match="no wanted document has a token"):
+        update_rest(contents({"..."}), wordy_tokenizer, tmp_path / "c", added=none, workers=1)
+
+
 def test_a_store_without_documents_is_refused(
     small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
 ) -> None:
@@ -193,3 +206,16 @@ def test_a_store_without_documents_is_refused(
     manifest.write_text(text[:start] + text[text.index("},", start) + 2 :].lstrip())
     with pytest.raises(StoreError, match="does not tell its documents"):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
+
+
+def test_a_store_that_lost_the_end_of_a_document_is_refused(
+    small_tokenizer: TextTokenizer, words: set[str], tmp_path: Path
+) -> None:
+    base = make(small_tokenizer, words, tmp_path / "a").path
+    tokens = np.memmap(base / "tokens.bin", "<u2", "r+")
+    tokens[np.flatnonzero(tokens == np.iinfo(np.uint16).max)[0]] = (
+        7  # all later digests would name other texts
+    )
+    tokens.flush()
+    with pytest.raises(StoreError, match="documents, and"):
+        update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base, workers=1)

@@ -150,7 +150,7 @@ def test_two_at_once_do_not_write_into_each_others_files(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(memory, "/b/a.txt", "one")
-    real, beside = type(memory).get_file, []
+    real, beside = type(memory).get_file, list[Any]()
 
     def slow(self: Any, name: str, target: str, **how: Any) -> None:
         real(self, name, target, **how)

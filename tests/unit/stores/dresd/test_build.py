@@ -26,7 +26,7 @@ from draftstore.stores.dresd.kernels.nearest import search_exactly
 from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.store import DresdStore
-from draftstore.text import tokenizing
+from draftstore.text import sealing
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import CorpusOptions, build_tokens
 from draftstore.text.tokens import sentinel
@@ -504,7 +504,7 @@ def test_a_full_disk_is_an_error_and_no_loss(
         (os, "posix_fallocate", no_space),
         (embedding, "write_at", no_space),
         (embedding, "once", unmarked),
-        (tokenizing, "save_manifest", no_space),
+        (sealing, "save_manifest", no_space),
         (dresd_build, "save_manifest", no_space),
     ]
     for module, name, fault in faults:

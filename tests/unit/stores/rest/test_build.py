@@ -26,6 +26,7 @@ from draftstore.stores.rest import segments as segments_module
 from draftstore.stores.rest.build import Progress, RestOptions, build_rest
 from draftstore.stores.rest.segments import read_segments
 from draftstore.stores.rest.store import RestStore
+from draftstore.text import sealing as sealing_module
 from draftstore.text import tokenizing as tokenizing_module
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
@@ -271,7 +272,7 @@ def test_what_was_not_read_is_remembered(
         (corpus.parent / "folder" / name).write_text("x = 1\n")
     options = RestOptions((other, corpus, corpus.parent / "folder"), "test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizing_module, "save_manifest", no_space)
+        patch.setattr(sealing_module, "save_manifest", no_space)
         with pytest.raises(OSError, match="No space left"):
             build_rest(options, small_tokenizer, out, workers=1)
     for reused in (False, True):
@@ -531,7 +532,7 @@ def test_other_inputs_start_clean(
     small_tokenizer: TextTokenizer, corpus: Path, out: Path, tmp_path: Path, change: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizing_module, "save_manifest", no_space)
+        patch.setattr(sealing_module, "save_manifest", no_space)
         with pytest.raises(OSError, match="No space left"):
             build(small_tokenizer, corpus, out)
     assert (out.parent / ".store.partial" / "store" / "tokenizer").is_dir()

@@ -12,6 +12,7 @@ Functions that take a session run in the caller's transaction. `scan_collection`
 
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -36,6 +37,10 @@ from draftstore.text.wanted import Cap, Removal, wanted_digests
 from schema.builds import CatalogueError, storable
 from schema.collection_models import Collection, CollectionRemoval, CollectionSource
 from schema.home import data_home
+from schema.models import RELEASE_NAME
+
+NAME_CHARACTERS = 200
+"""Folders and releases have a collection's name with a few characters more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +65,16 @@ class NewSource:
         """Return it with an absolute path.
 
         Raises:
-            CorpusError: it is no log, and nothing is there; or a log is a URL.
+            CorpusError: it is no log, and nothing is there; a log is a URL; or a limit leaves no room for any text.
         """
+        if self.retention is not None and self.retention <= timedelta(0):
+            raise CorpusError(
+                f"{self.place} with a retention of nothing has no documents: give some time, as 90d"
+            )
+        if self.max_bytes is not None and not 0 < self.max_bytes < 1 << 63:
+            raise CorpusError(
+                f"{self.place} with at most {self.max_bytes:,} bytes: expected 1 to {(1 << 63) - 1:,}"
+            )
         if is_url(self.place):
             if self.log:
                 raise CorpusError(f"{self.place} is no response log: give the log's own path")
@@ -84,8 +97,14 @@ def add_sources(
         tokenizer: folder, file or hub name; None: as it was.
 
     Raises:
-        CorpusError: nothing is at a place.
+        CatalogueError: the name is invalid.
+        CorpusError: nothing is at a place, or see `NewSource.settled`.
     """
+    if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
+        raise CatalogueError(
+            f"{name!r} cannot be the name of a collection: expected letters, digits, '.', '_' and '-', with a letter "
+            f"or digit first, and at most {NAME_CHARACTERS} of them"
+        )
     settled = [source.settled() for source in sources]
     found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
     collection = found or Collection(name=name)

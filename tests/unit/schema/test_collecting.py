@@ -1,6 +1,7 @@
 """Collections in the catalogue: what is defined, scanned and wanted, and the commands that say so."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,23 @@ class TestDefinitions:
 
     @pytest.mark.parametrize("name", ["", "a/b", "-a", ".."])
     def test_names_that_are_no_folders_are_refused(self, session: Session, name: str) -> None:
+        session.add(Collection(name=name))
         with pytest.raises(IntegrityError, match="ck_collections_name"):
-            collecting.add_sources(session, name, [])
+            session.flush()
+
+    def test_names_and_limits_that_cannot_be_are_told(self, session: Session, chats: Path) -> None:
+        source = NewSource(str(chats))
+        for name in ("my chats", "..", "a/b", "x\n", "", "a" * 300):
+            with pytest.raises(CatalogueError, match="cannot be the name of a collection"):
+                collecting.add_sources(session, name, [source])
+        limits: tuple[dict[str, Any], ...] = (
+            {"retention": timedelta(0)},
+            {"max_bytes": 0},
+            {"max_bytes": 1 << 63},
+        )
+        for limit in limits:
+            with pytest.raises(CorpusError, match=r"retention of nothing|expected 1 to"):
+                collecting.add_sources(session, "chat", [replace(source, **limit)])
 
     def test_removals_hold_whole_digests(self, session: Session) -> None:
         collection = collecting.add_sources(session, "chat", [])

@@ -21,6 +21,7 @@ from pipelines.parameters import DEFAULT_DISTILLING, Distilling, Force, Keep, Na
 from pipelines.rebuilding import Change, Survey, crest_is_due
 from pipelines.reports import Built
 from schema.collecting import list_collections
+from schema.releases import is_rolled_back
 
 
 @flow(name="rebuild")
@@ -79,12 +80,25 @@ def _rebuild(
     surveyed = tasks.survey(ledger, name, segment_tokens)
     rest, change = tasks.renew_rest(ledger, surveyed, workers)
     said = _summary(ledger, name, rest, change)
-    notes = tasks.publish(ledger, name, rest, force)
+    notes = _publish(ledger, name, rest, force)
     tasks.report(name, [rest], name, [said, *notes])
     result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
     if distilling is None:
         return result
     return result | {"crest": _distil(ledger, surveyed, rest, distilling, workers, force)}
+
+
+def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
+    """Move a release to a build, unless somebody took it back from that one; return what is to be said about it."""
+    with ledger.session() as session:
+        if not is_rolled_back(session, release, built.build_id):
+            return tasks.publish(ledger, release, built, force)
+    said = (
+        f"release {release} was rolled back from build {built.build_id} and stays until the sources change: "
+        f"`draftstore releases publish {release} {built.build_id}` moves it"
+    )
+    ledger.logger.warning("%s", said)
+    return [said]
 
 
 def _summary(ledger: Ledger, name: str, rest: Built, change: Change) -> str:
@@ -122,6 +136,6 @@ def _distil(
         return None
     counts = tasks.make_counts(ledger, surveyed.name, rest, distilling.max_n, distilling.head)
     crest = tasks.make_crest(ledger, options, rest, workers)
-    notes = tasks.publish(ledger, name, crest, force)
+    notes = _publish(ledger, name, crest, force)
     tasks.report(name, [rest, counts, crest], name, notes)
     return crest.summary()

@@ -57,6 +57,14 @@ def release_history(session: Session, name: str) -> list[ReleaseMove]:
     return list(session.scalars(select(ReleaseMove).filter_by(release=name).order_by(ReleaseMove.id)))
 
 
+def is_rolled_back(session: Session, name: str, build_id: int) -> bool:
+    """Tell whether the last move of a release took it away from a build."""
+    last = session.scalars(
+        select(ReleaseMove).filter_by(release=name).order_by(ReleaseMove.id.desc()).limit(1)
+    ).first()
+    return last is not None and last.action == "rollback" and last.from_build == build_id
+
+
 def last_lengths(session: Session, name: str, build_id: int) -> dict[str, float]:
     """Return the accepted lengths by recording that were measured when a release last moved to a build."""
     moves = select(ReleaseMove.lengths).filter_by(release=name, to_build=build_id)

@@ -16,10 +16,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from pydantic import ValidationError
 
 from draftstore.answers import responses
 from draftstore.answers.journal import Journal
+from draftstore.cli import cli
 from draftstore.errors import (
     BuildError,
     BuildRunningError,
@@ -397,6 +399,16 @@ class TestRebuild:
         assert (grown["added"], grown["removed"], grown["crest"]) == (1, 0, None)
         assert rows("SELECT build_id FROM releases WHERE name = 'small'") == [(grown["rest"]["build"],)]
         require_whole(Path(grown["rest"]["path"]))
+
+    def test_a_rollback_stays(self, rebuild: Callable[..., Any], site: Site) -> None:
+        (first,) = rebuild(distilling=None)
+        with site.corpus.open("a") as file:
+            file.write('{"text": "the house by the river"}\n')
+        rebuild(distilling=None)
+        result = CliRunner().invoke(cli, ["releases", "rollback", "small"], catch_exceptions=False)
+        assert result.exit_code == 0
+        rebuild(distilling=None)
+        assert rows("SELECT build_id FROM releases") == [(first["rest"]["build"],)]
 
     def test_what_is_too_different_does_not_go_live(self, rebuild: Callable[..., Any], site: Site) -> None:
         (first,) = rebuild(distilling=None)

@@ -31,6 +31,10 @@ CONNECT_SECONDS = 20.0
 TRIM = "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
 KEPT_BYTES = 1 << 40
 """Dask has workers give freed memory back at once: tokenizing, which takes it again, then costs a quarter more."""
+NO_WORKERS = "distributed.scheduler.no-workers-timeout"
+NO_WORKERS_SECONDS = 20
+"""Dask does not replace a process here that dies while it starts, of a job that it was given at once. Then none may be
+left, and without a limit the jobs would wait for ever; on a cluster of machines, workers may still join."""
 LOCAL = re.compile(r"local:([1-9]\d*)")
 """A cluster of so many processes on this machine."""
 ADDRESS = re.compile(r"(tcp|tls|ws|wss|ucx)://\S+")
@@ -71,7 +75,7 @@ def open_pool(cluster: str | None) -> Iterator[Pool | None]:
     with ExitStack() as stack:
         if local:
             scratch = TemporaryDirectory(prefix="draftstore-", ignore_cleanup_errors=True)
-            with dask.config.set({TRIM: KEPT_BYTES}):
+            with dask.config.set({TRIM: KEPT_BYTES, NO_WORKERS: NO_WORKERS_SECONDS}):
                 cluster = stack.enter_context(
                     LocalCluster(
                         n_workers=int(local[1]),
@@ -111,6 +115,7 @@ class DaskPool(Pool):
         """Run jobs, see `draftstore.mapping.Pool`."""
         from distributed import KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
+        from distributed.scheduler import NoWorkerError
 
         keys: dict[Any, K] = {}
         try:
@@ -123,7 +128,7 @@ class DaskPool(Pool):
                 key = keys.pop(future)
                 del future  # what somebody holds is computed again if the worker with it dies
                 yield key, result
-        except KilledWorker:
+        except (KilledWorker, NoWorkerError):
             raise BuildError(
                 f"every worker of {self._name} that tried it died of the same job, perhaps because memory ran out: "
                 "run the command again with smaller --segment-tokens or larger workers; it resumes where it stopped"

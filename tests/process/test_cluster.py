@@ -13,7 +13,7 @@ import pytest
 
 from draftstore import cluster as cluster_module
 from draftstore.cli import main
-from draftstore.cluster import check_cluster, open_pool
+from draftstore.cluster import DaskPool, check_cluster, open_pool
 from draftstore.errors import BuildError, ClusterError, ClusterGoneError, CorpusError
 from draftstore.mapping import Pool
 from draftstore.search.ngrams import count_ngrams
@@ -205,21 +205,29 @@ class TestDeath:
     @pytest.mark.slow
     def test_of_every_worker_that_tries_a_job_is_said(
         self,
-        pool: Pool,
         corpus: Path,
         tokenizer: TextTokenizer,
         whole: Path,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        with monkeypatch.context() as patch:
+        with open_pool("local:2") as pool, monkeypatch.context() as patch:  # none of its workers may be left
             patch.setattr(segments_module, "sort_segment", sort_and_die)
             with pytest.raises(
                 BuildError, match="every worker of local:2 that tried it died of the same job"
             ):
                 build(pool, corpus, tokenizer, tmp_path / "store")
-        build(pool, corpus, tokenizer, tmp_path / "store")
+        build(None, corpus, tokenizer, tmp_path / "store")
         assert contents(tmp_path / "store") == contents(whole)
+
+    def test_of_all_workers_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster_module, "NO_WORKERS_SECONDS", 0.1)
+        with open_pool("local:1") as pool:
+            assert isinstance(pool, DaskPool)
+            local: Any = pool.client.cluster
+            local.scale(0)
+            with pytest.raises(BuildError, match="every worker of local:1"):
+                list(pool.results(os.fsencode, {0: ("job",)}))
 
     @pytest.mark.slow
     def test_of_the_scheduler_leaves_what_is_done(

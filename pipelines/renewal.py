@@ -91,8 +91,9 @@ def _rebuild(
 def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
     """Move a release to a build, unless somebody took it back from that one; return what is to be said about it."""
     with ledger.session() as session:
-        if not is_rolled_back(session, release, built.build_id):
-            return tasks.publish(ledger, release, built, force)
+        rolled_back = is_rolled_back(session, release, built.build_id)
+    if not rolled_back:
+        return tasks.publish(ledger, release, built, force)
     said = (
         f"release {release} was rolled back from build {built.build_id} and stays until the sources change: "
         f"`draftstore releases publish {release} {built.build_id}` moves it"

@@ -410,6 +410,22 @@ class TestRebuild:
         rebuild(distilling=None)
         assert rows("SELECT build_id FROM releases") == [(first["rest"]["build"],)]
 
+    def test_no_transaction_stays_open_while_a_store_is_verified(
+        self, rebuild: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from pipelines import tasks
+
+        waiting = "datname = current_database() AND state = 'idle in transaction'"
+        seen: list[list[Any]] = []
+
+        def publish(*_: Any) -> list[str]:
+            seen.append(rows(f"SELECT query FROM pg_stat_activity WHERE {waiting}"))
+            return []
+
+        monkeypatch.setattr(tasks, "publish", publish)
+        rebuild(distilling=None)
+        assert seen == [[]]
+
     def test_what_is_too_different_does_not_go_live(self, rebuild: Callable[..., Any], site: Site) -> None:
         (first,) = rebuild(distilling=None)
         site.write(seed=1, documents=20)

@@ -43,13 +43,11 @@ class Survey:
     """What a collection holds today.
 
     Attributes:
-        name: name of the collection.
         scan: its documents.
-        contents: those that its store shall hold.
+        contents: those that its store shall hold, under the name of the collection.
         tokenizer: its tokenizer.
     """
 
-    name: str
     scan: Scan
     contents: Contents
     tokenizer: TextTokenizer
@@ -108,7 +106,7 @@ def survey(ledger: Ledger, name: str, segment_tokens: int) -> Survey:
         "passed_over": report.passed_over,
     }
     files = tuple(Path(file.path) for file in scan.files)
-    return Survey(name, scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
+    return Survey(scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
 
 
 def _characters(scan: Scan, digests: NDArray[np.uint8]) -> int:
@@ -130,9 +128,9 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
         CorpusError: a file changed since the scan.
     """
     contents, tokenizer = surveyed.contents, surveyed.tokenizer
-    path = store_path(data_home(), REST, surveyed.name, plan=contents.plan(tokenizer))
+    path = store_path(data_home(), REST, contents.name, plan=contents.plan(tokenizer))
     change = _change(ledger, surveyed, path)
-    folder = collection_folder(surveyed.name) / "tokens"
+    folder = collection_folder(contents.name) / "tokens"
 
     def make(_build_id: int, logs: StepLogs) -> None:
         progress = logs.rest()
@@ -144,15 +142,13 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
             )  # fmt: skip
 
     parameters = {
-        "collection": surveyed.name,
+        "collection": contents.name,
         "segment_tokens": contents.segment_tokens,
         **change.counts(),
     }
-    built = ledger.build(Request(REST, surveyed.name, path, parameters), make)
-    with (
-        suppress(BuildRunningError),
-        locked_directory(folder),
-    ):  # also what a killed run left of other documents
+    built = ledger.build(Request(REST, contents.name, path, parameters), make)
+    # Also what a killed run left of other documents.
+    with suppress(BuildRunningError), locked_directory(folder):
         remove(folder / SHARDS)
     return built, change
 
@@ -160,13 +156,20 @@ def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[B
 def _change(ledger: Ledger, surveyed: Survey, path: Path) -> Change:
     """Compare a collection with its newest store that can be updated."""
     digests = surveyed.contents.digests
-    wanted = digest_keys(digests)
     base = _newest(ledger, surveyed, path)
-    if base is None:
-        return Change(None, digests, 0, 0)
-    held = np.unique(digest_keys(read_documents(base)))
-    kept = int(np.isin(held, wanted).sum())
-    return Change(base.path, digests[~np.isin(wanted, held)], kept, len(held) - kept)
+    return Change(None, digests, 0, 0) if base is None else _since(base, digests)
+
+
+def _since(base: RestStore, digests: NDArray[np.uint8]) -> Change:
+    """Compare digests, uint8 [n, 16], each once, with the documents of a store.
+
+    Raises:
+        StoreError: the store does not tell them.
+    """
+    wanted, held = digest_keys(digests), np.unique(digest_keys(read_documents(base)))
+    known = np.isin(wanted, held)
+    kept = int(known.sum())
+    return Change(base.path, digests[~known], kept, len(held) - kept)
 
 
 def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
@@ -174,15 +177,16 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
 
     Every byte of another one is read: what is damaged in it would be copied into all that come after, and verify there.
     """
-    plan = surveyed.contents.plan(surveyed.tokenizer)
+    tokenizer = surveyed.tokenizer
+    wanted = tokenizer.fingerprint, tokenizer.template_fingerprint
     with ledger.session() as session:
-        builds = list_builds(session, kind=REST, name=surveyed.name, state="finished")
+        builds = list_builds(session, kind=REST, name=surveyed.contents.name, state="finished")
         places = [path, *(Path(build.path) for build in builds)]
     for place in places:
         try:
             manifest = load_manifest(place, REST)
             made = manifest.parameters["plan"]
-            if all(made.get(key) == plan[key] for key in ("tokenizer", "template")):
+            if (made.get("tokenizer"), made.get("template")) == wanted:
                 store = RestStore.open(place)
                 read_documents(store)
                 problems = [] if place == path else verify_files(place, manifest)
@@ -219,12 +223,10 @@ def crest_is_due(ledger: Ledger, surveyed: Survey, options: CrestOptions, after:
             return True
         source = Path(last.source.path)
     try:
-        held = np.unique(digest_keys(read_documents(RestStore.open(source))))
+        change = _since(RestStore.open(source), surveyed.contents.digests)
     except DraftstoreError:
         return True
-    wanted = digest_keys(surveyed.contents.digests)
-    kept = int(np.isin(held, wanted).sum())
-    return kept < len(held) or len(wanted) - kept >= max(after * len(held), 1)
+    return change.removed > 0 or len(change.added) >= max(after * (change.kept + change.removed), 1)
 
 
 def _tokenize(
@@ -239,7 +241,7 @@ def _tokenize(
             surveyed.tokenizer,
             folder,
             corpus_fingerprint=_fingerprint(surveyed.scan, digests),
-            source=f"the collection {surveyed.name}",
+            source=f"the collection {surveyed.contents.name}",
             on_progress=on_progress,
         )
     except NoTextError:  # some tokenizers make nothing of some texts, which then are new in every rebuild

@@ -122,7 +122,7 @@ def _distil(
     force: Sequence[str],
 ) -> dict[str, Any] | None:
     """Cut the trees again, if enough has changed; return the summary of the store, None if it stays."""
-    name = f"{surveyed.name}-crest"
+    name = f"{surveyed.contents.name}-crest"
     options = CrestOptions(
         name=name,
         max_n=distilling.max_n,
@@ -135,7 +135,7 @@ def _distil(
             "%s: less than %.0f %% is new since its trees were cut", name, 100 * distilling.after
         )
         return None
-    counts = tasks.make_counts(ledger, surveyed.name, rest, distilling.max_n, distilling.head)
+    counts = tasks.make_counts(ledger, surveyed.contents.name, rest, distilling.max_n, distilling.head)
     crest = tasks.make_crest(ledger, options, rest, workers)
     notes = _publish(ledger, name, crest, force)
     tasks.report(name, [rest, counts, crest], name, notes)

@@ -95,15 +95,10 @@ def survey(ledger: Ledger, name: str, segment_tokens: int) -> Survey:
     )  # fmt: skip
     if not len(digests):
         raise CorpusError(f"the collection {name} has no documents: `draftstore corpus show {name}`")
-    report = scan.report
     facts = {
         "sources": [source.place for source in collection.sources],
         "characters": _characters(scan, digests),
-        "bad_records": report.bad_records,
-        "empty_documents": report.empty_documents,
-        "truncated": report.truncated,
-        "unread": report.unread,
-        "passed_over": report.passed_over,
+        **scan.report.facts(),
     }
     files = tuple(Path(file.path) for file in scan.files)
     return Survey(scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)

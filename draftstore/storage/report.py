@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, Self
 
 from draftstore.errors import counted
 
 PROBLEMS_KEPT = 20
 """Maximum number of bad records in a report."""
+FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
+"""What a manifest says of a reading besides the number of documents: JSON values in `Manifest.corpus`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,15 @@ class ReadReport:
     unread: list[str] = dataclasses.field(default_factory=list)
     passed_over: dict[str, int] = dataclasses.field(default_factory=dict)
     truncated: int = 0
+
+    @classmethod
+    def of_facts(cls, documents: int, corpus: Mapping[str, Any]) -> Self:
+        """Return the report that a manifest's `corpus` tells; what older ones do not name is none."""
+        return cls(documents, **{name: corpus[name] for name in FACTS if name in corpus})
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is said of the reading in a manifest's `corpus`."""
+        return {name: getattr(self, name) for name in FACTS}
 
     def add_problem(self, problem: RecordProblem) -> None:
         """Count a bad record, and keep it if it is among the first."""

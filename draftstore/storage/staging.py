@@ -91,7 +91,8 @@ def build_store(
         manifest = _find_finished(out, plan, name, overwrite)
         if manifest is None:
             return None
-        return BuildResult(out, manifest, _report_of(manifest), reused=True)
+        report = ReadReport.of_facts(manifest.counts["documents"], manifest.corpus)
+        return BuildResult(out, manifest, report, reused=True)
 
     def build(partial: Path) -> BuildResult:
         _start(partial, plan)
@@ -155,19 +156,6 @@ def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambd
     value = do()
     write_atomic(marker, b"" if value is None else json_text(value).encode())
     return value
-
-
-def _report_of(manifest: Manifest) -> ReadReport:
-    """Return the reading report in a store's manifest."""
-    corpus = manifest.corpus
-    return ReadReport(
-        manifest.counts["documents"],
-        corpus["bad_records"],
-        corpus["empty_documents"],
-        unread=corpus.get("unread", []),
-        passed_over=corpus.get("passed_over", {}),
-        truncated=corpus.get("truncated", 0),
-    )
 
 
 def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) -> Manifest | None:

@@ -308,11 +308,7 @@ def finish_store(
         "fingerprint": hashlib.sha256("".join(content).encode()).hexdigest(),
         "sources": [str(path) for path in options.corpus],
         "characters": shards.character_count,
-        "bad_records": report.bad_records,
-        "empty_documents": report.empty_documents,
-        "truncated": report.truncated,
-        "unread": report.unread,
-        "passed_over": report.passed_over,
+        **report.facts(),
     }
     counts = {"documents": shards.document_count, "tokens": shards.token_count, **counts}
     return seal_store(

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError
 from draftstore.text.scans import open_scan
+from draftstore.text.sources import GLOB_SIGNS
 from schema.builds import fail_cut_off
 from schema.collecting import collection_folder, list_collections, scan_path
 from schema.gates import Candidate
@@ -94,7 +95,7 @@ def _collection_findings(session: Session) -> Iterator[Finding]:
         except DraftstoreError as error:
             yield Finding(True, f"collection {collection.name}: {error}", "remove that file")
         for source in collection.sources:
-            is_path = source.kind == "files" and not any(sign in source.place for sign in "*?[")
+            is_path = source.kind == "files" and not GLOB_SIGNS.search(source.place)
             if is_path and not Path(source.place).exists():
                 what = f"collection {collection.name}: {source.place} is not there"
                 yield Finding(

@@ -13,7 +13,6 @@ those of the whole table, and llama.cpp keeps a hash map for each n-gram. A coun
 so far, 100 times itself; there the whole table was no better (docs/llama-cpp.md).
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams, running_total
 from draftstore.storage.access import withheld, withhold
-from draftstore.storage.files import fsync_path
+from draftstore.storage.files import replacing
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from draftstore.storage.using import Use
 from draftstore.stores.crest.counts import KIND as COUNTS
@@ -154,21 +153,16 @@ def export_cache(
     manifest = load_manifest(store)
     out.parent.mkdir(parents=True, exist_ok=True)
     least = max(min_count or 1, 1 if whole else LEAST_SUM)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     use = Use(store)
     try:
-        with temporary.open("w+b") as file:
+        with replacing(out) as temporary, temporary.open("w+b") as file:
             withhold(temporary, withheld([store / MANIFEST_NAME]))
             values, words = _write(file, _tables(store, manifest, progress), least, whole=whole)
             kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
             if not len(kept):
                 raise BuildError(_why_nothing(store, least, whole, max_bytes if len(words) else None))
-        fsync_path(temporary)
-        temporary.replace(out)
     finally:
-        temporary.unlink(missing_ok=True)
         use.close()
-    fsync_path(out.parent)
     followers = int((kept - HEAD).sum()) // 2
     return Export(out, len(kept), followers, len(words) - len(kept), 4 * int(kept.sum()))
 

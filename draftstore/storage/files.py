@@ -40,18 +40,32 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a small file atomically: after a crash it has the old or the new content."""
+@contextmanager
+def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
+    """Yield a temporary path beside a file: what the block writes there is flushed to disk and takes the file's place.
+
+    After a crash, the file has the old or the new content; after an exception in the block, the old one.
+
+    Args:
+        path: the file; its folder must exist.
+        mode: permissions that it has before a byte is written, less the umask; None: those of any new file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        if mode is not None:
+            temporary.touch(mode)
+        yield temporary
+        fsync_path(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     fsync_path(path.parent)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a small file atomically: after a crash it has the old or the new content."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_at(path: Path, array: NDArray[Any], item: int) -> None:

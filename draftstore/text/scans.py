@@ -15,7 +15,6 @@ text is in it.
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, needs_extra
-from draftstore.storage.files import fsync_path
+from draftstore.storage.files import replacing
 from draftstore.storage.report import PROBLEMS_KEPT, ReadReport, RecordProblem
 from draftstore.text.digests import DIGEST_BYTES, digest_keys
 from draftstore.text.sources import Source
@@ -165,15 +164,8 @@ def write_scan(path: Path, files: list[ScannedFile], rows: Any) -> Any:
     facts = {"version": VERSION, "files": [dataclasses.asdict(file) for file in files]}
     table = table.replace_schema_metadata({METADATA: json.dumps(facts).encode(errors="backslashreplace")})
     path.parent.mkdir(parents=True, exist_ok=True)
-    filling = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        filling.touch(MODE)
+    with replacing(path, MODE) as filling:
         parquet.write_table(table, filling, compression="zstd")
-        fsync_path(filling)
-        filling.replace(path)
-    finally:
-        filling.unlink(missing_ok=True)
-    fsync_path(path.parent)
     return table
 
 

@@ -9,7 +9,6 @@ Of very much text a sample is kept: the hashes that begin with so many zeros tha
 """
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError
-from draftstore.storage.files import fsync_path
+from draftstore.storage.files import replacing
 from draftstore.text.encoding import PIECE_CHARACTERS, split_text
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
@@ -118,17 +117,9 @@ class Shingles:
 
     def save(self, path: Path) -> None:
         """Write the file atomically, readable by its owner only."""
-        filling = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            filling.touch(MODE)
-            with filling.open("wb") as file:
-                arrays: dict[str, Any] = {f"n{length}": self.hashes[length] for length in LENGTHS}
-                np.savez(file, counts=np.array([self.texts, self.short]), **arrays)
-            fsync_path(filling)
-            filling.replace(path)
-        finally:
-            filling.unlink(missing_ok=True)
-        fsync_path(path.parent)
+        arrays: dict[str, Any] = {f"n{length}": self.hashes[length] for length in LENGTHS}
+        with replacing(path, MODE) as filling, filling.open("wb") as file:
+            np.savez(file, counts=np.array([self.texts, self.short]), **arrays)
 
     @classmethod
     def load(cls, path: Path) -> "Shingles":

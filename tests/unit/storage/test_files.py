@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from draftstore.storage.files import (
     locked_directory,
     publish,
     remove,
+    replacing,
     write_atomic,
     write_json,
 )
@@ -62,6 +64,20 @@ def test_a_failing_write_changes_nothing(
         write_atomic(path, b"new")
     assert names(tmp_path) == before
     assert old is None or path.read_bytes() == old
+
+
+def test_what_replaces_a_file_is_private_from_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with replacing(path, 0o600) as filling:
+        assert names(tmp_path) == [filling.name]
+        assert filling.stat().st_mode & 0o777 == 0o600
+        filling.write_bytes(b"new")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+    with suppress(KeyboardInterrupt), replacing(path) as filling:
+        filling.write_bytes(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a"]
 
 
 JSON = st.recursive(
@@ -134,6 +150,7 @@ def test_what_cannot_be_flushed_is_not_published(tmp_path: Path, monkeypatch: py
 
 HOLDER = """
 import sys, time
+from contextlib import suppress
 from pathlib import Path
 from draftstore.storage.files import locked_directory
 

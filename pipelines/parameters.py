@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftstore.cluster import ADDRESS, LOCAL
 from draftstore.search.ngrams import MAX_N
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
 from draftstore.stores.crest.counts import DEFAULT_MAX_N
@@ -22,9 +23,7 @@ SegmentTokens = Annotated[int, Field(ge=2, le=MAX_SEGMENT_TOKENS, examples=[1 <<
 Workers = Annotated[int, Field(ge=1, le=1024, examples=[4])]
 Cluster = Annotated[
     str,
-    Field(
-        pattern=r"^(local:[1-9]\d*|(tcp|tls|ws|wss|ucx)://\S+)$", examples=["tcp://scheduler:8786", "local:2"]
-    ),
+    Field(pattern=f"^({LOCAL.pattern}|{ADDRESS.pattern})$", examples=["tcp://scheduler:8786", "local:2"]),
 ]
 """Where jobs run: `draftstore.cluster`."""
 HeadRows = Annotated[int, Field(ge=0, le=100_000_000, examples=[1_000_000])]

@@ -26,6 +26,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
 from draftstore.remote.client import DEADLINE, RemoteStore
+from draftstore.remote.partitions import addresses_of, open_release
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
 from draftstore.storage.using import Use
 from draftstore.stores.dresd.store import KIND as DENSE
@@ -46,7 +47,8 @@ class Sources:
         stores: directories of stores; one of kind `recycling` initialises recycling.
         strategy: strategy for stores and a release that support it; others use their default.
         backend: backend of CREST stores' entries; None: the first that each was built for.
-        lookup: address of a lookup service; None: this user's service on this machine, if a release is named.
+        lookup: address of a lookup service, or several with commas between them, each of which serves a partition of
+            the release; None: this user's service on this machine, if a release is named.
         release: name of a release or store of the lookup service.
         token: bearer token, if the lookup service needs one.
         deadline: seconds to wait for it at each step; None: its client's default, which suits few texts at a time.
@@ -271,7 +273,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
     """
     if not sources.release:
         raise DraftstoreError(f"no release of {sources.lookup} is named: name one" + _served(sources))
-    store = RemoteStore(
+    store = open_release(
         sources.lookup, sources.release, token=sources.token, tokenizer=model.tokenizer,
         vocab_size=model.vocab_size, target_model=model.name,
         deadline=DEADLINE if sources.deadline is None else sources.deadline,
@@ -291,7 +293,7 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
 def _served(sources: Sources) -> str:
     """List the releases of a lookup service, if it answers."""
     try:
-        with RemoteStore(sources.lookup, "?", token=sources.token) as store:
+        with RemoteStore(addresses_of(sources.lookup)[0], "?", token=sources.token) as store:
             names = [str(release.get("name")) for release in store.releases()]
     except LookupServiceError:
         return ""

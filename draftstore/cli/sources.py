@@ -60,8 +60,8 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--backend", type=click.Choice(BACKENDS), help="Backend that holds the entries of CREST stores."),
         click.option(
             "--lookup", metavar="ADDRESS",
-            help="Draft from a lookup service: unix:/path, host:port or tls://host:port. [default: this user's own, "
-            "with --release]",
+            help="Draft from a lookup service: unix:/path, host:port or tls://host:port; or from several, with commas "
+            "between them, each with a part of the texts. [default: this user's own, with --release]",
         ),
         click.option("--release", metavar="NAME", help="Release or store to ask the lookup service for."),
         click.option(

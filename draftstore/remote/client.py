@@ -56,13 +56,33 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession
 from draftstore.errors import LookupServiceError
-from draftstore.remote.connection import ConnectionPool
+from draftstore.remote.connection import Connection, ConnectionPool
 from draftstore.remote.drafters import DraftCall, ReleaseDrafter
 from draftstore.remote.following import CHECK_SECONDS, Dialogue, Result
 from draftstore.remote.release import BUDGET, DEADLINE, ReleaseClient
 from draftstore.trees.batch import Draft
 
 __all__ = ["BUDGET", "DEADLINE", "LookupServiceError", "RemoteDrafter", "RemoteStore"]
+
+
+class BegunCall:
+    """A call of `draft` whose answer nobody has waited for yet: other services can be asked meanwhile."""
+
+    def __init__(self, store: "RemoteStore", call: DraftCall) -> None:
+        """Send the first request, if a connection is ready; few batches have a second one."""
+        self._store = store
+        self._call = call
+        self._begun = store._pool.begin(call.requests[0], call.end) if call.requests else None
+
+    def finish(self) -> list[Draft]:
+        """Return the drafts; see `RemoteDrafter.draft`."""
+        return self._store._draft(self._call, self._begun)
+
+    def give_up(self) -> None:
+        """Wait for nothing: the caller was interrupted."""
+        if self._begun is not None:
+            self._store._pool.give_up(self._begun)
+        self._call.abandon()
 
 
 class RemoteDrafter(ReleaseDrafter):
@@ -86,6 +106,14 @@ class RemoteDrafter(ReleaseDrafter):
                 dense release have the wrong shape.
         """
         return self._store._draft(self._call(contexts, budget, min_prob, queries))
+
+    def begin(self, contexts: NDArray[np.int32], budget: int = BUDGET) -> BegunCall:
+        """Begin a call of `draft` for nodes of any probability, without waiting for the answer.
+
+        Raises:
+            DraftstoreError: see `draft`.
+        """
+        return BegunCall(self._store, self._call(contexts, budget, 0.0, None))
 
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
@@ -152,11 +180,12 @@ class RemoteStore(ReleaseClient):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _draft(self, call: DraftCall) -> list[Draft]:
-        """Send the requests of a call of `draft`."""
+    def _draft(self, call: DraftCall, begun: Connection | None = None) -> list[Draft]:
+        """Send the requests of a call of `draft`, the first one unless it was `begun`, and take the answers."""
         with call:
             for request in call.requests:
-                call.take(request, self._pool.ask(request, call.end))
+                call.take(request, self._pool.ask(request, call.end, begun))
+                begun = None
         return call.drafts
 
     def _carry(self, dialogue: Dialogue[Result]) -> Result:

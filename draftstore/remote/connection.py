@@ -96,8 +96,20 @@ class ConnectionPool(Transport):
         self._all: set[Connection] = set()
         self._closed = False
 
-    def ask(self, request: PreparedRequest, end: float) -> Frame:
-        """Send a request and return its answer; see `Connection.ask`.
+    def begin(self, request: PreparedRequest, end: float) -> "Connection | None":
+        """Send a request if a connection is ready, without waiting for the answer: several services work at once.
+
+        Returns:
+            The connection, for `ask` or `give_up`; None if nothing was sent.
+        """
+        connection = self._take()
+        if connection is not None and not connection.begin(request, end):
+            self._give(connection)
+            return None
+        return connection
+
+    def ask(self, request: PreparedRequest, end: float, begun: "Connection | None" = None) -> Frame:
+        """Send a request, unless it was `begun` on a connection, and return its answer; see `Connection.ask`.
 
         Raises:
             Trouble: no answer arrived.
@@ -105,11 +117,16 @@ class ConnectionPool(Transport):
         attempt = 1
         while True:
             try:
-                return self._ask_once(request, end, fresh=attempt > 1)
+                return self._ask_once(request, end, begun, fresh=attempt > 1)
             except Trouble as trouble:
                 if not self._again(trouble, attempt):
                     raise
             attempt += 1
+            begun = None
+
+    def give_up(self, begun: "Connection") -> None:
+        """Expect no answer to what was begun."""
+        self._drop(begun)
 
     def close(self) -> None:
         """Close idle connections; those in use are closed when returned."""
@@ -123,18 +140,20 @@ class ConnectionPool(Transport):
         for connection in list(self._all):
             self._drop(connection)
 
-    def _ask_once(self, request: PreparedRequest, end: float, *, fresh: bool) -> Frame:
-        """Send over an idle connection or a new one; see `Connection.ask`.
+    def _ask_once(
+        self, request: PreparedRequest, end: float, begun: "Connection | None", *, fresh: bool
+    ) -> Frame:
+        """Use the connection where the request was begun, an idle one or a new one; see `Connection.ask`.
 
         Raises:
             Trouble: no answer arrived.
         """
-        connection = None if fresh else self._take()
+        connection = begun or (None if fresh else self._take())
         if connection is None:
             connection = Connection(self._endpoint, self._hello, self._counters)
             self._all.add(connection)
         try:
-            return connection.ask(request, end)
+            return connection.ask(request, end, begun=begun is not None)
         finally:
             self._give(connection)
 
@@ -182,25 +201,33 @@ class Connection:
         self.usable = True
         """Whether another request may be sent."""
 
-    def ask(self, request: PreparedRequest, end: float) -> Frame:
+    def begin(self, request: PreparedRequest, end: float) -> bool:
+        """Send a request, unless the connection is not ready; return whether an answer can be expected."""
+        if not self._ready:
+            return False
+        self.usable = False  # until done: an interrupt must not leave half a frame behind
+        try:
+            self._send(request, end)
+        except (Trouble, OSError):
+            return False
+        return True
+
+    def ask(self, request: PreparedRequest, end: float, *, begun: bool = False) -> Frame:
         """Send a request and return its answer, or a failure of the whole connection.
 
         Args:
             request: the request.
             end: deadline, as `time.monotonic`.
+            begun: whether `begin` has sent it.
 
         Raises:
             Trouble: no answer arrived.
         """
-        self.usable = False  # until done: an interrupt must not leave half a frame behind
+        self.usable = False
         try:
-            if not self._ready:
-                if not self._connected:
-                    self._finish_connecting(end)
-                if self._endpoint.tls is not None:
-                    self._shake_hands(self._endpoint.tls, end)
-                self._ready = True
-            self._send(request, end)
+            if not begun:
+                self._get_ready(end)
+                self._send(request, end)
             return self._receive(request, end)
         except WireError as error:
             raise Trouble(Outcome.GARBAGE, str(error)) from None
@@ -211,6 +238,19 @@ class Connection:
         """Close it."""
         self.usable = False
         self._channel.close()
+
+    def _get_ready(self, end: float) -> None:
+        """Connect and begin encryption, unless that is done.
+
+        Raises:
+            Trouble: it failed, or timed out.
+        """
+        if not self._ready:
+            if not self._connected:
+                self._finish_connecting(end)
+            if self._endpoint.tls is not None:
+                self._shake_hands(self._endpoint.tls, end)
+            self._ready = True
 
     def _finish_connecting(self, end: float) -> None:
         """Wait until connected.

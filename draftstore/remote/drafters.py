@@ -79,8 +79,13 @@ class DraftCall:
             client._fail(self._ticket, error, self._batch, self._queries)
             return True
         if error is not None:
-            client._breaker.abandon(self._ticket)
+            self.abandon()
         return False
+
+    def abandon(self) -> None:
+        """Learn nothing about the service."""
+        if self.requests:
+            self._client._breaker.abandon(self._ticket)
 
 
 def _misses(batch: int) -> list[Draft]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from draftstore.assembly import Assembly, Sources, assemble
 from draftstore.drafting.drafter import projection_of
 from draftstore.drafting.mixture import Mixture
+from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
@@ -281,6 +282,20 @@ def test_a_release_of_the_lookup_service_drafts_as_the_store(
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
             for context in some_contexts(small_store):
                 assert draft(assembly, context) == alone.session(context).propose(32)
+
+
+def test_a_release_on_several_services_drafts_as_its_partitions(
+    small_store: Path, small_tokenizer: TextTokenizer
+) -> None:
+    alone = PartitionedDrafter([open_store(small_store).drafter()] * 2)
+    with serving({"chat": small_store}) as first, serving({"chat": small_store}) as second:
+        sources = Sources(lookup=f"{first.socket},{second.socket}", release="chat", deadline=5.0)
+        with assembled(sources, small_tokenizer) as assembly:
+            assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
+            for context in some_contexts(small_store):
+                assert draft(assembly, context) == alone.session(context).propose(32)
+        with pytest.raises(DraftstoreError, match="name one; it serves chat"):
+            assembled(dataclasses.replace(sources, release=None), small_tokenizer)
 
 
 def test_a_dense_release_drafts_as_the_store_for_its_own_model(

@@ -1,0 +1,129 @@
+"""Drafts from texts that lie in several stores, for want of a machine that holds them all: *partitions* by document.
+
+    drafter = PartitionedDrafter([first.drafter(), second.drafter()])      # a `ContextDrafter`, one source of a mixture
+
+Every partition drafts for itself from its own documents, and the probabilities are added up. A partition's share of
+them doubles with every token that its match is longer; one without a draft has none. It is not the draft of one store
+of all documents, which weighs every suffix by its occurrences in all of them: docs/many-machines.md compares the two.
+
+Unlike a mixture, whose sources are independent, partitions say the same where they know the same: their agreement must
+not make a token more certain than each of them thinks it is.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftstore.drafting.drafter import ContextDrafter, ContextSession, check_budget
+from draftstore.drafting.joining import join_trees
+from draftstore.errors import DraftstoreError
+from draftstore.jit import kernel
+from draftstore.trees.batch import Draft
+from draftstore.trees.blend import blend_trees
+from draftstore.trees.frontier import MAX_DEPTH, finish, new_frontier
+from draftstore.trees.tree import LOWEST_LEVEL, DraftTree
+
+
+class PartitionedDrafter:
+    """Drafts of several stores of one kind of text as one; has no per-text state, so threads may share it."""
+
+    def __init__(self, drafters: Sequence[ContextDrafter]) -> None:
+        """Draft from partitions; their order affects only rounding.
+
+        Raises:
+            DraftstoreError: there is none, they differ in vocabulary, or one needs hidden states.
+        """
+        sizes = {drafter.vocab_size for drafter in drafters}
+        if len(sizes) != 1:
+            raise DraftstoreError(
+                f"partitions with vocabularies of {sorted(sizes)} ids: expected one size for all of them"
+            )
+        if any(getattr(drafter, "projection", None) is not None for drafter in drafters):
+            raise DraftstoreError("a dense store cannot be a partition: partitions need no hidden states")
+        self.drafters = tuple(drafters)
+        self.vocab_size = sizes.pop()
+        self.context_size = max(drafter.context_size for drafter in drafters)
+
+    def draft(
+        self,
+        contexts: NDArray[np.int32],
+        budget: int = 64,
+        min_prob: float = 0.0,
+        queries: NDArray[np.float32] | None = None,  # noqa: ARG002
+    ) -> list[Draft]:
+        """Draft for a batch of contexts; see `ContextDrafter.draft`.
+
+        A draft's match is the longest of any partition, with its occurrences in all of them.
+
+        Raises:
+            DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix of integers.
+        """
+        level = check_budget(budget, min_prob)
+        asked = self.ask(contexts, budget if level >= 0 else 0)
+        return [join_drafts(drafts, budget, level) for drafts in zip(*asked, strict=True)]
+
+    def ask(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
+        """Return what every partition drafts, of any probability: another one may confirm an unlikely node."""
+        return [drafter.draft(contexts, budget) for drafter in self.drafters]
+
+    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
+        """Start the drafts of one text; see `Drafter.session`.
+
+        Raises:
+            TokenRangeError: an id of the prompt lies outside the vocabulary.
+        """
+        return ContextSession(self, prompt_ids)
+
+    def warm_up(self) -> None:
+        """Compile the kernel, or load it from numba's cache; the partitions' own kernels are not included."""
+        one = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
+        join_drafts([Draft(one, 1, 1)] * 2, 1, LOWEST_LEVEL)
+
+
+def join_drafts(drafts: Sequence[Draft], budget: int, max_level: int) -> Draft:
+    """Return the draft of all partitions from what each has drafted for one context.
+
+    Args:
+        drafts: one of each partition.
+        budget: maximum nodes.
+        max_level: maximum level of a node; -1: no node.
+    """
+    found = [draft for draft in drafts if len(draft.tree.tokens)]
+    longest = max(draft.match_length for draft in drafts)
+    count = sum(draft.match_count for draft in drafts if draft.match_length == longest)
+    if not found or max_level < 0:
+        return Draft(DraftTree.empty(), longest, count)
+    trees = join_trees([draft.tree for draft in found])
+    return Draft(DraftTree(*add_up(*trees, _shares(found), budget, max_level)), longest, count)
+
+
+def _shares(drafts: Sequence[Draft]) -> NDArray[np.float64]:
+    """Return the share of the probability that each draft gets, float64 [drafts], 1 together."""
+    lengths = np.array([draft.match_length for draft in drafts])
+    shares: NDArray[np.float64] = np.ldexp(1.0, lengths - lengths.max())  # exact, and so is their sum
+    shares /= shares.sum()
+    return shares
+
+
+@kernel
+def add_up(
+    tokens: Any, parents: Any, levels: Any, stops: Any, shares: Any, budget: Any, max_level: Any
+) -> Any:
+    """Add up draft trees by their shares.
+
+    Args:
+        tokens: int32 [all nodes].
+        parents: int16 [all nodes], relative to each tree.
+        levels: uint8 [all nodes].
+        stops: int64 [trees], end of each tree.
+        shares: float64 [trees], sum 1.
+        budget: maximum nodes of the tree.
+        max_level: maximum level of a node.
+
+    Returns:
+        tokens int32 [n], parents int16 [n], levels uint8 [n].
+    """
+    nodes = new_frontier(budget)
+    return finish(nodes, blend_trees(tokens, parents, levels, stops, shares, nodes, MAX_DEPTH, max_level))

@@ -1,0 +1,195 @@
+"""Partitions on several services: asked at once, joined as local ones, and none keeps the others from drafting."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from draftstore.drafting.partitions import PartitionedDrafter
+from draftstore.errors import DraftstoreError, LookupServiceError
+from draftstore.remote.client import RemoteStore
+from draftstore.remote.connection import Connection
+from draftstore.remote.partitions import RemotePartitions, addresses_of, open_release
+from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.stores.registry import Store, open_store
+from draftstore.trees.batch import Draft
+from tests.fakes.clients import contexts_of
+from tests.fakes.faults import FAULTS, SECONDS, TOKENIZER, Peer, Service
+from tests.fakes.lookups import serving
+
+IDENTITY = TokenizerIdentity("small", TOKENIZER)
+SOON = 0.2
+"""Seconds to wait for a service that does not answer."""
+
+
+@pytest.fixture
+def stores(small_store: Path, small_crest: Path) -> Iterator[list[Store]]:
+    opened = [open_store(small_store), open_store(small_crest)]
+    yield opened
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def contexts(stores: list[Store]) -> NDArray[np.int32]:
+    index = stores[0].index  # type: ignore[attr-defined]
+    story = index.tokens[:600].astype(np.int64)
+    return contexts_of(stores[0].drafter(), story[story < index.vocab_size].tolist(), 20)
+
+
+def as_bytes(drafts: list[Draft]) -> list[tuple[bytes, int, int]]:
+    return [(draft.tree.to_bytes(), draft.match_length, draft.match_count) for draft in drafts]
+
+
+def locally(
+    stores: list[Store], contexts: NDArray[np.int32], budget: int = 64
+) -> list[tuple[bytes, int, int]]:
+    return as_bytes(PartitionedDrafter([store.drafter() for store in stores]).draft(contexts, budget))
+
+
+def test_the_drafts_of_local_partitions_byte_for_byte(
+    stores: list[Store], contexts: NDArray[np.int32]
+) -> None:
+    with (
+        Service(stores[0]) as first,
+        Service(stores[1], tcp=True) as second,
+        RemotePartitions([first.address, second.address], "chat", deadline=SECONDS) as remote,
+    ):
+        drafter = remote.drafter()
+        for batch in (0, 1, 2, 20):
+            for budget in (0, 1, 64):
+                drafts = as_bytes(drafter.draft(contexts[:batch], budget))
+                assert drafts == locally(stores, contexts[:batch], budget)
+        text = contexts[0][contexts[0] >= 0]
+        expected = PartitionedDrafter([store.drafter() for store in stores]).session(text).propose(32)
+        assert drafter.session(text).propose(32) == expected
+        many = np.resize(contexts, (513, 16))  # two requests to each
+        assert as_bytes(drafter.draft(many, 8)) == locally(stores, many, 8)
+
+
+def test_all_are_asked_before_one_is_waited_for(stores: list[Store], contexts: NDArray[np.int32]) -> None:
+    met = threading.Barrier(2)
+
+    def together(peer: Peer) -> None:
+        peer.send(
+            peer.service.answer(peer.read())
+        )  # the first draft opens the connections, one after the other
+        while True:
+            frame = peer.read()
+            met.wait(SECONDS)
+            peer.send(peer.service.answer(frame))
+
+    with (
+        Service(stores[0], together) as first,
+        Service(stores[1], together) as second,
+        RemotePartitions([first.address, second.address], "chat", deadline=SECONDS) as remote,
+    ):
+        drafter = remote.drafter()
+        for _ in range(3):
+            assert as_bytes(drafter.draft(contexts)) == locally(stores, contexts)
+        assert all(store.counters["answered"] == 3 for store in remote.partitions)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_service_that_fails_leaves_out_its_partition(
+    fault: str, stores: list[Store], contexts: NDArray[np.int32]
+) -> None:
+    behave, outcome = FAULTS[fault]
+    alone = as_bytes(stores[0].drafter().draft(contexts[:3]))
+    known: dict[str, Any] = {
+        "deadline": SOON,
+        "tokenizer": IDENTITY,
+        "vocab_size": stores[0].manifest.vocab_size,
+    }
+    with (
+        Service(stores[0]) as first,
+        Service(stores[1], behave) as second,
+        RemotePartitions([second.address, first.address], "chat", **known) as remote,
+    ):
+        remote.partitions[1].deadline = SECONDS
+        assert as_bytes(remote.drafter().draft(contexts[:3])) == alone
+        assert remote.partitions[0].counters[outcome] == remote.partitions[0].counters.calls == 1
+
+
+def test_a_service_that_comes_back_takes_part_again(stores: list[Store], contexts: NDArray[np.int32]) -> None:
+    with (
+        Service(stores[0]) as first,
+        Service(stores[1]) as second,
+        RemotePartitions([first.address, second.address], "chat", deadline=SECONDS) as remote,
+    ):
+        drafter = remote.drafter()
+        both = locally(stores, contexts)
+        assert as_bytes(drafter.draft(contexts)) == both
+        second.stop()
+        second.start()  # the connection that is kept leads nowhere: asked again on a new one
+        assert as_bytes(drafter.draft(contexts)) == both
+        assert remote.partitions[1].counters["retries"] >= 1
+        second.stop()
+        assert as_bytes(drafter.draft(contexts)) == as_bytes(stores[0].drafter().draft(contexts))
+        second.start()
+
+
+def test_an_interrupt_leaves_no_half_answer(
+    stores: list[Store], contexts: NDArray[np.int32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Service(stores[0]) as first,
+        Service(stores[1]) as second,
+        RemotePartitions([first.address, second.address], "chat", deadline=SECONDS) as remote,
+    ):
+        drafter = remote.drafter()
+        drafter.draft(contexts)
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "_receive", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                drafter.draft(contexts[:2])
+        assert as_bytes(drafter.draft(contexts)) == locally(stores, contexts)
+
+
+def test_partitions_must_fit_each_other(
+    small_store: Path, small_crest: Path, wide_store: Path, small_dense: Path
+) -> None:
+    served = {"one": small_store, "two": small_crest, "wide": wide_store, "dense": small_dense}
+    with serving(served) as lookups, serving(served) as others:
+        places = [str(lookups.place.socket), str(others.place.socket)]
+        with RemotePartitions(places, "one", deadline=SECONDS) as remote:
+            assert remote.check("longest")["kind"] == "rest"
+        with RemotePartitions(places, "dense", deadline=SECONDS) as remote:
+            remote.check()
+            with pytest.raises(DraftstoreError, match="dense store cannot be a partition"):
+                remote.drafter()
+    for name, message in (("two", "kind 'crest'"), ("wide", "tokenizer")):
+        with serving({"chat": served["one"]}) as lookups, serving({"chat": served[name]}) as others:
+            places = [str(lookups.place.socket), str(others.place.socket)]
+            with (
+                RemotePartitions(places, "chat", deadline=SECONDS) as remote,
+                pytest.raises(LookupServiceError, match=message),
+            ):
+                remote.check()
+
+
+@pytest.mark.parametrize("addresses", [[], ["a:1", "tcp://a:1"]])
+def test_every_partition_has_an_address(addresses: list[str]) -> None:
+    with pytest.raises(DraftstoreError, match="one address for each"):
+        RemotePartitions(addresses, "chat")
+
+
+def test_addresses_with_commas_are_partitions(stores: list[Store]) -> None:
+    assert addresses_of(None) == [None]
+    assert addresses_of("a:1, b:2") == ["a:1", "b:2"]
+    with Service(stores[0]) as first, Service(stores[1]) as second:
+        with open_release(first.address, "chat") as one:
+            assert isinstance(one, RemoteStore)
+        with open_release(f"{first.address},{second.address}", "chat") as two:
+            assert isinstance(two, RemotePartitions)
+            assert [str(store.address) for store in two.partitions] == [
+                f"unix:{first.address}", f"unix:{second.address}",
+            ]  # fmt: skip

@@ -47,7 +47,11 @@ def refusal_markdown(
 
 
 def replays_markdown(
-    release: str, built: Built, replays: Sequence[Mapping[str, Any]], said: Sequence[str] = ()
+    release: str,
+    built: Built,
+    replays: Sequence[Mapping[str, Any]],
+    said: Sequence[str] = (),
+    lengths: str = "",
 ) -> str:
     """Return the page of a publishing that replayed recordings.
 
@@ -56,6 +60,7 @@ def replays_markdown(
         built: its build.
         replays: what both builds did with recordings: `schema.gates.replay_rows`.
         said: sentences about its publishing.
+        lengths: SVG picture of the accepted lengths so far; empty: none.
     """
     head = [
         f"# Release `{release}` points at build {built.build_id}",
@@ -63,7 +68,8 @@ def replays_markdown(
         *(f"- {each}" for each in said),
         "",
     ]
-    return "\n".join([*head, *_replays(replays)])
+    over_time = [_picture(lengths, "accepted length over time"), ""] if lengths else []
+    return "\n".join([*head, *_replays(replays), *over_time])
 
 
 def _replays(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -75,15 +81,19 @@ def _replays(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"| {row['bytes']:,} |"
         for row in rows
     ]
-    picture = base64.b64encode(draw_replays(rows).encode()).decode()
     return [
         "| recording | | build | accepted length | p99 of a lookup, µs | bytes |",
         "|---|---|--:|--:|--:|--:|",
         *table,
         "",
-        f"![accepted length and p99 of the new build and the live one](data:image/svg+xml;base64,{picture})",
+        _picture(draw_replays(rows), "accepted length and p99 of the new build and the live one"),
         "",
     ]
+
+
+def _picture(svg: str, what: str) -> str:
+    """Return an SVG picture as Markdown."""
+    return f"![{what}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
 
 
 def draw_replays(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from pipelines.reports import Built, answers_markdown, markdown, table_rows
 from pipelines.retries import DELAYS, passes_by_itself
 from schema.catalogue import RefusedError
 from schema.gates import replay_rows
+from schema.length_chart import draw_lengths, moves_of
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
@@ -61,8 +62,10 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) ->
         raise
     sentences = moved.verdict.sentences()
     if rows := replay_rows(moved.build, moved.live):
+        with ledger.session() as session:
+            lengths = draw_lengths(release, moves_of(session, release))
         create_markdown_artifact(
-            replays_markdown(release, built, rows, sentences),
+            replays_markdown(release, built, rows, sentences, lengths),
             key=key,
             description=f"release `{release}`: what its recordings say",
         )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from draftstore.drafting.drafter import StoreDrafter
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest
+from draftstore.stores.partition import Extents, Partition
 
 CONTEXT_TOKENS = 16
 """Tokens of a sample context; no drafter uses more."""
@@ -85,6 +86,14 @@ class Kind:
                 f"{path} is a store of kind {self.name!r}, which has no backends: leave --backend out"
             )
         return self.open_files(path)
+
+    def take(self, store: Store, partition: Partition) -> tuple[Store, Extents]:  # noqa: ARG002
+        """Return a partition of an open store, and what it reads of the files; stores of small kinds stay whole.
+
+        Raises:
+            StoreError: it cannot be cut into so many.
+        """
+        return store, {}
 
     def open_files(self, path: Path) -> Store:
         """Open a store of a kind without backends; see `open`."""

@@ -10,6 +10,7 @@ from draftstore.cli.common import json_option, print_json, printable
 from draftstore.errors import LookupServiceError, MissingExtraError
 from draftstore.remote.addresses import default_socket
 from draftstore.stores.crest.entries import BACKENDS
+from draftstore.stores.partition import Partition
 from draftstore.trees.frontier import MAX_BUDGET
 from services.cli.options import access_options, log_options
 from services.common.addresses import LOOPBACK, ListenAddress
@@ -38,6 +39,11 @@ UNIX = "unix:"
 )
 @click.option(
     "--backend", type=click.Choice(BACKENDS), help="Backend that holds the entries of CREST stores."
+)
+@click.option(
+    "--partition",
+    metavar="N/K",
+    help="Serve the Nth of K parts of each REST store, for stores larger than a machine; other kinds are served whole.",
 )
 @click.option(
     "--socket",
@@ -131,7 +137,7 @@ UNIX = "unix:"
 @json_option
 def serve(
     releases: tuple[str, ...], stores: tuple[str, ...], backend: str | None, path: Path | None, socket_mode: str,
-    listen: str | None, http: str, drain_seconds: float, as_json: bool, **more: Any,
+    listen: str | None, http: str, drain_seconds: float, partition: str | None, as_json: bool, **more: Any,
 ) -> None:  # fmt: skip
     """Serve drafts to decoding workers, until SIGTERM or Ctrl-C.
 
@@ -142,6 +148,7 @@ def serve(
     Examples:
       draftstore serve --store stores/chat
       draftstore serve --release chat-vicuna --release code --workers 2
+      draftstore serve --store /share/web --partition 3/16 --listen :7781 --tokens tokens.toml
       draftstore serve --listen 0.0.0.0:7781 --http 0.0.0.0:7780 --tokens tokens.toml --log-format json
 
     Ctrl-C and SIGTERM end it without losing an answer, SIGHUP has it read the file of tokens again.
@@ -161,6 +168,7 @@ def serve(
         stores=targets,
         releases=releases,
         backend=backend,
+        partition=None if partition is None else Partition.parse(partition),
         limits=Limits(drain_seconds=drain_seconds),
         **more,
     )

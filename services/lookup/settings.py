@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftstore.errors import LookupServiceError
+from draftstore.stores.partition import Partition
 from draftstore.trees.frontier import MAX_BUDGET
 from services.common.addresses import ListenAddress, check_access
 from services.lookup.limits import SHARED_BUDGET, Limits
@@ -29,6 +30,7 @@ class LookupSettings:
         stores: directories to serve.
         releases: releases to serve; if both this and `stores` are empty, all that can draft.
         backend: backend of the entries of CREST stores; None: the one that each was built for.
+        partition: which part of each store is served, where its kind has parts; None: all.
         workers: number of worker processes.
         tokens: token file.
         anonymous: whether clients, also on other machines, need no token.
@@ -54,6 +56,7 @@ class LookupSettings:
     stores: tuple[Target, ...] = ()
     releases: tuple[str, ...] = ()
     backend: str | None = None
+    partition: Partition | None = None
     workers: int = 1
     tokens: Path | None = None
     anonymous: bool = False

@@ -6,7 +6,8 @@ import numpy as np
 
 from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, key_layout, segment_table
-from draftstore.stores.kind import CONTEXT_TOKENS, Kind
+from draftstore.stores.kind import CONTEXT_TOKENS, Kind, Store
+from draftstore.stores.partition import Extents, Partition
 from draftstore.stores.rest.store import KIND, STRATEGIES, RestDrafter, RestStore
 from draftstore.text.tokens import sentinel, token_dtype
 
@@ -20,6 +21,11 @@ class RestKind(Kind):
     def open_files(self, path: Path) -> RestStore:
         """Open a store; see `RestStore.open`."""
         return RestStore.open(path)
+
+    def take(self, store: Store, partition: Partition) -> tuple[Store, Extents]:
+        """Return some of a store's segments; see `RestStore.take`."""
+        assert isinstance(store, RestStore)
+        return store.take(partition)
 
     def load_kernels(self) -> None:
         """Compile the kernels for both widths of ids, for single contexts and batches."""

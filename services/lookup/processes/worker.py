@@ -131,7 +131,7 @@ class LookupWorker:
 
         def open_counted(target: Target) -> ServedStore:
             try:
-                return open_served(target)
+                return open_served(target, self._settings.partition)
             except Exception:
                 loop.call_soon_threadsafe(count, target.name)
                 raise

@@ -29,6 +29,7 @@ from draftstore.remote.wire import short_hash
 from draftstore.storage.manifest import load_manifest, manifest_digest
 from draftstore.storage.using import Use
 from draftstore.stores.crest.entries import POSTGRES
+from draftstore.stores.partition import Extents, Partition
 from draftstore.stores.registry import Store, kind_of, open_store
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import warm_store
@@ -60,9 +61,18 @@ class ServedStore:
         context_size: tokens that its default drafter looks at.
         projection: maps hidden states to queries of a dense store; None for others.
         encoded_projection: the projection as payload of an answer; empty for others.
+        partition: the part of the store that is served; None: all of it.
     """
 
-    def __init__(self, name: str, store: Store, digest: str, backend: str, use: Use | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        digest: str,
+        backend: str,
+        use: Use | None = None,
+        partition: Partition | None = None,
+    ) -> None:
         """Take ownership of an open store, and of the mark that it is in use.
 
         Raises:
@@ -80,6 +90,11 @@ class ServedStore:
         self._store: Store | None = store
         self._closed = False
         self._use = use
+        self._extents: Extents = {}
+        self.partition = partition
+        if partition is not None:
+            self._store, self._extents = kind_of(self.kind).take(store, partition)
+            store = self._store
         self._drafters: dict[str, StoreDrafter] = {"": store.drafter()}
         self._lock = threading.Lock()
         self._readers = 0
@@ -120,7 +135,7 @@ class ServedStore:
             OSError: a file cannot be read.
         """
         assert self._store is not None, "closed"
-        warm_store(self._store, [self.drafter(strategy) for strategy in self.strategies])
+        warm_store(self._store, [self.drafter(strategy) for strategy in self.strategies], self._extents)
 
     def acquire(self) -> None:
         """Add a reader; only while the store cannot have been replaced since it was looked up."""
@@ -184,15 +199,17 @@ class ServedStore:
             "tokens": manifest.counts.get("tokens", 0),
             "entries": manifest.counts.get("entries", 0),
             "created": manifest.created,
+            "partition": self.partition and str(self.partition),
             "opened_at": self.opened_at.isoformat(timespec="seconds"),
         }
 
 
-def open_served(target: Target, *, warm: bool = True) -> ServedStore:
+def open_served(target: Target, partition: Partition | None = None, *, warm: bool = True) -> ServedStore:
     """Open and warm the store of a target.
 
     Args:
         target: what to open.
+        partition: which part of it, if its kind has parts; None: all.
         warm: whether to read it into memory and draft once.
 
     Raises:
@@ -209,7 +226,7 @@ def open_served(target: Target, *, warm: bool = True) -> ServedStore:
         opened.callback(store.close)
         # A new build replaces the whole directory: files of both builds may have been opened here.
         _require_digest(target, digest)
-        served = ServedStore(target.name, store, digest, backend or FILES, use)
+        served = ServedStore(target.name, store, digest, backend or FILES, use, partition)
         if warm:
             served.warm()
         opened.pop_all()

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from draftstore.drafting.drafter import StoreDrafter
+from draftstore.stores.partition import Extents
 from draftstore.stores.registry import KINDS, Store, kind_of
 from draftstore.trees import batch
 
 PIECE = 1 << 20
 """Bytes read at a time."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
 MAP_PIECE = 1 << 20
 """Bytes of pages mapped at a time, which bounds the delay of concurrent page faults."""
 REST = 0.001
@@ -31,18 +33,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> None:
+def warm_store(store: Store, drafters: Iterable[StoreDrafter], extents: Extents | None = None) -> None:
     """Warm a store.
 
     Args:
         store: an open store.
         drafters: its drafters; each drafts once.
+        extents: what it reads of its files, if it is a partition.
 
     Raises:
         DraftstoreError: the store is damaged, or its database is down.
         OSError: a file cannot be read.
     """
-    warm_files(store.path / name for name in store.manifest.files)
+    warm_files((store.path / name for name in store.manifest.files), extents=extents)
     batch.warm_up()
     contexts, queries = store.samples(SAMPLES)
     for drafter in drafters:
@@ -53,12 +56,13 @@ def warm_store(store: Store, drafters: Iterable[StoreDrafter]) -> None:
             time.sleep(REST)
 
 
-def warm_files(paths: Iterable[Path], most: int | None = None) -> int:
+def warm_files(paths: Iterable[Path], most: int | None = None, extents: Extents | None = None) -> int:
     """Read mapped files into memory and into this process's page table.
 
     Args:
         paths: files; those that this process has not mapped are skipped.
         most: maximum number of bytes, smallest files first; None: half of the available memory.
+        extents: what is read of files, by name; None: everything.
 
     Returns:
         Bytes read.
@@ -66,10 +70,13 @@ def warm_files(paths: Iterable[Path], most: int | None = None) -> int:
     left = int(available_memory() * SHARE) if most is None else most
     done = 0
     for size, path, places in sorted(_mapped(paths)):
-        count = _read(path, min(size, left - done))
+        begin, end = (extents or {}).get(path.name, (0, size))
+        begin -= begin % PAGE
+        end = _read(path, begin, min(end, begin + left - done))
         for start, offset, length in places:
-            _map_pages(start, min(length, max(count - offset, 0)))
-        done += count
+            first, last = max(begin, offset), min(end, offset + length)
+            _map_pages(start + first - offset, max(last - first, 0))
+        done += end - begin
     return done
 
 
@@ -78,7 +85,7 @@ def available_memory() -> int:
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * PAGE
 
 
 def _mapped(paths: Iterable[Path]) -> list[tuple[int, Path, list[tuple[int, int, int]]]]:
@@ -92,18 +99,18 @@ def _mapped(paths: Iterable[Path]) -> list[tuple[int, Path, list[tuple[int, int,
     return [(status.st_size, path, maps[status.st_ino]) for status, path in found if status.st_ino in maps]
 
 
-def _read(path: Path, most: int) -> int:
-    """Read a file into the page cache; return the bytes read."""
+def _read(path: Path, begin: int, end: int) -> int:
+    """Read a part of a file into the page cache; return where that ends."""
     buffer = bytearray(PIECE)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    place = begin
     try:
-        done = 0
-        while done < most and (count := os.preadv(descriptor, [buffer], done)):
-            done += count
+        while place < end and (count := os.preadv(descriptor, [buffer], place)):
+            place += count
             time.sleep(REST)
     finally:
         os.close(descriptor)
-    return min(done, most)
+    return max(begin, min(place, end))
 
 
 def _map_pages(start: int, size: int) -> None:

@@ -115,3 +115,14 @@ def test_kernels_of_dense_stores_are_loaded(dtype: str, vocab_size: int, tmp_pat
             for make in (np.copy, read_only):
                 store.drafter().draft_batch(make(contexts), queries=make(queries)).encode_trees()
     assert len(draft_trees.signatures) == known
+
+
+def test_only_what_a_partition_reads(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.bin"
+    np.zeros(32_000_000, np.uint8).tofile(path)
+    numbers = read_only(np.memmap(path, np.uint8, "r"))
+    page = warming.PAGE
+    assert warm_files([path], extents={path.name: (page * 100 + 7, page * 200)}) == page * 100
+    assert page * 100 <= resident(path) <= 8_000_000  # the system maps large pages
+    assert warm_files([path], page * 10, {path.name: (page * 300, page * 400)}) == page * 10
+    assert warm_files([path], extents={"another.bin": (0, 1)}) == len(numbers)

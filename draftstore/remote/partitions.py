@@ -100,6 +100,7 @@ class RemotePartitions:
                     f"{self.name!r} at {store.address} is a store of {facts}, at {self.partitions[0].address} of "
                     f"{_facts(found[0])}: partitions are stores of one kind, with one tokenizer"
                 )
+        _require_all([str(release["partition"]) for release in found if release.get("partition")], self.name)
         return found[0]
 
     def close(self) -> None:
@@ -112,6 +113,19 @@ class RemotePartitions:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def _require_all(served: Sequence[str], name: str) -> None:
+    """Refuse parts of one store, `1/2` and `2/2`, of which one is missing or served twice.
+
+    Raises:
+        LookupServiceError: the parts are not those of a whole store.
+    """
+    if served and sorted(served) != sorted(f"{number}/{len(served)}" for number in range(1, len(served) + 1)):
+        raise LookupServiceError(
+            f"the services have the parts {', '.join(served)} of {name!r}: expected each of {len(served)} once, from "
+            f"1/{len(served)} on (`draftstore serve --partition`)"
+        )
 
 
 def _facts(release: dict[str, Any]) -> str:

@@ -194,8 +194,10 @@ def test_tcp_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_serves_and_stops(small_store: Path, small_crest: Path) -> None:
     stores = ("--store", f"small={small_store}", "--store", f"crest={small_crest}")
-    with served(*stores, "--listen", "127.0.0.1:0", "--workers", "2", "--log-format", "json") as service:
+    whole = ("--partition", "1/1")
+    with served(*stores, *whole, "--listen", "127.0.0.1:0", "--workers", "2", "--log-format", "json") as service:
         started = service.started
+        assert [release["partition"] for release in started["releases"]] == ["1/1", "1/1"]
         assert [release["name"] for release in started["releases"]] == ["crest", "small"]
         assert started["releases"][1]["build"] == manifest_digest(small_store)[:16]
         assert len(set(service.pids)) == 3
@@ -523,6 +525,9 @@ def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path
         assert "'cut' cannot be served: " in said
         assert "tokens.bin" in said
         assert "'gone' cannot be served" in refusal("--store", tmp_path / "gone", folder=folder)
+        part = ("--store", small_store, "--partition")
+        assert "segments for 999 partitions" in refusal(*part, "1/999", folder=folder)
+        assert "'3/2' is no partition" in refusal(*part, "3/2", folder=folder)
         for pair in (("--store", "a=/y"), ("--release", "a")):
             assert "two stores or releases have the same name" in refusal(
                 "--store", "a=/x", *pair, folder=folder

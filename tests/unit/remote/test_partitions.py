@@ -1,7 +1,8 @@
 """Partitions on several services: asked at once, joined as local ones, and none keeps the others from drafting."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,14 @@ from draftstore.remote.client import RemoteStore
 from draftstore.remote.connection import Connection
 from draftstore.remote.partitions import RemotePartitions, addresses_of, open_release
 from draftstore.storage.manifest import TokenizerIdentity
+from draftstore.stores.partition import Partition
 from draftstore.stores.registry import Store, open_store
+from draftstore.stores.rest.build import RestOptions, build_rest
+from draftstore.stores.rest.store import RestStore
+from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.batch import Draft
+from services.lookup.stores.served import OpenStores, open_served
+from services.lookup.stores.targets import Target
 from tests.fakes.clients import contexts_of
 from tests.fakes.faults import FAULTS, SECONDS, TOKENIZER, Peer, Service
 from tests.fakes.lookups import serving
@@ -46,7 +53,7 @@ def as_bytes(drafts: list[Draft]) -> list[tuple[bytes, int, int]]:
 
 
 def locally(
-    stores: list[Store], contexts: NDArray[np.int32], budget: int = 64
+    stores: Sequence[Store], contexts: NDArray[np.int32], budget: int = 64
 ) -> list[tuple[bytes, int, int]]:
     return as_bytes(PartitionedDrafter([store.drafter() for store in stores]).draft(contexts, budget))
 
@@ -172,6 +179,43 @@ def test_partitions_must_fit_each_other(
             with (
                 RemotePartitions(places, "chat", deadline=SECONDS) as remote,
                 pytest.raises(LookupServiceError, match=message),
+            ):
+                remote.check()
+
+
+def parts_of(path: Path, *partitions: Partition) -> list[OpenStores]:
+    opened = []
+    for partition in partitions:
+        opened.append(OpenStores())
+        opened[-1].put("chat", open_served(Target("chat", path), partition))
+    return opened
+
+
+def test_the_parts_of_one_store(tmp_path: Path, small_tokenizer: TextTokenizer) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(f'{{"text": "once upon a time there was {number}"}}\n' for number in range(99)))
+    path = build_rest(
+        RestOptions((texts,), "cut", segment_tokens=400), small_tokenizer, tmp_path / "store"
+    ).path
+    first, second, again = parts_of(path, Partition(1, 2), Partition(2, 2), Partition(1, 2))
+    with (
+        closing(RestStore.open(path)) as store,
+        serving(first) as one,
+        serving(second) as two,
+        serving(again) as third,
+    ):
+        index = store.index
+        contexts = index.tokens[: 16 * 20].astype(np.int32).reshape(20, 16)
+        contexts[contexts >= index.vocab_size] = -1
+        places = [str(each.place.socket) for each in (one, two, third)]
+        with RemotePartitions(places[:2], "chat", deadline=SECONDS) as remote:
+            assert remote.check()["partition"] == "1/2"
+            halves = [store.take(Partition(number, 2))[0] for number in (1, 2)]
+            assert as_bytes(remote.drafter().draft(contexts)) == locally(halves, contexts)
+        for wrong in (places[1:2] + places[:1] + places[2:], places[::2]):
+            with (
+                RemotePartitions(wrong, "chat", deadline=SECONDS) as remote,
+                pytest.raises(LookupServiceError, match=r"have the parts .*1/2.* of 'chat': expected each"),
             ):
                 remote.check()
 

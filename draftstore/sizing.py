@@ -310,8 +310,8 @@ def _limits(site: Site, planned: Mapping[str, Any]) -> list[str]:
         )
     if rest > memory:
         found.append(
-            f"the store is larger than the memory ({memory / 1e9:,.0f} GB): lookups wait for the disk; serve CREST, or "
-            "a part of the text"
+            f"the store is larger than the memory ({memory / 1e9:,.0f} GB), lookups wait for the disk: serve it in "
+            f"{math.ceil(rest / (memory * USED_MEMORY)):,} partitions (draftstore serve --partition), or CREST"
         )
     if site.segments > MANY_SEGMENTS and site.segment_tokens < MAX_SEGMENT_TOKENS:
         found.append(

@@ -1,9 +1,10 @@
-"""Flow runs on a Prefect of the soak's own, as `make prefect` starts it: one at a time, asked for through its API."""
+"""Flow runs on a Prefect of the benchmark's own, as `make prefect` starts it: asked for one at a time, or scheduled."""
 
 import base64
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,6 @@ from benchmarks.keeping import TROUBLE, Kept, ask
 from benchmarks.service import free_port
 from pipelines.secret import AUTH_FILE
 
-FLOW = "build-crest/default"
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 WELCOME = "Ctrl-C stops everything"
 ROLES = {"prefect.engine": "flow", "server": "prefect server", "worker": "prefect worker"}
@@ -40,9 +40,16 @@ class Flows:
         runs: those that have ended.
     """
 
-    def __init__(self, work: Path, environment: Mapping[str, str]) -> None:
-        """Start Prefect."""
-        self._state, self._log, port = work / "prefect", work / "chaos-prefect.log", free_port()
+    def __init__(self, work: Path, deployment: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start Prefect.
+
+        Args:
+            work: folder of its state and log.
+            deployment: whose runs these are.
+            environment: of the flow runs, besides that of this process.
+        """
+        self._deployment = deployment
+        self._state, self._log, port = work / "prefect", work / "prefect.log", free_port()
         self._log.write_text("")
         self._url = f"http://127.0.0.1:{port}/api"
         self.kept = Kept(
@@ -67,7 +74,7 @@ class Flows:
     def start(self, parameters: Mapping[str, Any]) -> bool:
         """Ask for a run; return whether the server has taken it."""
         try:
-            deployment = self._ask(f"deployments/name/{FLOW}")
+            deployment = self._ask(f"deployments/name/{self._deployment}")
             made = self._ask(f"deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
             self._current = made["id"]
         except (*TROUBLE, LookupError, TypeError):
@@ -102,6 +109,26 @@ class Flows:
             self.kept.revive()
             time.sleep(0.5)
         return run
+
+    def schedule(self, seconds: float, parameters: Mapping[str, Any]) -> None:
+        """Have runs start by themselves, so often; does nothing where they do already.
+
+        Raises:
+            OSError: the server does not answer.
+        """
+        found = self._ask(f"deployments/name/{self._deployment}")
+        if not any("interval" in each["schedule"] for each in found["schedules"]):
+            asked = [{"schedule": {"interval": seconds}, "parameters": parameters}]
+            self._ask(f"deployments/{found['id']}/schedules", asked)
+
+    def count(self, state: str, since: datetime) -> int:
+        """Return how many runs that began after a moment have a state.
+
+        Raises:
+            OSError: the server does not answer.
+        """
+        chosen = {"state": {"type": {"any_": [state]}}, "start_time": {"after_": since.isoformat()}}
+        return int(self._ask("flow_runs/count", {"flow_runs": chosen}))
 
     def processes(self) -> dict[int, str]:
         """Return the roles of Prefect's processes by process id."""

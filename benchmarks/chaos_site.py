@@ -65,7 +65,7 @@ class Site:
         self.home = data_home()
         self.disk: Path | None = None
         self._make_home(disk_mb)
-        self.flows = Flows(self.work, EPOCH)
+        self.flows = Flows(self.work, "build-crest/default", EPOCH)
         self.lookup: Kept | None = None
         self.worker: Kept | None = None
         self.socket = self.home / "lookup.sock"
@@ -164,17 +164,10 @@ class Site:
         """Return the roles of all processes by process id."""
         found = self.flows.processes()
         if self.lookup:
-            service = Service(str(self.socket), self.lookup.process, self.http)
-            found |= {pid: f"lookup {role}" for pid, role in service.processes().items()}
-            others = [pid for pid, role in found.items() if role == "lookup other"]
-            if len(others) == 1:  # else one is a worker that has no store open yet
-                found[others[0]] = "lookup web"
+            found |= lookup_roles(Service(str(self.socket), self.lookup.process, self.http))
         if self.worker:
             found[self.worker.process.pid] = "decoding worker"
-        state = server_state(find_place(self.home).base)
-        found |= {pid: role for pid, role in
-                  ((state.server, "postgres"), (state.supervisor, "database supervisor")) if pid}  # fmt: skip
-        return found
+        return found | database_roles(self.home)
 
     def memory(self) -> dict[str, int]:
         """Return the resident anonymous bytes of each role, the most of any of its processes."""
@@ -190,6 +183,22 @@ class Site:
         subprocess.run([*COMMAND, "db", "stop"], check=False, stdout=subprocess.DEVNULL)
         if self.disk:
             unmount(self.disk)
+
+
+def lookup_roles(service: Service) -> dict[int, str]:
+    """Return the roles of a lookup service's processes by process id."""
+    found = {pid: f"lookup {role}" for pid, role in service.processes().items()}
+    others = [pid for pid, role in found.items() if role == "lookup other"]
+    if len(others) == 1:  # else one is a worker that has no store open yet
+        found[others[0]] = "lookup web"
+    return found
+
+
+def database_roles(home: Path) -> dict[int, str]:
+    """Return the roles of the embedded PostgreSQL's processes by process id."""
+    state = server_state(find_place(home).base)
+    roles = ((state.server, "postgres"), (state.supervisor, "database supervisor"))
+    return {pid: role for pid, role in roles if pid}
 
 
 def live() -> Path:

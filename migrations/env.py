@@ -13,7 +13,7 @@ from typing import Any
 from alembic import context
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 
 from schema import views
 from schema.models import Base
@@ -52,7 +52,8 @@ def connection() -> Iterator[Connection]:
         from schema.database import database_url
 
         url = database_url()
-    with create_engine(url, poolclass=NullPool).connect() as own:
+    driver = "postgresql+psycopg"
+    with create_engine(make_url(url).set(drivername=driver), poolclass=NullPool).connect() as own:
         yield own
 
 

@@ -128,10 +128,13 @@ def prune(
 
 
 def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> list[_Old]:
-    """Return the builds to remove, oldest first."""
+    """Return the builds to remove, oldest first.
+
+    One that was killed before the catalogue had its digest may have left a whole store, which goes with it.
+    """
     kept = _used_builds(session)
     seen: dict[tuple[str, str], int] = {}
-    old = []
+    old, held = [], set()
     for build in session.scalars(select(Build).order_by(Build.id.desc())):
         path = Path(build.path)
         if not _is_ours(path, stores):
@@ -147,7 +150,12 @@ def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> 
             and (build.finished_at or build.started_at) <= before
         ):
             old.append(_Old(build.id, path, build.digest, build.state, build.size_bytes or 0))
-    return old[::-1]
+        else:
+            held.add(path)
+    return [
+        each._replace(digest=_digest(each.path)) if each.digest is None and each.path not in held else each
+        for each in old[::-1]
+    ]
 
 
 def _used_builds(session: Session) -> set[int]:

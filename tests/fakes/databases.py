@@ -142,10 +142,15 @@ def reader(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
+def new_engine(url: str) -> Engine:
+    """Return an engine without pool on a database, by its URL with or without a driver."""
+    return create_engine(make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
+
+
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
     """Return an engine on a database of the test's own."""
-    engine = create_engine(database, poolclass=NullPool)
+    engine = new_engine(database)
     yield engine
     engine.dispose()
 
@@ -160,7 +165,7 @@ def shared_database(database_server: str, template_database: str) -> Iterator[st
 @pytest.fixture(scope="session")
 def shared_engine(shared_database: str) -> Iterator[Engine]:
     """Return an engine on the database in which nothing is ever committed."""
-    engine = create_engine(shared_database)
+    engine = new_engine(shared_database)
     yield engine
     engine.dispose()
 

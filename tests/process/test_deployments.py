@@ -244,6 +244,14 @@ def require_closed(local: Local, deployment: str) -> None:
         assert json.load(answer)["auth"] == "BASIC"  # the page asks for the password
 
 
+def require_scheduled(local: Local, deployments: set[str]) -> None:
+    """Wait until the server has planned runs of these deployments: Prefect 3.8 plans none beside SQLAlchemy 2.1."""
+    end = time.monotonic() + SECONDS
+    while {run["deployment_id"] for run in local.ask("flow_runs/filter", limit=200)} != deployments:
+        assert time.monotonic() < end, (local.state / "server.log").read_text(encoding="utf-8")
+        time.sleep(0.2)
+
+
 def kill(local: Local, program: str) -> None:
     """Kill the server or the worker, and wait until another one runs."""
     (killed,) = [pid for pid, command in local.processes().items() if f"prefect {program} start" in command]
@@ -272,6 +280,7 @@ def test_deployments_build_publish_and_stop_without_a_trace(
         assert "properties" in deployment["parameter_openapi_schema"]
 
     require_closed(local, deployments[0]["id"])
+    require_scheduled(local, {deployment["id"] for deployment in deployments if deployment["schedules"]})
 
     logged = (local.state / "server.log").read_text(encoding="utf-8")
     kill(local, "server")

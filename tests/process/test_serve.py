@@ -19,7 +19,7 @@ import httpx2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from draftstore.errors import LookupServiceError, WireError
@@ -35,7 +35,7 @@ from services.common.sockets import open_tcp, port_of
 from services.lookup.processes.sockets import UnixListener
 from services.lookup.settings import LookupSettings
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
-from tests.fakes.databases import publish, rollback
+from tests.fakes.databases import new_engine, publish, rollback
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
 from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
@@ -751,7 +751,7 @@ def test_with_the_database_away_workers_and_whole_services_come_back(
 def publish_in(url: str, name: str, store: Path) -> None:
     """Publish a store in a new database."""
     migrate()
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    engine = new_engine(url)
     with Session(engine) as session, session.begin():
         publish(session, name, catalogue.add_build(session, store).id)
     engine.dispose()

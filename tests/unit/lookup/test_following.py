@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.errors import DraftstoreError
@@ -27,7 +27,7 @@ from services.lookup.stores.following import Catalogue, Follower
 from services.lookup.stores.reconciling import Reconciler
 from services.lookup.stores.served import OpenStores, ServedStore, UnknownReleaseError, open_served
 from services.lookup.stores.targets import Target
-from tests.fakes.databases import publish, rollback, write_store
+from tests.fakes.databases import new_engine, publish, rollback, write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
 from tests.fakes.servers import postgres_server
 
@@ -246,7 +246,7 @@ class TestTheDatabaseIsAway:
                 assert "draftstore db status" in str(follower.problem)
                 server.start()
                 wait_until(lambda: follower.complete, "the server came")
-                engine = create_engine(make_url(server.url).set(drivername="postgresql+psycopg"))
+                engine = new_engine(server.url)
                 copies = Copies(engine, tmp_path, small_crest)
                 one, two = copies.add(), copies.add()
                 copies.publish("chat", one)
@@ -293,7 +293,7 @@ class TestTheDatabaseIsAway:
             url = make_url(server.url).set(port=proxy.port).render_as_string(hide_password=False)
             monkeypatch.setenv(URL_VARIABLE, url)
             migrate()
-            engine = create_engine(make_url(server.url).set(drivername="postgresql+psycopg"))
+            engine = new_engine(server.url)
             there = Copies(engine, copies.folder, copies.like)
             one, two = there.add(), there.add()
             there.publish("chat", one)

@@ -8,7 +8,6 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import Session
 
 from draftstore.cli import cli
@@ -17,7 +16,7 @@ from schema.backup import BackupError, back_up, restore
 from schema.database import URL_VARIABLE, migrate
 from schema.errors import SchemaError
 from schema.partitions import attach_partition, create_partition
-from tests.fakes.databases import publish, write_store
+from tests.fakes.databases import new_engine, publish, write_store
 from tests.fakes.servers import postgres_server
 
 TABLES = ("corpora", "builds", "releases", "release_moves", "trees", "live_releases")
@@ -39,7 +38,7 @@ def contents(url: str) -> dict[str, list[Any]]:
 
 def fill(url: str, folder: Path) -> None:
     """Publish two builds, one after the other, and load a tree of the second."""
-    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+    engine = new_engine(url)
     for name in ("one", "two"):
         with Session(engine) as session, session.begin():
             build = catalogue.add_build(session, write_store(folder / name)).id

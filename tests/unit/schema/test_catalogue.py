@@ -24,10 +24,10 @@ from tests.fakes.databases import publish, write_store
 BUILDER = """
 import sys
 from pathlib import Path
-from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from schema import catalogue
-with Session(create_engine(sys.argv[1])) as session, session.begin():
+from tests.fakes.databases import new_engine
+with Session(new_engine(sys.argv[1])) as session, session.begin():
     build_id = catalogue.start_build(session, "rest", "chat", Path("/nowhere")).id
 print(build_id, flush=True)
 sys.stdin.read()

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import OperationalError
 
 from schema import views
@@ -16,6 +15,7 @@ from schema.database import alembic_config
 from schema.models import PARTITIONED, Base
 from schema.partitions import attach_partition, create_partition, drop_partition, partition_name
 from tests import ROOT
+from tests.fakes.databases import new_engine
 
 TABLES = (
     "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relnamespace = 'public'::regnamespace"
@@ -104,7 +104,7 @@ def test_a_migration_does_not_wait_for_long_and_leaves_all_as_it_was(
 
 
 def test_a_caller_may_hand_over_its_own_connection(empty_database: str) -> None:
-    engine = create_engine(empty_database, poolclass=NullPool)
+    engine = new_engine(empty_database)
     config = alembic_config(empty_database)
     del config.attributes["url"]
     with engine.connect() as connection, connection.begin() as transaction:

@@ -133,6 +133,19 @@ class TestUnfinished:
         assert (site.builds(), partial.exists()) == ({newer}, False)
         assert failed != newer
 
+    def test_a_store_whose_end_the_catalogue_missed_goes_too(self, site: Site) -> None:
+        paths = [write_store(site.path(number), name="chat") for number in (1, 2)]
+        with site.transaction() as session:
+            for path in (paths[0], *paths):
+                killed = catalogue.start_build(session, "rest", "chat", path).id
+                catalogue.fail_build(session, killed, "killed")
+        assert site.prune() == Pruning([], [])  # the next run may find them whole
+        with site.transaction() as session:
+            found = catalogue.add_build(session, paths[1]).id
+        newer = {found, site.build(3)}
+        site.prune(2)
+        assert (site.builds(), [path.exists() for path in paths]) == (newer, [False, True])
+
     def test_those_whose_build_was_dropped_go(self, site: Site) -> None:
         failed, partial = site.fail(1)
         with site.transaction() as session:

@@ -11,12 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import create_engine
 
 from draftstore.cli import cli, main
 from draftstore.errors import DraftstoreError
 from schema.errors import DatabaseAwayError, SchemaError
-from tests.fakes.databases import reader_of, write_store
+from tests.fakes.databases import new_engine, reader_of, write_store
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
@@ -277,7 +276,7 @@ class TestReleases:
 def test_connections_are_closed(database: str, reader: str) -> None:
     for command in (["sql", "SELECT 1"], ["builds", "list"], ["releases", "list"]):
         run(*command)
-    engine = create_engine(database)
+    engine = new_engine(database)
     with engine.connect() as connection:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         assert connection.exec_driver_sql(query).scalar_one() == 0

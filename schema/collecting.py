@@ -41,6 +41,8 @@ from schema.models import RELEASE_NAME
 
 NAME_CHARACTERS = 200
 """Folders and releases have a collection's name with a few characters more."""
+DERIVED = ("-crest", "-dense")
+"""What `rebuild` appends to a collection's name for the releases of stores made from it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +99,7 @@ def add_sources(
         tokenizer: folder, file or hub name; None: as it was.
 
     Raises:
-        CatalogueError: the name is invalid.
+        CatalogueError: the name is invalid, or another collection publishes under it.
         CorpusError: nothing is at a place, or see `NewSource.settled`.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
@@ -105,6 +107,7 @@ def add_sources(
             f"{name!r} cannot be the name of a collection: expected letters, digits, '.', '_' and '-', with a letter "
             f"or digit first, and at most {NAME_CHARACTERS} of them"
         )
+    _require_own_releases(session, name)
     settled = [source.settled() for source in sources]
     found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
     collection = found or Collection(name=name)
@@ -122,6 +125,23 @@ def add_sources(
             collection.sources.append(row)
     session.flush()
     return get_collection(session, name)
+
+
+def _require_own_releases(session: Session, name: str) -> None:
+    """Refuse a name whose releases another collection has: its rebuilds would publish them in turn.
+
+    Raises:
+        CatalogueError: one publishes under the other's name.
+    """
+    stems = [name.removesuffix(suffix) for suffix in DERIVED if name.endswith(suffix)]
+    rivals = [*stems, *(name + suffix for suffix in DERIVED)]
+    if (
+        rival := session.scalars(select(Collection.name).where(Collection.name.in_(rivals))).first()
+    ) is not None:
+        raise CatalogueError(
+            f"the collections {rival} and {name} would publish the same release, "
+            f"{max(rival, name, key=len)}: choose another name"
+        )
 
 
 def get_collection(session: Session, name: str, *, lock: bool = False) -> Collection:

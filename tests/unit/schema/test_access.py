@@ -13,6 +13,7 @@ from draftstore.errors import DraftstoreError
 from schema.access import make_reader, may_change
 from schema.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
 from schema.errors import ReaderError
+from schema.home import HOME_VARIABLE
 from schema.notices import Notices
 from tests.fakes.servers import PostgresServer, postgres_server
 
@@ -126,8 +127,9 @@ def test_an_owner_who_may_not_make_roles_gets_the_statements(
 
 
 def test_a_migration_makes_the_reader_and_services_need_no_more(
-    named: str, monkeypatch: pytest.MonkeyPatch
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))  # no private server either
     with psycopg.connect(named, autocommit=True) as admin:
         admin.execute("ALTER ROLE alice CREATEROLE")
     monkeypatch.setenv(READER_VARIABLE, f"postgresql://bob:first@{named.rpartition('@')[2]}")

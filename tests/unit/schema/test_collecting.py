@@ -108,6 +108,15 @@ class TestDefinitions:
         with pytest.raises(IntegrityError, match="ck_collections_name"):
             session.flush()
 
+    @pytest.mark.parametrize("names", [("chat", "chat-crest"), ("chat-dense", "chat")])
+    def test_two_collections_do_not_publish_one_release(
+        self, session: Session, chats: Path, names: tuple[str, str]
+    ) -> None:
+        collecting.add_sources(session, names[0], [NewSource(str(chats))])
+        with pytest.raises(CatalogueError, match=f"would publish the same release, {max(names, key=len)}"):
+            collecting.add_sources(session, names[1], [NewSource(str(chats))])
+        collecting.add_sources(session, f"{names[1]}-2", [NewSource(str(chats))])
+
     def test_names_and_limits_that_cannot_be_are_told(self, session: Session, chats: Path) -> None:
         source = NewSource(str(chats))
         for name in ("my chats", "..", "a/b", "x\n", "", "a" * 300):

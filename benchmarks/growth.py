@@ -52,8 +52,6 @@ CONTEXTS = 3200
 ROWS = 100
 COLD = 40
 """Drafts that find nothing in memory."""
-LARGEST, BULK = "chat_1", 300_000_000
-"""The sample that so many tokens are made of in memory."""
 CUT, SEGMENTS = "chat_0.3", (1, 2, 4, 8, 16, 32, 64)
 """The sample that is cut into so many segments."""
 KINDS = ("chat", "code", "all")
@@ -121,13 +119,6 @@ class Growth:
             figures[name] = self._notes.take(f"{sample.name}-{name}", partial(self._distil, rest, out, size))
             self._add_lengths(figures, f"CREST, {size} MB", sample, out)
 
-    def bulk(self, samples: Sequence[Sample]) -> Any:
-        """Return what `BULK` tokens take, made of the largest sample of chat."""
-        for sample in samples:
-            if sample.name == LARGEST:
-                return self._notes.take(f"{LARGEST}-bulk", partial(self._pile, self._path(sample)))
-        return None
-
     def segments(self, samples: Sequence[Sample]) -> Any:
         """Return the times of drafts by number of segments, of the sample that is named for it."""
         for sample in samples:
@@ -180,11 +171,6 @@ class Growth:
         asked = {"what": "segments", "store": str(rest), "contexts": self._contexts(), "counts": SEGMENTS}
         return run_fresh("benchmarks.growthprobe", asked)
 
-    def _pile(self, rest: Path) -> dict[str, Any]:
-        """Sort and rank many tokens in memory."""
-        asked = {"what": "bulk", "store": str(rest), "contexts": self._contexts(), "tokens": BULK}
-        return _watched("benchmarks.growthprobe", asked)
-
     def _contexts(self) -> str:
         """Return a file of places in recorded outputs, made anew: the same ones every time."""
         path = self._space.work / "growth-contexts.npy"
@@ -236,11 +222,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measured = {sample: figures for sample, figures in found.items() if figures is not None}
         for sample, figures in measured.items():
             growth.distil(sample, figures)
-        more = {"segments": growth.segments(texts), "bulk": growth.bulk(texts)}
+        segments = growth.segments(texts)
     points = list(measured.values())
     laws = fit(points)
     show(points, laws)
-    about = describe_machine(["lmdb"]) | {"quick": args.quick, "rows": args.rows} | more
+    about = describe_machine(["lmdb"]) | {"quick": args.quick, "rows": args.rows, "segments": segments}
     finish(args.out, "growth", about | {"measured": points, "laws": laws})
     if not args.quick:
         draw_growth(PICTURE, points, laws)

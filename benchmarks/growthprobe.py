@@ -5,7 +5,6 @@ The memory of a build is watched from outside, over all processes that it starts
 
 import gc
 import json
-import math
 import os
 import sys
 import threading
@@ -19,29 +18,18 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.buildprobe import warm_up_sorting
 from benchmarks.measure import (
     cpu_seconds,
-    peak_resident,
     percentiles,
-    reset_peak,
-    resident,
     time_calls,
     undisturbed,
 )
 from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
 from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.crest.counts import DEFAULT_MAX_N
-from draftstore.stores.crest.selection import GAIN, rank_ngrams
-from draftstore.stores.crest.store import STRATEGIES as CREST_STRATEGIES
-from draftstore.stores.rest.build import SEGMENT_TOKENS
-from draftstore.stores.rest.store import CONTINUATION, STRATEGIES, RestDrafter, RestStore
+from draftstore.stores.rest.store import STRATEGIES, RestDrafter, RestStore
 from draftstore.text.tokens import sentinel
 
-KEPT = 100
-RANKED = 500_000
-"""n-grams, as many as are ranked for a CREST store of 50 MB."""
 EVERY = 0.05
 """Seconds between two looks at the memory."""
 
@@ -76,20 +64,9 @@ def measure_segments(store: str, contexts: str, counts: Sequence[int]) -> dict[s
 
 def cut_index(tokens: NDArray[Any], vocab_size: int, count: int) -> SuffixIndex:
     """Return an index of tokens in about so many segments of equal size, each of whole documents."""
-    cuts = _cuts(tokens, np.linspace(0, len(tokens), count + 1)[1:])
-    return _join(
-        tokens, vocab_size, cuts, [index_segment(part, vocab_size) for part in np.split(tokens, cuts[:-1])]
-    )
-
-
-def _cuts(tokens: NDArray[Any], wanted: Any) -> NDArray[np.int64]:
-    """Return the ends of documents at or after some places, each once."""
     ends = np.flatnonzero(tokens == sentinel(tokens.dtype)) + 1
-    return np.unique(ends[np.searchsorted(ends, wanted)])
-
-
-def _join(tokens: NDArray[Any], vocab_size: int, cuts: NDArray[np.int64], parts: list[Any]) -> SuffixIndex:
-    """Return the index of segments that end at some places, from what `index_segment` made of each."""
+    cuts = np.unique(ends[np.searchsorted(ends, np.linspace(0, len(tokens), count + 1)[1:])])
+    parts = [index_segment(part, vocab_size) for part in np.split(tokens, cuts[:-1])]
     suffixes, keys, first_rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     segments = segment_table(np.diff(cuts, prepend=0))[:-1]
     return SuffixIndex(
@@ -101,63 +78,6 @@ def _join(tokens: NDArray[Any], vocab_size: int, cuts: NDArray[np.int64], parts:
         vocab_size,
         *key_layout(vocab_size),
     )
-
-
-def measure_bulk(store: str, contexts: str, tokens: int) -> dict[str, Any]:
-    """Sort and rank so many tokens in memory, made of a store's: what builds of that size take beside their files.
-
-    The store's documents are repeated with other token ids, but for the `KEPT` most common ones: n-grams then differ
-    from copy to copy, as those of further texts do, and the most common tokens, which bound the memory, have their
-    share. The peak of sorting is that of the first segment, which is full.
-    """
-    index = RestStore.open(Path(store)).index
-    text = _more_tokens(np.asarray(index.tokens), index.vocab_size, tokens)
-    warm_up_sorting(index.vocab_size)
-    figures: dict[str, Any] = {"tokens": len(text), "text_bytes": text.nbytes}
-    cuts = _cuts(text, [*range(SEGMENT_TOKENS * 99 // 100, len(text), SEGMENT_TOKENS), len(text)])
-    parts = np.split(text, cuts[:-1])
-    with _peak(figures, "sort"):
-        first = index_segment(parts[0], index.vocab_size)
-    figures["sort_bytes_per_token"] = round(figures["sort_peak_bytes"] / len(parts[0]), 3)
-    sorted_parts = [first, *(index_segment(part, index.vocab_size) for part in parts[1:])]
-    bulk = _join(text, index.vocab_size, cuts, sorted_parts)
-    del text, parts, first, sorted_parts
-    figures |= {"segments": len(bulk.segments), "index_bytes": sum(array.nbytes for array in bulk[:5])}
-    with _peak(figures, "rank"):
-        rank_ngrams(bulk, GAIN, DEFAULT_MAX_N, RANKED, depth=CONTINUATION, trust=CREST_STRATEGIES["backoff"])
-    prompts = np.load(contexts)
-    for name, rule in STRATEGIES.items():
-        drafter = RestDrafter(bulk, rule)
-        drafter.warm_up()
-        with undisturbed():
-            times = time_calls([drafter.session(prompt[prompt >= 0]).propose for prompt in prompts])
-        figures[name] = percentiles(times)
-    return figures
-
-
-def _more_tokens(tokens: NDArray[Any], vocab_size: int, wanted: int) -> NDArray[Any]:
-    """Return whole documents of at least so many tokens: the first copy as it is, the others with ids exchanged."""
-    counts = np.bincount(tokens, minlength=np.iinfo(tokens.dtype).max + 1)
-    rare = np.setdiff1d(np.arange(vocab_size), np.argsort(-counts)[:KEPT])
-    copies = [tokens]
-    for copy in range(1, math.ceil(wanted / len(tokens))):
-        table = np.arange(len(counts), dtype=tokens.dtype)
-        table[rare] = np.random.default_rng(copy).permutation(rare)
-        copies.append(table[tokens])
-    text = np.concatenate(copies)
-    ends = np.flatnonzero(text == sentinel(text.dtype)) + 1
-    return text[: int(ends[np.searchsorted(ends, min(wanted, len(text)))])]
-
-
-@contextmanager
-def _peak(figures: dict[str, Any], name: str) -> Iterator[None]:
-    """Add what a block takes: the peak of memory beyond what was held before, seconds, and those of the processor."""
-    reset_peak()
-    before, begin, spent = sum(resident(trim=True).values()), perf_counter(), cpu_seconds()
-    yield
-    figures[f"{name}_peak_bytes"] = peak_resident() - before
-    figures[f"{name}_seconds"] = round(perf_counter() - begin, 1)
-    figures[f"{name}_cpu_seconds"] = round(cpu_seconds() - spent, 1)
 
 
 def measure_cold(store: str, contexts: str, queries: int) -> dict[str, dict[str, float]]:
@@ -228,6 +148,5 @@ if __name__ == "__main__":
         "crest": measure_crest,
         "segments": measure_segments,
         "cold": measure_cold,
-        "bulk": measure_bulk,
     }
     print(json.dumps(measures[arguments.pop("what")](**arguments)))

@@ -6,9 +6,10 @@ The memory of a build is watched from outside, over all processes that it starts
 import gc
 import json
 import os
+import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
@@ -26,10 +27,16 @@ from benchmarks.measure import (
 )
 from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
+from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.rest.store import STRATEGIES, RestDrafter, RestStore
+from draftstore.stores.rest.segments import Piece, lay_out, sort_segments
+from draftstore.stores.rest.store import KIND, STRATEGIES, RestDrafter, RestStore, read_digests
+from draftstore.text.sealing import seal_store
+from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokens import sentinel
 
+KEPT = 100
+"""Most common ids, the same in every copy of a text."""
 EVERY = 0.05
 """Seconds between two looks at the memory."""
 
@@ -78,6 +85,43 @@ def cut_index(tokens: NDArray[Any], vocab_size: int, count: int) -> SuffixIndex:
         vocab_size,
         *key_layout(vocab_size),
     )
+
+
+def measure_repeat(store: str, out: str, tokens: int) -> dict[str, float]:
+    """Make a store of at least so many tokens from another one's first segment; return the seconds of the steps."""
+    base, path = RestStore.open(Path(store)), Path(out)
+    tokenizer, size = load_tokenizer(base.path / TOKENIZER_FOLDER), base.index.vocab_size
+    partial = path.with_name(f".{path.name}.partial")
+    for folder in (path, partial):
+        shutil.rmtree(folder, ignore_errors=True)
+    partial.mkdir(parents=True)
+    plan = {"plan": {"kind": KIND}}
+    steps: dict[str, Callable[[], object]] = {
+        "lay out": lambda: lay_out(path, partial, _copies(base, tokens), size, tokens),
+        "sort": lambda: sort_segments(path, partial, size, os.cpu_count() or 1, lambda _done, _all: None),
+        "hash": lambda: seal_store(
+            path, path.name, tokenizer, plan, base.manifest.corpus, base.manifest.counts
+        ),
+    }
+    seconds = {name: round(time_calls([step])[0] / 1e6, 1) for name, step in steps.items()}
+    shutil.rmtree(partial)
+    return seconds
+
+
+def _copies(store: RestStore, tokens: int) -> Iterator[list[Piece]]:
+    """Yield segments of together at least so many tokens: the first one of a store, each time with other ids."""
+    base, length, _ = store.index.segments[0].tolist()
+    text = np.asarray(store.index.tokens[base : base + length])
+    counts = np.bincount(text, minlength=np.iinfo(text.dtype).max + 1)
+    rare = np.setdiff1d(np.arange(store.index.vocab_size), np.argsort(-counts)[:KEPT])
+    digests = read_digests(store.path, store.manifest)
+    assert digests is not None
+    own = digests[: int(counts[sentinel(text.dtype)])]
+    for copy in range(-(-tokens // length)):
+        table = np.arange(len(counts), dtype=text.dtype)
+        if copy:
+            table[rare] = np.random.default_rng(copy).permutation(rare)
+        yield [Piece(table[text], np.ascontiguousarray(own ^ np.uint8(copy)))]
 
 
 def measure_cold(store: str, contexts: str, queries: int) -> dict[str, dict[str, float]]:
@@ -148,5 +192,6 @@ if __name__ == "__main__":
         "crest": measure_crest,
         "segments": measure_segments,
         "cold": measure_cold,
+        "repeat": measure_repeat,
     }
     print(json.dumps(measures[arguments.pop("what")](**arguments)))

@@ -12,6 +12,7 @@ from draftstore.cluster import ADDRESS, LOCAL
 from draftstore.search.ngrams import MAX_N
 from draftstore.search.sorting import MAX_SEGMENT_TOKENS
 from draftstore.stores.crest.counts import DEFAULT_MAX_N
+from draftstore.stores.dresd.build import DIMS, MAX_LENGTH, SAMPLE
 from draftstore.text.corpus import SOURCE_PATTERNS
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -109,6 +110,44 @@ class Distilling(BaseModel):
     backends: Backends = Field(default=["lmdb"], description="Where the trees lie.")
     head: HeadRows = Field(
         default=100_000, description="How many n-grams of each n go into the database with their text."
+    )
+
+
+class Dense(BaseModel):
+    """The DReSD store of a collection's documents, and when it is made again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: ModelSource = Field(
+        description="A folder, or a name on the Hugging Face hub; its tokenizer is that of the collection."
+    )
+    after: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="The model reads all documents again once this share of them is new since, and when documents "
+        "went. 0: at every change.",
+    )
+    dims: Dims = Field(default=DIMS, description="Numbers of a vector, to which hidden states are projected.")
+    dtype: Vectors = Field(
+        default="float16", description="Type of these numbers: int8 takes half the space."
+    )
+    max_length: Window = Field(
+        default=MAX_LENGTH, description="Most tokens that the model reads of a text at once."
+    )
+    sample: Sample = Field(
+        default=SAMPLE, description="Most hidden states that the projection is fitted to."
+    )
+    batch_tokens: BatchTokens | None = Field(
+        default=None,
+        description="Most tokens that the model reads in one batch. None: 2,048 on CPUs, 16,384 on GPUs.",
+    )
+    model_dtype: Weights | None = Field(
+        default=None,
+        description="Type of the model's weights. None: what the files say, on a CPU float32.",
+    )
+    device: Device | None = Field(
+        default=None, description="Where the model runs. None: the GPU, if there is one."
     )
 
 

@@ -80,15 +80,33 @@ def make_tokens(
         allow_truncated=corpus.allow_truncated,
         rehash=corpus.rehash,
     ).settled()
-    path = store_path(home, TOKENS, name, **corpus_plan(options, loaded))
+    return tokenize(ledger, options, loaded, corpus.model_dump(mode="json"), cluster)
+
+
+def tokenize(
+    ledger: Ledger,
+    options: CorpusOptions,
+    tokenizer: TextTokenizer,
+    parameters: dict[str, Any],
+    cluster: str | None = None,
+) -> Tokens:
+    """Find or make the token shards of what `options` name: `make_tokens`, whose errors it raises.
+
+    Args:
+        ledger: ledger of this run.
+        options: the texts, and their identity.
+        tokenizer: their tokenizer.
+        parameters: for the catalogue.
+        cluster: where they are tokenized; None: here.
+    """
+    path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
 
     def make(_build_id: int, logs: StepLogs) -> None:
         with open_pool(cluster) as pool:
-            build_tokens(options, loaded, path, pool=pool, on_progress=logs.rest().tokenized)
+            build_tokens(options, tokenizer, path, pool=pool, on_progress=logs.rest().tokenized)
 
-    parameters = corpus.model_dump(mode="json")
-    built = ledger.build(Request(TOKENS, name, path, parameters), make)
-    return Tokens(built, options, loaded, parameters)
+    built = ledger.build(Request(TOKENS, options.name, path, parameters), make)
+    return Tokens(built, options, tokenizer, parameters)
 
 
 def make_rest(
@@ -265,7 +283,7 @@ def make_dresd(
 
     Args:
         ledger: ledger of this run.
-        options: options of the build, except for the corpus.
+        options: options of the build, except for the corpus, and the name.
         target: the model, whose tokenizer made the shards.
         tokens: the shards of the corpus.
         batch_tokens: maximum tokens that the model reads at once; None: the default.
@@ -274,15 +292,9 @@ def make_dresd(
         ModelError: the model cannot be loaded, or does not fit.
         BuildError: disk space is too small.
     """
-    options, tokenizer = dataclasses.replace(options, **vars(tokens.options)), tokens.tokenizer
-    parameters = {
-        "model": model_name(target.source),
-        "model_dtype": target.dtype,
-        **{key: getattr(options, key) for key in ("dims", "dtype", "max_length", "sample")},
-    }
-    identity = weights_fingerprint(target.source)
-    plan = corpus_plan(options, tokenizer)
-    path = store_path(data_home(), DRESD, options.name, **plan, identity=identity, **parameters)
+    options = dataclasses.replace(options, **{**vars(tokens.options), "name": options.name})
+    tokenizer, parameters = tokens.tokenizer, dresd_parameters(options, target)
+    path = store_path(data_home(), DRESD, options.name, **corpus_plan(options, tokenizer), **parameters)
 
     def make(_build_id: int, logs: StepLogs) -> None:
         loaded = load_model(target.source, dtype=target.dtype, device=target.device)
@@ -299,3 +311,13 @@ def make_dresd(
         build_dresd(options, tokenizer, source, path, tokens=tokens.built.path, progress=progress)
 
     return ledger.build(Request(DRESD, options.name, path, parameters, tokens.built.build_id), make)
+
+
+def dresd_parameters(options: DresdOptions, target: Target) -> dict[str, Any]:
+    """Return the model of a DReSD store, and its options except for name and corpus, as JSON values."""
+    return {
+        "model": model_name(target.source),
+        "identity": weights_fingerprint(target.source),
+        "model_dtype": target.dtype,
+        **{key: getattr(options, key) for key in ("dims", "dtype", "max_length", "sample")},
+    }

@@ -21,6 +21,8 @@ from draftstore.stores.crest.store import KEPT_FILE, open_envelope
 from draftstore.stores.crest.store import KIND as CREST
 from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.rest.store import KIND as REST
+from draftstore.stores.rest.store import read_digests
+from draftstore.text.digests import DIGEST_BYTES
 from draftstore.text.shingles import LENGTHS
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokens import open_shards, sentinel
@@ -95,6 +97,19 @@ def places_of(build: Build) -> Iterator[Place]:
         if _exists("trees", build):
             name = f"table {partition_name('trees', build.id)}"
             yield _tree_place(name, path, manifest, partial(PostgresEntries, build.id))
+
+
+def held_digests(path: Path) -> NDArray[np.uint8] | None:
+    """Return the digests of a store's documents, uint8 [n, 16], in its order; None: it does not tell them.
+
+    Raises:
+        StoreError: there is no store, or it is damaged.
+    """
+    manifest = load_manifest(path)
+    if manifest.kind == TOKENS:
+        none = np.empty((0, DIGEST_BYTES), np.uint8)
+        return np.concatenate([none, *open_shards(path).digests()])
+    return read_digests(path, manifest)
 
 
 def _array(path: Path, manifest: Manifest) -> Iterator[Ids]:

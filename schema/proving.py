@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
@@ -24,11 +24,12 @@ from draftstore.text.scanning import documents_of
 from draftstore.text.scans import Scan
 from draftstore.text.shingles import LENGTHS, Finder, Hashes, Shingles, encode_texts
 from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.wanted import removed_rows
 from schema import collection_models
 from schema.builds import CatalogueError
 from schema.collecting import removals_of, wanted_of
-from schema.held_tokens import CHUNK, Place, places_of
+from schema.held_tokens import CHUNK, Place, held_digests, places_of
 from schema.models import Build, Release
 from schema.redrawing import differing_hits
 from schema.removing import removed_folder
@@ -99,8 +100,16 @@ def builds_to_prove(session: Session, name: str, releases: Collection[str], *, o
     Raises:
         CatalogueError: there are none.
     """
-    query = select(Release).join(Release.build)
-    named = or_(Release.name == name, Build.name == name, Build.parameters["collection"].as_string() == name)
+    source = aliased(Build)  # CREST and DReSD stores have names of their own, and lag behind
+    query = select(Release).join(Release.build).outerjoin(source, Build.source_id == source.id)
+    named = or_(
+        Release.name == name,
+        *(
+            each
+            for build in (Build, source)
+            for each in (build.name == name, build.parameters["collection"].as_string() == name)
+        ),
+    )
     rows = session.scalars(query.where(Release.name.in_(releases) if releases else named)).all()
     if missing := sorted({*releases} - {row.name for row in rows}):
         raise CatalogueError(f"no release {missing[0]!r}: `draftstore releases list` shows all releases")
@@ -271,14 +280,15 @@ def _look(build: Build, place: Place, finder: Finder, hints: list[NDArray[np.uin
 
 def _digests(build: Build, removed: NDArray[np.bytes_]) -> Iterator[Checked]:
     """Yield what the digests of a build's documents say, if it has them."""
+    place = "digests" if build.kind == TOKENS else DOCUMENTS_FILE
     try:
-        digests = read_digests(Path(build.path), load_manifest(Path(build.path)))
+        digests = held_digests(Path(build.path))
     except DraftstoreError as error:
-        yield Checked(build, DOCUMENTS_FILE, 0, 0, 0, str(error))
+        yield Checked(build, place, 0, 0, 0, str(error))
         return
     if digests is not None:
         found = int(np.isin(digest_keys(digests), removed).sum())
-        yield Checked(build, DOCUMENTS_FILE, len(digests), 0, found)
+        yield Checked(build, place, len(digests), 0, found)
 
 
 def _union(parts: Iterable[Hits]) -> Hits:

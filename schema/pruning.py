@@ -2,7 +2,7 @@
 
 A flow's build lies in `DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT`; nothing else is ever touched. These stay: the
 newest builds of each kind and name, what a release points at or would be rolled back to, what a process has open
-(`draftstore.storage.using`), what a running build is made from, and unfinished builds that may still be resumed.
+(`draftstore.storage.using`), what a live or running build is made from, and unfinished builds that may still be resumed.
 
 A build is marked before its files are removed, and leaves the catalogue last, so that a killed pruning is continued by
 the next one.
@@ -159,14 +159,17 @@ def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> 
 
 
 def _used_builds(session: Session) -> set[int]:
-    """Return the builds that releases need, now or after a rollback, and those that running builds are made from."""
+    """Return the builds that releases need, now or after a rollback, and those that live and running ones are made from.
+
+    The source of a live build tells which documents it was made from (`pipelines.rebuilding.is_due`).
+    """
     used = set(
         session.scalars(
             select(Build.source_id).filter_by(state="running").where(Build.source_id.is_not(None))
         )
     )
     for release in list_releases(session):
-        used.add(release.build_id)
+        used |= {release.build_id, release.build.source_id}
         with suppress(CatalogueError):  # nothing to roll back to
             used.add(build_before(session, release))
     return {build_id for build_id in used if build_id is not None}

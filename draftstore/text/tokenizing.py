@@ -12,28 +12,25 @@ reading the texts again.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial as partial_of
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from draftstore.errors import BuildError, NoTextError
+from draftstore.errors import BuildError, NoTextError, StoreError
 from draftstore.mapping import Pool
 from draftstore.storage.files import link_or_copy, remove
-from draftstore.storage.manifest import (
-    TOKENIZER_FOLDER,
-    Manifest,
-    load_manifest,
-)
+from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
 from draftstore.storage.report import ReadReport, RecordProblem
 from draftstore.storage.staging import STORE, BuildResult, build_store, once
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, list_files, read_corpus
 from draftstore.text.encoding import tokenize_corpus, write_shards
 from draftstore.text.parts import PART_BYTES, Reading, tokenize_parts
+from draftstore.text.records import Document
 from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokens import TokenShards
+from draftstore.text.tokens import TokenShards, open_shards
 
 KIND = "tokens"
 SHARDS = "tokens"
@@ -41,6 +38,22 @@ PARTS = "parts"
 REPORT = "report.json"
 
 TokenProgress = Callable[[int, int, int], None]
+
+
+class Gathered(NamedTuple):
+    """Documents that the caller has chosen, in place of files to read.
+
+    Attributes:
+        read: returns them.
+        order: identity of their order and ids; an interrupted build with another one tokenizes them again.
+        files: where they come from: who may not read these files may not read the store.
+        facts: for the manifest, see `Manifest.corpus`; the fingerprint is added.
+    """
+
+    read: Callable[[], Iterator[Document]]
+    order: str
+    files: tuple[Path, ...]
+    facts: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +70,7 @@ class CorpusOptions:
         rehash: whether to read large files to see whether they changed, even where their times say they did not.
         fingerprint: identity of the corpus files and of how they are read, set by `settled`; None: every build computes
             it.
+        gathered: the documents themselves, whose identity is `fingerprint`; None: they are read from the files.
     """
 
     corpus: tuple[Path, ...]
@@ -67,9 +81,12 @@ class CorpusOptions:
     allow_truncated: bool = dataclasses.field(default=False, kw_only=True)
     rehash: bool = dataclasses.field(default=False, kw_only=True)
     fingerprint: str | None = dataclasses.field(default=None, kw_only=True)
+    gathered: Gathered | None = dataclasses.field(default=None, kw_only=True)
 
     def files(self) -> list[Path]:
         """Return the files of the corpus."""
+        if self.gathered is not None:
+            return list(self.gathered.files)
         return [file.path for file in list_files(self.corpus, self.glob)]
 
     def inputs(self) -> str:
@@ -171,7 +188,7 @@ def tokenize_into(
         tokenizer: its tokenizer.
         plan: plan of the build, including `corpus_plan`.
         taken: existing store of the corpus's shards (`build_tokens`), used instead of the texts.
-        pool: processes that tokenize; None: this one, on all cores.
+        pool: processes that tokenize; None: this one, on all cores, as always where documents are gathered.
         on_progress: called with documents, tokens and characters so far.
 
     Raises:
@@ -179,10 +196,11 @@ def tokenize_into(
         StoreError: the store of shards cannot be opened.
         BuildError: its shards belong to another corpus or tokenizer.
     """
-    if taken is not None:
-        _take_tokens(taken, partial, plan)
     report = ReadReport()
-    tokenize = _tokenize_here if pool is None else partial_of(_tokenize_apart, pool)
+    if taken is not None:
+        shards = _take_tokens(taken, partial, plan)
+        return Tokenized(options, tokenizer, shards, _settle_report(partial / REPORT, report))
+    tokenize = _tokenize_here if pool is None or options.gathered else partial_of(_tokenize_apart, pool)
     try:
         shards = tokenize(partial, options, tokenizer, plan, report, on_progress)
     except NoTextError as error:
@@ -200,15 +218,18 @@ def _tokenize_here(
     on_progress: TokenProgress,
 ) -> TokenShards:
     """Tokenize a corpus in this process, on all cores."""
-    documents = read_corpus(
-        options.corpus,
-        render=lambda messages: tokenizer.render_chat(messages, add_generation_prompt=False),
-        report=report,
-        column=options.column,
-        glob=options.glob,
-        strict=options.strict,
-        allow_truncated=options.allow_truncated,
-    )
+    if options.gathered is not None:
+        documents = options.gathered.read()
+    else:
+        documents = read_corpus(
+            options.corpus,
+            render=lambda messages: tokenizer.render_chat(messages, add_generation_prompt=False),
+            report=report,
+            column=options.column,
+            glob=options.glob,
+            strict=options.strict,
+            allow_truncated=options.allow_truncated,
+        )
     return tokenize_corpus(
         documents, tokenizer, partial / SHARDS, **_identity(options, plan), on_progress=on_progress
     )
@@ -249,14 +270,14 @@ def _tokenize_apart(
 
 def _identity(options: CorpusOptions, plan: dict[str, Any]) -> dict[str, Any]:
     """Return what shards say about their corpus."""
-    return {
-        "corpus_fingerprint": f"{plan['inputs']} {plan['template']}",
-        "source": ", ".join(map(str, options.corpus)),
-    }
+    identity = f"{plan['inputs']} {plan['template']}"
+    if options.gathered is not None:
+        return {"corpus_fingerprint": f"{identity} {options.gathered.order}", "source": options.name}
+    return {"corpus_fingerprint": identity, "source": ", ".join(map(str, options.corpus))}
 
 
-def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:
-    """Copy the shards of a store of kind `tokens` to a build's working directory, unless there are some.
+def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> TokenShards:
+    """Copy the shards of a store of kind `tokens` to a build's working directory, unless it has all of them.
 
     Raises:
         StoreError: it cannot be opened.
@@ -268,8 +289,10 @@ def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:
             raise BuildError(
                 f"the shards in {source} differ in {key} from this build: tokenize the corpus again"
             )
-    if (partial / SHARDS).exists():
-        return
+    shards = partial / SHARDS
+    with suppress(StoreError):
+        return open_shards(shards)
+    remove(shards)
     filling = partial / f"{SHARDS}.taken"  # whole or absent, as everything that builds resume from
     remove(filling)
     filling.mkdir()
@@ -278,7 +301,8 @@ def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> None:
             link_or_copy(source / name, filling / name)
     (partial / REPORT).unlink(missing_ok=True)
     link_or_copy(source / REPORT, partial / REPORT)
-    filling.rename(partial / SHARDS)
+    filling.rename(shards)
+    return open_shards(shards)
 
 
 def finish_store(
@@ -309,6 +333,7 @@ def finish_store(
         "sources": [str(path) for path in options.corpus],
         "characters": shards.character_count,
         **report.facts(),
+        **(options.gathered.facts if options.gathered else {}),
     }
     counts = {"documents": shards.document_count, "tokens": shards.token_count, **counts}
     return seal_store(

@@ -129,15 +129,11 @@ class Dense(BaseModel):
         "went. 0: at every change.",
     )
     dims: Dims = Field(default=DIMS, description="Numbers of a vector, to which hidden states are projected.")
-    dtype: Vectors = Field(
-        default="float16", description="Type of these numbers: int8 takes half the space."
-    )
+    dtype: Vectors = Field(default="float16", description="Type of these numbers: int8 takes half the space.")
     max_length: Window = Field(
         default=MAX_LENGTH, description="Most tokens that the model reads of a text at once."
     )
-    sample: Sample = Field(
-        default=SAMPLE, description="Most hidden states that the projection is fitted to."
-    )
+    sample: Sample = Field(default=SAMPLE, description="Most hidden states that the projection is fitted to.")
     batch_tokens: BatchTokens | None = Field(
         default=None,
         description="Most tokens that the model reads in one batch. None: 2,048 on CPUs, 16,384 on GPUs.",

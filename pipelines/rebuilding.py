@@ -1,19 +1,21 @@
-"""The steps of `rebuild`: what a collection's sources say today, and a REST store of it made from the one before."""
+"""The steps of `rebuild`: what a collection's sources say today, and a REST store of it made from the one before.
+
+Other stores of a collection lag behind: `is_due` says when they are made again.
+"""
 
 import dataclasses
 import hashlib
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError
+from draftstore.errors import BuildRunningError, CorpusError, DraftstoreError, NoTextError, TokenizerError
 from draftstore.storage.files import locked_directory, remove
 from draftstore.storage.manifest import load_manifest, verify_files
-from draftstore.stores.crest.build import CrestOptions
-from draftstore.stores.crest.store import KIND as CREST
 from draftstore.stores.rest.store import KIND as REST
 from draftstore.stores.rest.store import RestStore
 from draftstore.stores.rest.updating import Contents, read_documents, update_rest
@@ -21,16 +23,18 @@ from draftstore.text.digests import digest_keys
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.scanning import documents_of
 from draftstore.text.scans import Scan
-from draftstore.text.tokenizer import TextTokenizer
+from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from draftstore.text.tokenizing import CorpusOptions, Gathered
 from draftstore.text.tokens import TokenShards, open_shards
 from pipelines.corpora import resolve_tokenizer
 from pipelines.ledger import Ledger, Request
 from pipelines.places import store_path
 from pipelines.progress import StepLogs
 from pipelines.reports import Built
-from pipelines.steps import crest_parameters
+from pipelines.steps import Tokens, tokenize
 from schema.builds import CatalogueError, list_builds
 from schema.collecting import collection_folder, get_collection, open_tokenizer, scan_collection, wanted_of
+from schema.held_tokens import held_digests
 from schema.home import data_home
 from schema.releases import get_release
 
@@ -75,18 +79,42 @@ class Change:
         return {"base": base, "added": len(self.added), "kept": self.kept, "removed": self.removed}
 
 
-def survey(ledger: Ledger, name: str, segment_tokens: int) -> Survey:
+class Lagging(NamedTuple):
+    """A store of a collection that is made again when enough has changed.
+
+    Attributes:
+        release: name of its release.
+        kind: kind of the store.
+        parameters: what it is made with; another value is due at once.
+        after: share of new documents from which on it is made again.
+    """
+
+    release: str
+    kind: str
+    parameters: dict[str, Any]
+    after: float
+
+
+def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = None) -> Survey:
     """Scan a collection's sources.
+
+    Args:
+        ledger: ledger of this run.
+        name: name of the collection.
+        segment_tokens: maximum tokens of a segment of its REST store.
+        model: a model that shall read its documents; None: none.
 
     Raises:
         CatalogueError: there is no such collection.
         CorpusError: it has no sources or no documents, or one cannot be read.
-        TokenizerError: its tokenizer cannot be loaded.
+        TokenizerError: its tokenizer cannot be loaded, or is not that of the model.
     """
     with ledger.session() as session:
         collection = get_collection(session, name)
         session.expunge_all()
     tokenizer = open_tokenizer(collection) or resolve_tokenizer(None, data_home())
+    if model is not None:
+        _require_tokenizer_of(model, tokenizer, name)
     scan = scan_collection(collection, tokenizer)
     digests = wanted_of(collection, scan)
     ledger.logger.info(
@@ -102,6 +130,16 @@ def survey(ledger: Ledger, name: str, segment_tokens: int) -> Survey:
     }
     files = tuple(Path(file.path) for file in scan.files)
     return Survey(scan, Contents(name, digests, facts, files, segment_tokens), tokenizer)
+
+
+def _require_tokenizer_of(model: str, tokenizer: TextTokenizer, name: str) -> None:
+    """Refuse a model that gives other token ids."""
+    own = load_tokenizer(model)
+    if (own.fingerprint, own.bos_ids) != (tokenizer.fingerprint, tokenizer.bos_ids):
+        raise TokenizerError(
+            f"the collection {name} has the tokenizer {tokenizer.name!r}, which is not that of the model {model}: "
+            f"`draftstore corpus add {name} --tokenizer {model}` gives it that one"
+        )
 
 
 def _characters(scan: Scan, digests: NDArray[np.uint8]) -> int:
@@ -152,19 +190,17 @@ def _change(ledger: Ledger, surveyed: Survey, path: Path) -> Change:
     """Compare a collection with its newest store that can be updated."""
     digests = surveyed.contents.digests
     base = _newest(ledger, surveyed, path)
-    return Change(None, digests, 0, 0) if base is None else _since(base, digests)
+    if base is None:
+        return Change(None, digests, 0, 0)
+    return _since(base.path, read_documents(base), digests)
 
 
-def _since(base: RestStore, digests: NDArray[np.uint8]) -> Change:
-    """Compare digests, uint8 [n, 16], each once, with the documents of a store.
-
-    Raises:
-        StoreError: the store does not tell them.
-    """
-    wanted, held = digest_keys(digests), np.unique(digest_keys(read_documents(base)))
-    known = np.isin(wanted, held)
-    kept = int(known.sum())
-    return Change(base.path, digests[~known], kept, len(held) - kept)
+def _since(base: Path, held: NDArray[np.uint8], digests: NDArray[np.uint8]) -> Change:
+    """Compare digests, uint8 [n, 16], each once, with those of the documents that a store holds."""
+    wanted, known = digest_keys(digests), np.unique(digest_keys(held))
+    stays = np.isin(wanted, known)
+    kept = int(stays.sum())
+    return Change(base, digests[~stays], kept, len(known) - kept)
 
 
 def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
@@ -193,35 +229,48 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
     return None
 
 
-def crest_is_due(ledger: Ledger, surveyed: Survey, options: CrestOptions, after: float) -> bool:
-    """Tell whether trees must be cut again: documents went, or enough came, since they were cut.
+def is_due(ledger: Ledger, surveyed: Survey, store: Lagging) -> bool:
+    """Tell whether a store must be made again: documents went, or enough came, since.
 
-    Trees of before are good for what comes: the REST store of the same collection knows it already. What went must go
-    from the trees as well, and it is the live ones that count: a run may have been killed before it published its own,
-    or a check may have refused them.
-
-    Args:
-        ledger: ledger of this run.
-        surveyed: what the collection holds.
-        options: options of the trees; others are due at once.
-        after: share of new documents from which on they are cut again.
+    A store of before is good for what comes: the REST store of the same collection knows it already. What went must go
+    from it as well, and it is the live one that counts: a run may have been killed before it published its own, or a
+    check may have refused it. The documents of the live one are those of the build that it was made from.
     """
-    asked = crest_parameters(options)
     with ledger.session() as session:
         try:
-            last = get_release(session, options.name).build
+            last = get_release(session, store.release).build
         except CatalogueError:
             return True
-        if last.kind != CREST or last.source is None or not Path(last.path).exists():
+        if last.source is None:
             return True
-        if any(last.parameters.get(key) != value for key, value in asked.items()):
+        if any(last.parameters.get(key) != value for key, value in store.parameters.items()):
             return True
-        source = Path(last.source.path)
+        path, source = Path(last.path), Path(last.source.path)
     try:
-        change = _since(RestStore.open(source), surveyed.contents.digests)
+        tokenizer, held = load_manifest(path, store.kind).tokenizer, held_digests(source)
     except DraftstoreError:
         return True
-    return change.removed > 0 or len(change.added) >= max(after * (change.kept + change.removed), 1)
+    if held is None or tokenizer.fingerprint != surveyed.tokenizer.fingerprint:
+        return True
+    change = _since(source, held, surveyed.contents.digests)
+    return change.removed > 0 or len(change.added) >= max(store.after * (change.kept + change.removed), 1)
+
+
+def gather_tokens(ledger: Ledger, surveyed: Survey) -> Tokens:
+    """Find or make the token shards of all documents of a collection, in the order of its sources.
+
+    Raises:
+        CorpusError: a file changed since the scan, or no document has a token.
+    """
+    scan, contents = surveyed.scan, surveyed.contents
+    gathered = Gathered(
+        partial(documents_of, scan, contents.digests),
+        _fingerprint(scan, contents.digests),
+        contents.sources,
+        contents.corpus,
+    )
+    options = CorpusOptions((), contents.name, fingerprint=contents.fingerprint, gathered=gathered)
+    return tokenize(ledger, options, surveyed.tokenizer, {"collection": contents.name})
 
 
 def _tokenize(

@@ -2,24 +2,38 @@
 
     collection -> scan -> what is new -> token ids -> REST store, from the one before -> checks -> release NAME
                                                    -> n-gram counts, CREST store      -> checks -> release NAME-crest
+                       -> all token ids, hidden states -> DReSD store                 -> checks -> release NAME-dense
 
 It costs what changed, and does nothing where nothing did. It may be killed at any moment and run again. A collection
 that fails does not keep the others from it; the run fails with the first error, once all have had their turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import flow, get_run_logger
 
 from draftstore.errors import DraftstoreError
 from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.crest.store import KIND as CREST
+from draftstore.stores.dresd.build import DresdOptions
+from draftstore.stores.dresd.store import KIND as DRESD
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from pipelines import tasks
 from pipelines.ledger import Ledger
-from pipelines.parameters import DEFAULT_DISTILLING, Distilling, Force, Keep, Name, SegmentTokens, Workers
-from pipelines.rebuilding import Change, Survey, crest_is_due
+from pipelines.parameters import (
+    DEFAULT_DISTILLING,
+    Dense,
+    Distilling,
+    Force,
+    Keep,
+    Name,
+    SegmentTokens,
+    Workers,
+)
+from pipelines.rebuilding import Change, Lagging, Survey, is_due
 from pipelines.reports import Built
+from pipelines.steps import Target, crest_parameters, dresd_parameters
 from schema.collecting import list_collections
 from schema.releases import is_rolled_back
 
@@ -28,6 +42,7 @@ from schema.releases import is_rolled_back
 def rebuild(
     collections: list[Name] = [],  # noqa: B006 - never changed; the page shows it
     distilling: Distilling | None = DEFAULT_DISTILLING,
+    dense: Dense | None = None,
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
@@ -38,6 +53,7 @@ def rebuild(
     Args:
         collections: Names of collections (`draftstore corpus list`). None: all.
         distilling: The CREST store that is cut from each REST store, published as NAME-crest. None: no such store.
+        dense: The DReSD store of the same documents, published as NAME-dense. None: no such store.
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes and threads. None: one for each core.
         force: Checks to override where a store is too different from the live one.
@@ -49,7 +65,7 @@ def rebuild(
     with Ledger(get_run_logger()) as ledger:
         for name in collections or _all_names(ledger):
             try:
-                results.append(_rebuild(ledger, name, distilling, segment_tokens, workers, force))
+                results.append(_rebuild(ledger, name, distilling, dense, segment_tokens, workers, force))
             except (DraftstoreError, OSError) as error:  # the others renew themselves all the same
                 ledger.logger.error("collection %s: %s", name, error)  # noqa: TRY400 - a sentence for people
                 failures.append(error)
@@ -72,20 +88,23 @@ def _rebuild(
     ledger: Ledger,
     name: str,
     distilling: Distilling | None,
+    dense: Dense | None,
     segment_tokens: int,
     workers: int | None,
     force: Sequence[str],
 ) -> dict[str, Any]:
     """Bring the stores of one collection up to date; return what was done."""
-    surveyed = tasks.survey(ledger, name, segment_tokens)
+    surveyed = tasks.survey(ledger, name, segment_tokens, None if dense is None else dense.model)
     rest, change = tasks.renew_rest(ledger, surveyed, workers)
     said = _summary(ledger, name, rest, change)
     notes = _publish(ledger, name, rest, force)
     tasks.report(name, [rest], name, [said, *notes])
     result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
-    if distilling is None:
-        return result
-    return result | {"crest": _distil(ledger, surveyed, rest, distilling, workers, force)}
+    if distilling is not None:
+        result["crest"] = _distil(ledger, surveyed, rest, distilling, workers, force)
+    if dense is not None:
+        result["dense"] = _embed(ledger, surveyed, dense, force)
+    return result
 
 
 def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
@@ -130,13 +149,43 @@ def _distil(
         max_bytes=distilling.max_bytes,
         backends=tuple(sorted(set(distilling.backends))),
     )
-    if not crest_is_due(ledger, surveyed, options, distilling.after):
-        ledger.logger.info(
-            "%s: less than %.0f %% is new since its trees were cut", name, 100 * distilling.after
-        )
+
+    def make() -> list[Built]:
+        counts = tasks.make_counts(ledger, surveyed.contents.name, rest, distilling.max_n, distilling.head)
+        return [rest, counts, tasks.make_crest(ledger, options, rest, workers)]
+
+    store = Lagging(name, CREST, crest_parameters(options), distilling.after)
+    return _keep_up(ledger, surveyed, store, make, force)
+
+
+def _embed(ledger: Ledger, surveyed: Survey, dense: Dense, force: Sequence[str]) -> dict[str, Any] | None:
+    """Have the model read all documents again, if enough has changed; return as `_distil`."""
+    name = f"{surveyed.contents.name}-dense"
+    target = Target(dense.model, dense.model_dtype, dense.device)
+    options = DresdOptions(
+        (), name, dims=dense.dims, dtype=dense.dtype, max_length=dense.max_length, sample=dense.sample
+    )
+
+    def make() -> list[Built]:
+        tokens = tasks.gather_tokens(ledger, surveyed)
+        return [tokens.built, tasks.make_dresd(ledger, options, target, tokens, dense.batch_tokens)]
+
+    store = Lagging(name, DRESD, dresd_parameters(options, target), dense.after)
+    return _keep_up(ledger, surveyed, store, make, force)
+
+
+def _keep_up(
+    ledger: Ledger,
+    surveyed: Survey,
+    store: Lagging,
+    make: Callable[[], list[Built]],
+    force: Sequence[str],
+) -> dict[str, Any] | None:
+    """Make, publish and report a store if it is due; return its summary, None if it stays."""
+    if not is_due(ledger, surveyed, store):
+        ledger.logger.info("%s: less than %.0f %% is new since it was made", store.release, 100 * store.after)
         return None
-    counts = tasks.make_counts(ledger, surveyed.contents.name, rest, distilling.max_n, distilling.head)
-    crest = tasks.make_crest(ledger, options, rest, workers)
-    notes = _publish(ledger, name, crest, force)
-    tasks.report(name, [rest, counts, crest], name, notes)
-    return crest.summary()
+    builds = make()
+    notes = _publish(ledger, store.release, builds[-1], force)
+    tasks.report(store.release, builds, store.release, notes)
+    return builds[-1].summary()

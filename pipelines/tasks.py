@@ -39,6 +39,7 @@ make_counts = task(name="count n-grams", **OPTIONS)(steps.make_counts)
 make_crest = task(name="build CREST store", **OPTIONS)(steps.make_crest)
 survey = task(name="scan collection", **OPTIONS)(rebuilding.survey)
 renew_rest = task(name="renew REST store", **OPTIONS)(rebuilding.renew_rest)
+gather_tokens = task(name="tokenize collection", **OPTIONS)(rebuilding.gather_tokens)
 make_answers = task(name="answer prompts", **OPTIONS)(steps.make_answers)
 make_dresd = task(name="build DReSD store", **OPTIONS)(steps.make_dresd)
 

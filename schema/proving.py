@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import or_, select
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from draftstore.errors import DraftstoreError
@@ -102,14 +102,7 @@ def builds_to_prove(session: Session, name: str, releases: Collection[str], *, o
     """
     source = aliased(Build)  # CREST and DReSD stores have names of their own, and lag behind
     query = select(Release).join(Release.build).outerjoin(source, Build.source_id == source.id)
-    named = or_(
-        Release.name == name,
-        *(
-            each
-            for build in (Build, source)
-            for each in (build.name == name, build.parameters["collection"].as_string() == name)
-        ),
-    )
+    named = or_(Release.name == name, _is_of(Build, name), _is_of(source, name))
     rows = session.scalars(query.where(Release.name.in_(releases) if releases else named)).all()
     if missing := sorted({*releases} - {row.name for row in rows}):
         raise CatalogueError(f"no release {missing[0]!r}: `draftstore releases list` shows all releases")
@@ -131,6 +124,11 @@ def builds_to_prove(session: Session, name: str, releases: Collection[str], *, o
         if build.id not in {known.id for known in family}
     ]
     return Builds(family + others if old else family, live, 0 if old else len(others))
+
+
+def _is_of(build: type[Build], name: str) -> ColumnElement[bool]:
+    """Tell builds that bear the name of a collection, or whose parameters say that they are made from it."""
+    return or_(build.name == name, build.parameters["collection"].as_string() == name)
 
 
 def prove_removed(

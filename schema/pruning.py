@@ -2,7 +2,7 @@
 
 A flow's build lies in `DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT`; nothing else is ever touched. These stay: the
 newest builds of each kind and name, what a release points at or would be rolled back to, what a process has open
-(`draftstore.storage.using`), what a live or running build is made from, and unfinished builds that may still be resumed.
+(`draftstore.storage.using`), what a live or running build is made from, and unfinished builds that may be resumed.
 
 A build is marked before its files are removed, and leaves the catalogue last, so that a killed pruning is continued by
 the next one.
@@ -159,9 +159,9 @@ def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> 
 
 
 def _used_builds(session: Session) -> set[int]:
-    """Return the builds that releases need, now or after a rollback, and those that live and running ones are made from.
+    """Return the builds that releases need, now or after a rollback, and what live and running builds are made from.
 
-    The source of a live build tells which documents it was made from (`pipelines.rebuilding.is_due`).
+    The source of a live build tells which documents it holds (`pipelines.rebuilding.is_due`).
     """
     used = set(
         session.scalars(

@@ -12,26 +12,31 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy.orm import sessionmaker
 
-from draftstore.errors import CorpusError
+from draftstore.errors import CorpusError, TokenizerError
 from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.dresd.build import DresdOptions
 from draftstore.stores.rest import updating
-from draftstore.stores.rest.store import RestStore
-from draftstore.stores.rest.updating import read_documents
+from draftstore.text import tokenizing
 from draftstore.text.digests import digest_keys, stack_digests, text_digest
 from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.scanning import documents_of
 from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Ledger
-from pipelines.rebuilding import Change, crest_is_due, renew_rest, survey
+from pipelines.rebuilding import Change, Lagging, gather_tokens, is_due, renew_rest, survey
 from pipelines.reports import Built
+from pipelines.steps import Target, dresd_parameters
 from schema.builds import list_builds
 from schema.cli.corpora import corpus
 from schema.collecting import NewSource, add_sources, collection_folder, get_collection
 from schema.database import make_engine
+from schema.held_tokens import held_digests
 from schema.home import HOME_VARIABLE
 from schema.publishing import Transaction
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
+from tests.unit.hf.test_loading import model_folder
+
+__all__ = ["model_folder"]  # a fixture
 
 WORDS = ["the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"]
 
@@ -64,8 +69,19 @@ class Site:
             return renew_rest(ledger, surveyed, 1)
 
     def due(self, options: CrestOptions, after: float) -> bool:
+        return self.lags(Lagging(options.name, "crest", steps.crest_parameters(options), after))
+
+    def lags(self, store: Lagging) -> bool:
         with Ledger() as ledger:
-            return crest_is_due(ledger, survey(ledger, "small", 1 << 20), options, after)
+            return is_due(ledger, survey(ledger, "small", 1 << 20), store)
+
+    def embed(self, options: DresdOptions, target: Target) -> Built:
+        """Make and publish the dense store."""
+        with Ledger() as ledger:
+            tokens = gather_tokens(ledger, survey(ledger, "small", 1 << 20, target.source))
+            dense = steps.make_dresd(ledger, options, target, tokens, None)
+            releasing.publish(ledger, options.name, dense)
+            return dense
 
 
 @pytest.fixture
@@ -76,8 +92,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Iter
     engine.dispose()
 
 
-def held(built: Built) -> set[bytes]:
-    return set(digest_keys(read_documents(RestStore.open(built.path))).tolist())
+def held(store: Path) -> set[bytes]:
+    digests = held_digests(store)
+    assert digests is not None
+    return set(digest_keys(digests).tolist())
 
 
 def expected(numbers: Any) -> set[bytes]:
@@ -87,7 +105,7 @@ def expected(numbers: Any) -> set[bytes]:
 def test_only_what_changed_is_tokenized(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first, change = site.rebuild()
     assert (len(change.added), change.kept, change.removed, change.base) == (50, 0, 0, None)
-    assert held(first) == expected(range(50))
+    assert held(first.path) == expected(range(50))
     read: list[str] = []
 
     def noted(*args: Any) -> Iterator[Document]:
@@ -100,7 +118,7 @@ def test_only_what_changed_is_tokenized(site: Site, monkeypatch: pytest.MonkeyPa
     second, change = site.rebuild()
     assert sorted(read) == ["d50", "d51", "d52"]
     assert (change.kept, change.removed, change.base) == (47, 3, first.path)
-    assert held(second) == expected([*range(40), *range(43, 53)])
+    assert held(second.path) == expected([*range(40), *range(43, 53)])
     assert second.manifest.corpus["characters"] == sum(len(text(n)) for n in [*range(40), *range(43, 53)])
     assert not any((collection_folder("small") / "tokens").rglob("*.tokens"))
 
@@ -133,7 +151,7 @@ def test_a_killed_rebuild_resumes(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert any(collection_folder("small").rglob("*.tokens"))
     made, _ = site.rebuild()
     assert not any(collection_folder("small").rglob("*.tokens"))
-    assert held(made) == expected([*range(40), *range(45, 60)])
+    assert held(made.path) == expected([*range(40), *range(45, 60)])
     assert made.build_id != first.build_id
     with site.transaction() as session:
         states = [build.state for build in list_builds(session, kind="rest")]
@@ -156,7 +174,7 @@ def test_a_killed_rebuild_does_not_mind_other_ids(site: Site, monkeypatch: pytes
         lines = site.files[0].read_text().replace('"id": "d', '"id": "other')
         site.files[0].write_text(lines)
         made, _ = site.rebuild()
-    assert held(made) == expected(range(50))
+    assert held(made.path) == expected(range(50))
 
 
 def test_a_store_that_is_gone_is_made_from_the_texts(site: Site) -> None:
@@ -165,7 +183,7 @@ def test_a_store_that_is_gone_is_made_from_the_texts(site: Site) -> None:
     site.write(1, range(40, 52))
     second, change = site.rebuild()
     assert (len(change.added), change.base) == (52, None)
-    assert held(second) == expected(range(52))
+    assert held(second.path) == expected(range(52))
 
 
 def test_what_has_no_tokens_does_not_hold_up_a_take_down(site: Site, tmp_path: Path) -> None:
@@ -177,7 +195,7 @@ def test_what_has_no_tokens_does_not_hold_up_a_take_down(site: Site, tmp_path: P
     site.rebuild()
     site.files[0].write_text('{"text": "two"}\n')
     made, _ = site.rebuild()
-    assert held(made) == set(digest_keys(stack_digests([text_digest("two")])).tolist())
+    assert held(made.path) == set(digest_keys(stack_digests([text_digest("two")])).tolist())
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "suffixes.bin"])
@@ -190,7 +208,7 @@ def test_a_damaged_store_is_not_made_into_the_next_one(site: Site, name: str) ->
     site.write(1, range(40, 52))
     second, change = site.rebuild()
     assert (len(change.added), change.base) == (52, None)
-    assert held(second) == expected(range(52))
+    assert held(second.path) == expected(range(52))
 
 
 def test_an_empty_collection_is_refused(site: Site) -> None:
@@ -240,3 +258,69 @@ def test_what_is_taken_down_is_in_no_live_store(site: Site) -> None:
     assert site.due(CrestOptions("small-crest", max_n=5, ngrams=5_000), 1.0)
     publish()
     assert prove() == 0
+
+
+def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site, model_folder: Path) -> None:
+    options, target = DresdOptions((), "small-dense", dims=8), Target(str(model_folder))
+
+    def due(after: float, options: DresdOptions = options, target: Target = target) -> bool:
+        return site.lags(Lagging("small-dense", "dresd", dresd_parameters(options, target), after))
+
+    assert due(1.0)
+    first = site.embed(options, target)
+    assert not due(0.0)
+    assert due(1.0, DresdOptions((), "small-dense", dims=4))
+    assert due(1.0, target=Target(str(model_folder), "float64"))
+    site.write(1, range(40, 54))
+    assert due(0.05)
+    assert not due(0.1)
+    removed = CliRunner().invoke(
+        corpus, ["remove", "small", "--document", "d7", "--yes"], catch_exceptions=False
+    )
+    assert removed.exit_code == 0
+    assert due(1.0)
+    assert prove() == 5
+    second = site.embed(options, target)
+    assert prove() == 0
+    assert (first.manifest.name, second.manifest.name) == ("small-dense", "small-dense")
+    assert first.manifest.corpus["sources"] == [str(file) for file in site.files]
+    assert first.path != second.path
+    assert (first.manifest.counts["documents"], second.manifest.counts["documents"]) == (50, 53)
+    with site.transaction() as session:
+        newest, oldest = (Path(build.path) for build in list_builds(session, kind="tokens", name="small"))
+    assert held(oldest) == expected(range(50))
+    assert held(newest) == expected({*range(54)} - {7})
+
+
+def test_killed_tokenizing_does_not_mind_another_order(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather() -> Built:
+        with Ledger() as ledger:
+            return gather_tokens(ledger, survey(ledger, "small", 1 << 20)).built
+
+    def cut_off(*given: Any) -> Iterator[Document]:
+        yield from islice(documents_of(*given), 30)
+        raise KeyboardInterrupt
+
+    small = partial(tokenize_corpus, shard_tokens=100, batch_chars=100)
+    monkeypatch.setattr(tokenizing, "tokenize_corpus", small)
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuilding, "documents_of", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            gather()
+    assert any(collection_folder("small").parents[1].rglob(".tokens-*.partial/tokens/shard-*.json"))
+    site.write(0, reversed(range(40)))
+    made = gather()
+    assert held(made.path) == expected(range(50))
+    site.write(0, range(40))
+    assert gather().build_id == made.build_id
+
+
+def test_a_model_with_another_tokenizer_is_refused_before_the_scan(
+    site: Site, model_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "wordy").mkdir()
+    with site.transaction() as session:
+        add_sources(session, "small", [], str(wordy_tokenizer_folder(tmp_path / "wordy")))
+    with pytest.raises(TokenizerError, match=r"not that of the model .*: `draftstore corpus add small"):
+        site.embed(DresdOptions((), "small-dense", dims=8), Target(str(model_folder)))
+    assert not (collection_folder("small") / "scan.parquet").exists()

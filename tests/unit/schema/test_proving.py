@@ -107,7 +107,7 @@ def found(report: dict[str, Any]) -> set[str]:
 KINDS = ("tokens", "ngrams", "crest", "dense")
 RELEASES = ("--release", "chat", "--release", "chat-crest", "--release", "chat-dense")
 EVERYWHERE = {
-    "tokens.bin", "documents.bin", "shards", "n4.parquet", "n5.parquet", "kept.parquet", "trees.lmdb",
+    "tokens.bin", "documents.bin", "shards", "digests", "n4.parquet", "n5.parquet", "kept.parquet", "trees.lmdb",
     "table ngrams_", "table kept_ngrams_", "table trees_",
 }  # fmt: skip
 

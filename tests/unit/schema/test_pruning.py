@@ -81,6 +81,16 @@ def test_what_a_release_needs_stays(site: Site) -> None:
     assert catalogue.rollback(site.transaction, "chat").build_id == ids[1]
 
 
+def test_what_a_live_build_was_made_from_stays(site: Site) -> None:
+    source, newer, live = site.build(0), site.build(1), site.build(2, name="chat-dense")
+    with site.transaction() as session:
+        catalogue.get_build(session, live).source_id = source
+    assert site.prune(dry_run=True).removed[0].build_id == source
+    catalogue.publish(site.transaction, "chat-dense", live)
+    assert site.prune() == Pruning([], [])
+    assert site.builds() == {source, newer, live}
+
+
 def test_what_is_in_use_stays(site: Site) -> None:
     old = site.build(0)
     site.build(1)

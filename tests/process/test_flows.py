@@ -44,7 +44,7 @@ from draftstore.text.tokens import open_shards
 from pipelines import steps, waiting
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger
-from pipelines.parameters import Corpus, Distilling
+from pipelines.parameters import Corpus, Dense, Distilling
 from pipelines.places import store_path
 from pipelines.progress import StepLog, StepLogs
 from pipelines.retries import passes_by_itself
@@ -55,7 +55,7 @@ from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeou
 from schema.home import HOME_VARIABLE
 from schema.recordings import Rule, add_recording
 from tests import ROOT
-from tests.conftest import small_tokenizer_folder, write_texts
+from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder, write_texts
 from tests.fakes.servers import PostgresServer, postgres_server
 from tests.unit.hf.test_loading import model_folder
 
@@ -376,7 +376,7 @@ class TestRebuild:
         from pipelines import tasks
         from pipelines.renewal import rebuild
 
-        for task in (tasks.survey, tasks.renew_rest):
+        for task in (tasks.survey, tasks.renew_rest, tasks.gather_tokens):
             monkeypatch.setattr(task, "retry_delay_seconds", [0.2, 1.0, 2.0, 2.0])
         with Ledger() as ledger, ledger.session() as session:
             add_sources(session, "small", [NewSource(str(site.corpus))], str(site.tokenizer))
@@ -399,6 +399,43 @@ class TestRebuild:
         assert (grown["added"], grown["removed"], grown["crest"]) == (1, 0, None)
         assert rows("SELECT build_id FROM releases WHERE name = 'small'") == [(grown["rest"]["build"],)]
         require_whole(Path(grown["rest"]["path"]))
+
+    def test_a_dense_store_is_made_when_it_is_due(
+        self, rebuild: Callable[..., Any], site: Site, model_folder: Path
+    ) -> None:
+        dense = Dense(model=str(model_folder), dims=8)
+        (first,) = rebuild(distilling=None, dense=dense)
+        made = first["dense"]
+        assert rows("SELECT name, build_id FROM releases ORDER BY name") == [
+            ("small", first["rest"]["build"]), ("small-dense", made["build"]),
+        ]  # fmt: skip
+        assert verify_files(Path(made["path"]), load_manifest(Path(made["path"]), "dresd")) == []
+        assert states() == [("rest", "finished"), ("tokens", "finished"), ("dresd", "finished")]
+        assert f"Build {made['build']}" in page("dresd-small-dense")
+        with site.corpus.open("a") as file:
+            file.write('{"text": "the house by the river"}\n')
+        (grown,) = rebuild(distilling=None, dense=dense, keep=1)
+        assert (grown["added"], grown["dense"]) == (1, None)
+        (again,) = rebuild(distilling=None, dense=dense, keep=1)
+        assert (again["unchanged"], again["dense"]) == (True, None)
+        site.corpus.write_text("".join(site.corpus.read_text().splitlines(keepends=True)[1:]))
+        (less,) = rebuild(distilling=None, dense=dense)
+        assert (less["removed"], less["dense"]["reused"]) == (1, False)
+        (other,) = rebuild(distilling=None, dense=dense.model_copy(update={"dtype": "int8"}))
+        assert load_manifest(Path(other["dense"]["path"])).parameters["dtype"] == "int8"
+        assert rows("SELECT build_id FROM releases WHERE name = 'small-dense'") == [
+            (other["dense"]["build"],)
+        ]
+
+    def test_a_model_with_another_tokenizer_is_refused_before_any_work(
+        self, rebuild: Callable[..., Any], tmp_path: Path, model_folder: Path
+    ) -> None:
+        (tmp_path / "wordy").mkdir()
+        with Ledger() as ledger, ledger.session() as session:
+            add_sources(session, "small", [], str(wordy_tokenizer_folder(tmp_path / "wordy")))
+        with pytest.raises(TokenizerError, match="not that of the model"):
+            rebuild(dense=Dense(model=str(model_folder)))
+        assert states() == []
 
     def test_a_rollback_stays(self, rebuild: Callable[..., Any], site: Site) -> None:
         (first,) = rebuild(distilling=None)
@@ -629,10 +666,11 @@ class TestParameters:
         from prefect.utilities.callables import parameter_schema
 
         from pipelines import flows
+        from pipelines.renewal import rebuild
 
         required = {"build-dresd": ["model"], "generate-responses": ["model", "questions"]}
         made = (flows.tokenize_corpus, flows.build_rest, flows.count_ngrams, flows.build_dresd)
-        for flow in (*made, flows.generate_responses, flows.build_crest):
+        for flow in (*made, rebuild, flows.generate_responses, flows.build_crest):
             shown = parameter_schema(flow).model_dump()
             assert shown["required"] == required.get(flow.name, [])
             for name, field in shown["properties"].items():

@@ -119,7 +119,7 @@ class Dense(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: ModelSource = Field(
-        description="A folder, or a name on the Hugging Face hub; its tokenizer is that of the collection."
+        description="A folder, or a name on the Hugging Face hub. Its tokenizer must be the collection's."
     )
     after: float = Field(
         default=0.2,

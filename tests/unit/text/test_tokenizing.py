@@ -1,6 +1,7 @@
 """Token shards as a store, and builds that take them instead of reading the texts again."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -10,10 +11,13 @@ import pytest
 
 from draftstore.errors import BuildError, NoTextError, StoreError
 from draftstore.storage.manifest import load_manifest, verify_files
+from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text import sealing, tokenizing
+from draftstore.text.corpus import read_corpus
+from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import REPORT, CorpusOptions, build_tokens
+from draftstore.text.tokenizing import REPORT, CorpusOptions, Gathered, build_tokens
 from draftstore.text.tokens import open_shards
 from tests.conftest import write_texts
 from tests.unit.stores.rest.test_build import contents, names, no_space
@@ -71,6 +75,28 @@ def test_copies_where_files_cannot_be_linked(
     assert contents(build_rest(options, small_tokenizer, tmp_path / "taken", tokens=tokens).path) == contents(
         whole.path
     )
+
+
+def test_gathered_documents_give_the_shards_of_their_files(
+    options: RestOptions, small_tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    read = build_tokens(plain(options), small_tokenizer, tmp_path / "read").path
+
+    def gather() -> Iterator[Document]:
+        return read_corpus(options.corpus, render=never, report=ReadReport(), column="text")
+
+    facts = {"sources": ["s3://bucket/chats"], "bad_records": 7}
+    gathered = Gathered(gather, "as in the file", options.corpus, facts)
+    given = CorpusOptions((), "small", fingerprint="these", gathered=gathered)
+    made = build_tokens(given, small_tokenizer, tmp_path / "made")
+    assert {name: data for name, data in contents(made.path).items() if name.startswith("shard-")} == {
+        name: data for name, data in contents(read).items() if name.startswith("shard-")
+    }
+    assert made.manifest.corpus.items() > facts.items()
+    later = replace(given, gathered=gathered._replace(read=never, order="another"))
+    rest = RestOptions(**vars(later), segment_tokens=400)
+    taken = build_rest(rest, small_tokenizer, tmp_path / "taken", tokens=made.path)  # the same documents
+    assert taken.manifest.counts["documents"] == 30
 
 
 @pytest.mark.parametrize("change", ["corpus", "column", "tokens"])

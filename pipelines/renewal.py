@@ -34,7 +34,7 @@ from pipelines.parameters import (
 from pipelines.rebuilding import Change, Lagging, Survey, is_due
 from pipelines.reports import Built
 from pipelines.steps import Target, crest_parameters, dresd_parameters
-from schema.collecting import list_collections
+from schema.collecting import TREES, VECTORS, list_collections
 from schema.releases import is_rolled_back
 
 
@@ -141,7 +141,7 @@ def _distil(
     force: Sequence[str],
 ) -> dict[str, Any] | None:
     """Cut the trees again, if enough has changed; return the summary of the store, None if it stays."""
-    name = f"{surveyed.contents.name}-crest"
+    name = surveyed.contents.name + TREES
     options = CrestOptions(
         name=name,
         max_n=distilling.max_n,
@@ -160,7 +160,7 @@ def _distil(
 
 def _embed(ledger: Ledger, surveyed: Survey, dense: Dense, force: Sequence[str]) -> dict[str, Any] | None:
     """Have the model read all documents again, if enough has changed; return as `_distil`."""
-    name = f"{surveyed.contents.name}-dense"
+    name = surveyed.contents.name + VECTORS
     target = Target(dense.model, dense.model_dtype, dense.device)
     options = DresdOptions(
         (), name, dims=dense.dims, dtype=dense.dtype, max_length=dense.max_length, sample=dense.sample

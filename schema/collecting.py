@@ -41,7 +41,7 @@ from schema.models import RELEASE_NAME
 
 NAME_CHARACTERS = 200
 """Folders and releases have a collection's name with a few characters more."""
-DERIVED = ("-crest", "-dense")
+TREES, VECTORS = DERIVED = ("-crest", "-dense")
 """What `rebuild` appends to a collection's name for the releases of stores made from it."""
 
 

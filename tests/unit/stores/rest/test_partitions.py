@@ -2,11 +2,13 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from draftstore.errors import StoreError
 from draftstore.search.suffix import SuffixIndex
@@ -96,7 +98,7 @@ def test_extents_are_what_is_read_of_the_files(tmp_path: Path, small_tokenizer: 
             part, extents = kind_of("rest").take(store, Partition(number, 3))
             assert isinstance(part, RestStore)
             index = part.index
-            arrays = (index.tokens, index.suffixes, index.keys, index.first_rows)
+            arrays: list[NDArray[Any]] = [index.tokens, index.suffixes, index.keys, index.first_rows]
             for (name, (begin, end)), array in zip(extents.items(), arrays, strict=True):
                 assert (path / name).read_bytes()[begin:end] == array.tobytes()
                 assert begin == read[name]

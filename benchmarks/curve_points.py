@@ -32,15 +32,9 @@ from draftstore.stores.rest.store import STRATEGIES, RestDrafter, RestStore
 
 AUTHORS_TOKEN_BYTES = 6
 """What REST's authors store for each token: its id, and a suffix of four bytes."""
-REST_CODE = (
-    "candidates", "chat", "drafter", "expand", "frontier", "matching", "records", "replay", "rest",
-    "sorting", "suffix", "tokenizer", "tree",
-)  # fmt: skip
-CREST_CODE = (
-    *REST_CODE, "blend", "crest", "crest_build", "cutting", "documents", "entries", "envelope", "ngrams", "packing",
-    "selection",
-)  # fmt: skip
-"""Modules that a point depends on."""
+REST_CODE = ("decoding", "drafting", "search", "stores/rest", "text", "trees")
+CREST_CODE = (*REST_CODE, "stores/crest")
+"""Rooms of draftstore that a point depends on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,14 +184,11 @@ class Notes:
 
 
 @cache
-def code_digest(modules: Sequence[str]) -> str:
-    """Return a digest of modules of draftstore, as they were when it was first asked for."""
+def code_digest(rooms: Sequence[str]) -> str:
+    """Return a digest of the modules in rooms of draftstore, as they were when it was first asked for."""
     folder = Path(__file__).parent.parent / "draftstore"
-    digest = hashlib.sha256()
-    for name in modules:
-        path = folder / f"{name}.py"
-        digest.update(path.read_bytes() if path.exists() else b"")
-    return digest.hexdigest()
+    paths = [path for room in rooms for path in sorted((folder / room).rglob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def measure_points(

@@ -23,13 +23,13 @@ def draw_growth(path: Path, measured: Sequence[dict[str, Any]], laws: Sequence[d
     figure = Figure(figsize=(3.6 * len(replays), 3.6), layout="constrained")
     fields = figure.subplots(1, len(replays), sharey=True, squeeze=False)[0]
     for axes, (kind, replay) in zip(fields, replays, strict=True):
-        axes.set(xlabel="tokens of stored text", title=replay, xscale="log")
+        axes.set(xlabel="tokens of stored text", title=f"{replay}\nfrom {kind}", xscale="log")
         axes.title.set_fontsize("medium")
         axes.grid(visible=True, axis="y", color="#dddddd")
         axes.spines[["top", "right"]].set_visible(False)
         for law in laws:
             if (law["kind"], law["replay"], str(law["nodes"])) == (kind, replay, NODES):
-                _draw_law(axes, law, [each for each in measured if each["kind"] == kind])
+                _draw_law(axes, law, [each for each in measured if each["kind"] in (kind, "all")])
     fields[0].set_ylabel("accepted length M, 64 nodes")
     fields[0].legend(frameon=False, fontsize=8, loc="upper left")
     save_svg(figure, path)

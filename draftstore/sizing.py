@@ -18,7 +18,7 @@ SUFFIX_BYTES, KEY_BYTES, DOCUMENT_BYTES = 4.0, 0.5, 16.0
 """Of a store, beside the tokens: a suffix and a sixteenth of a key for each token, a digest for each document."""
 PART_ROWS = 1 << 22
 """Rows that are counted at a time, unless one first token has more."""
-MANY_SEGMENTS = 8
+MANY_SEGMENTS = 4
 """Segments that take as long to search as everything else in a lookup."""
 READ = 128 * 1024
 """Bytes that the system reads around a page that is missing."""
@@ -52,24 +52,26 @@ RATES: Mapping[str, Rate] = {
     "text": Rate(4.0, "bytes a token", "96.0 M tokens in 387.4 MB of chat; code has 3.3"),
     "documents": Rate(530.0, "tokens a document", "rest_scale.json: all_corpora"),
     "count": Rate(1.2e7, "tokens/s of a core", "crest_build.json: counting, n-grams of 1 to 5 tokens"),
-    "distil": Rate(1.16e6, "tokens/s of a core", "growth.json: bulk, 300 M tokens, ranking for 50 MB"),
+    "distil": Rate(0.986e6, "tokens/s of a core", "growth.json: all, 316 M tokens, CREST of 50 MB"),
     "commonest": Rate(
         0.09, "share of the most common token", "first_rows.bin of 40 packages; ShareGPT: 0.05"
     ),
     "lookup": Rate(
-        144e-6, "s", "rest_scale.json: chat_sharegpt, 28 M tokens in one segment, backoff, 64 nodes"
+        94e-6, "s", "growth.json: chat_0.3, 29 M tokens in one segment, backoff, 64 nodes, one core"
     ),
     "lookup_doubling": Rate(
-        20e-6, "s for twice the tokens of a segment", "rest_scale.json: 5 to 98 M tokens"
+        11e-6,
+        "s for twice the tokens of a segment",
+        "billion.json: a segment of 268 M tokens, beside that of 29 M",
     ),
-    "lookup_segment": Rate(40e-6, "s for each further segment", "growth.json: segments"),
+    "lookup_segment": Rate(35e-6, "s for each further segment", "billion.json: four of 268 M tokens"),
     "lookup_reads": Rate(
         2200.0,
         "reads of 128 KiB, if nothing is in memory",
         "growth.json: cold, 98 M tokens; fewer in small stores",
     ),
 }
-LOOKUP_TOKENS, READ_TOKENS = 27.9e6, 97.9e6
+LOOKUP_TOKENS, READ_TOKENS = 29.5e6, 97.9e6
 """Tokens of the segments that `lookup` and `lookup_reads` were measured in."""
 
 
@@ -112,6 +114,9 @@ LAWS: Mapping[str, Law] = {
     ),
     "chat: Spec-Bench, Vicuna-7B": Law(
         0.4985, 0.18766, 0.15076, 0.1036, 0.060299, 6.9863, 2.4839, 5, 97911515.0
+    ),
+    "chat: HumanEval, CodeLlama-7b": Law(
+        0.14652, 0.29828, 0.21039, 0.10882, 0.09311, 6.9863, 2.4839, 5, 97911515.0
     ),
     "code: HumanEval, CodeLlama-7b": Law(
         0.36478, 0.23346, 0.19208, 0.10136, 0.089645, 7.1697, 2.6379, 5, 156154749.0

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.addresses import Address
-from draftstore.remote.client import RemoteDrafter, RemoteStore
+from draftstore.remote.client import BegunCall, RemoteDrafter, RemoteStore
 from draftstore.remote.following import CHECK_SECONDS
 from draftstore.trees.batch import Draft
 
@@ -34,9 +34,10 @@ class RemotePartitionsDrafter(PartitionedDrafter):
 
     def ask(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
         """Return what every partition drafts; all requests are sent before the first answer is awaited."""
-        calls = [drafter.begin(contexts, budget) for drafter in self._remote]
+        calls: list[BegunCall] = []
         drafts = []
         try:
+            calls.extend(drafter.begin(contexts, budget) for drafter in self._remote)
             while calls:
                 drafts.append(calls.pop(0).finish())
         finally:

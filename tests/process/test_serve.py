@@ -195,7 +195,9 @@ def test_tcp_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_serves_and_stops(small_store: Path, small_crest: Path) -> None:
     stores = ("--store", f"small={small_store}", "--store", f"crest={small_crest}")
     whole = ("--partition", "1/1")
-    with served(*stores, *whole, "--listen", "127.0.0.1:0", "--workers", "2", "--log-format", "json") as service:
+    with served(
+        *stores, *whole, "--listen", "127.0.0.1:0", "--workers", "2", "--log-format", "json"
+    ) as service:
         started = service.started
         assert [release["partition"] for release in started["releases"]] == ["1/1", "1/1"]
         assert [release["name"] for release in started["releases"]] == ["crest", "small"]

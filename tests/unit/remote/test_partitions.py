@@ -1,5 +1,6 @@
 """Partitions on several services: asked at once, joined as local ones, and none keeps the others from drafting."""
 
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftstore.assembly import Sources, assemble
 from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.client import RemoteStore
@@ -259,6 +261,7 @@ def test_the_parts_of_one_store(tmp_path: Path, small_tokenizer: TextTokenizer) 
         serving(first) as one,
         serving(second) as two,
         serving(again) as third,
+        serving({"chat": path}) as whole,
     ):
         index = store.index
         contexts = index.tokens[: 16 * 20].astype(np.int32).reshape(20, 16)
@@ -268,12 +271,21 @@ def test_the_parts_of_one_store(tmp_path: Path, small_tokenizer: TextTokenizer) 
             assert remote.check()["partition"] == "1/2"
             halves = [store.take(Partition(number, 2))[0] for number in (1, 2)]
             assert as_bytes(remote.drafter().draft(contexts)) == locally(halves, contexts)
-        for wrong in (places[1:2] + places[:1] + places[2:], places[::2]):
+        for wrong in (
+            places[1:2] + places[:1] + places[2:],
+            places[::2],
+            [places[0], str(whole.place.socket)],
+        ):
             with (
                 RemotePartitions(wrong, "chat", deadline=SECONDS) as remote,
-                pytest.raises(LookupServiceError, match=r"have the parts .*1/2.* of 'chat': expected each"),
+                pytest.raises(LookupServiceError, match=r"of 'chat' the services have the parts .*1/[12]"),
             ):
                 remote.check()
+        sources = Sources(lookup=places[0], release="chat", deadline=SECONDS)
+        known: Any = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
+        with pytest.raises(LookupServiceError, match="have the parts 1/2: expected every part"):
+            assemble(sources, **known)
+        assemble(dataclasses.replace(sources, lookup=",".join(places[:2])), **known).close()
 
 
 @pytest.mark.parametrize("addresses", [[], ["a:1", "tcp://a:1"]])

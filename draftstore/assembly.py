@@ -26,7 +26,7 @@ from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
 from draftstore.remote.client import DEADLINE, RemoteStore
-from draftstore.remote.partitions import addresses_of, open_release
+from draftstore.remote.partitions import addresses_of, open_release, require_all
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
 from draftstore.storage.using import Use
 from draftstore.stores.dresd.store import KIND as DENSE
@@ -279,7 +279,10 @@ def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part
         deadline=DEADLINE if sources.deadline is None else sources.deadline,
     )  # fmt: skip
     opened.callback(store.close)
-    strategies = store.check().get("strategies")
+    facts = store.check()
+    if isinstance(store, RemoteStore):
+        require_all([facts], sources.release)
+    strategies = facts.get("strategies")
     strategy = _known(sources.strategy, strategies if isinstance(strategies, list) else ())
     found = None if store.projection is None else store.projection.hidden_size
     if found is not None and model.hidden_size not in (None, found):

@@ -5,10 +5,10 @@ Pictures are data URIs in Markdown: both of Prefect's pages show those, and no f
 
 import base64
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from pipelines.reports import Built
+from schema.length_chart import xml_text
 
 LIVE, NEW, LIMIT = "#9aa0a6", "#1f5f8b", "#b3261e"
 """Colours of the live build, of the new one, and of its limits."""
@@ -111,7 +111,7 @@ def draw_replays(rows: Sequence[Mapping[str, Any]]) -> str:
         'font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="8" y="16"><tspan fill="{NEW}">new build</tspan> <tspan fill="{LIVE}">live build</tspan></text>',
-        *(f'<text x="8" y="{top + BAR}">{escape(name)}</text>' for name, top in tops.items()),
+        *(f'<text x="8" y="{top + BAR}">{xml_text(name)}</text>' for name, top in tops.items()),
     ]
     for place, (title, figure, limit, form) in enumerate(panels):
         left = NAMES + place * (WIDTH + 70)

@@ -17,6 +17,9 @@ from schema.catalogue import RefusedError
 from schema.gates import replay_rows
 from schema.length_chart import draw_lengths, moves_of
 
+MOVES_SHOWN = 200
+"""Latest moves of a release in the picture of a page, which Prefect keeps for every run."""
+
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
     """Tell whether a failed task is worth a retry: its error is transient."""
@@ -64,7 +67,7 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) ->
     sentences = moved.verdict.sentences()
     if rows := replay_rows(moved.build, moved.live):
         with ledger.session() as session:
-            lengths = draw_lengths(release, moves_of(session, release))
+            lengths = draw_lengths(release, moves_of(session, release)[-MOVES_SHOWN:])
         create_markdown_artifact(
             replays_markdown(release, built, rows, sentences, lengths),
             key=key,

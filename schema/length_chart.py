@@ -79,20 +79,21 @@ def draw_lengths(release: str, moves: Iterable[Move]) -> str:
     times = [move.at.timestamp() for move in moves] or [0.0]
     lengths = [length for move in moves for length in move.lengths.values()] or [1.0, 2.0]
     room = max(max(lengths) - min(lengths), 0.02) / 10
+    bottom = max(TOP + HEIGHT, TOP + LINE * (len({name for move in moves for name in move.lengths}) - 1))
     axes = _Axes(times[0], times[-1], min(lengths) - room, max(lengths) + room)
     lines: dict[str, list[Move]] = {}
     for move in moves:
         for recording in move.lengths:
             lines.setdefault(recording, []).append(move)
-    ends = _apart([axes.y(line[-1].lengths[recording]) for recording, line in lines.items()])
+    ends = _apart([axes.y(line[-1].lengths[recording]) for recording, line in lines.items()], bottom)
     drawn = zip(lines.items(), ends, cycle(COLORS), strict=False)
-    width, height = LEFT + WIDTH + NAMES, TOP + HEIGHT + 30
+    width, height = LEFT + WIDTH + NAMES, bottom + 30
     return "".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
-            f'<text x="{LEFT}" y="18" font-size="13">accepted length M of {escape(release)}, as replayed when it '
-            "moved</text>",
+            f'<text x="{LEFT}" y="18" font-size="13">accepted length M of {xml_text(release)}, '
+            f"{'as replayed when it moved' if moves else 'which was never replayed'}</text>",
             *_draw_axes(axes),
             *(_draw_line(axes, recording, line, end, color) for (recording, line), end, color in drawn),
             "</svg>\n",
@@ -100,8 +101,13 @@ def draw_lengths(release: str, moves: Iterable[Move]) -> str:
     )
 
 
+def xml_text(text: str) -> str:
+    """Return text as XML, which knows no control characters and no halves of characters."""
+    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+
+
 def _draw_axes(axes: _Axes) -> Iterator[str]:
-    """Yield the lines of equal length, and labels of both axes."""
+    """Yield the lines of equal length, and labels of both axes; no times if there is none."""
     span = axes.last - axes.first
     for step in range(STEPS + 1):
         length = axes.low + (axes.high - axes.low) * step / STEPS
@@ -109,7 +115,7 @@ def _draw_axes(axes: _Axes) -> Iterator[str]:
             f'<path d="M{LEFT} {axes.y(length):.1f}h{WIDTH}" stroke="#e3e5e8"/>'
             f'<text x="{LEFT - 6}" y="{axes.y(length) + 4:.1f}" text-anchor="end">{length:.2f}</text>'
         )
-    for step in range(STEPS + 1 if span else 1):
+    for step in range(STEPS + 1 if span else int(axes.first > 0)):
         moment = axes.first + span * step / STEPS
         yield (
             f'<text x="{axes.x(moment):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{_moment(moment, span)}'
@@ -127,7 +133,7 @@ def _draw_line(axes: _Axes, recording: str, line: Sequence[Move], end: float, co
     ]
     return (
         f'<path d="M{path}" stroke="{color}" stroke-width="1.5" fill="none"/>{"".join(dots)}'
-        f'<text x="{LEFT + WIDTH + 10}" y="{end + 4:.1f}" fill="{color}">{escape(recording)} '
+        f'<text x="{LEFT + WIDTH + 10}" y="{end + 4:.1f}" fill="{color}">{xml_text(recording)} '
         f"{line[-1].lengths[recording]:.3f}</text>"
     )
 
@@ -137,9 +143,13 @@ def _moment(seconds: float, span: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d" if span > 4 * 86_400 else "%m-%d %H:%M")
 
 
-def _apart(heights: Sequence[float]) -> list[float]:
-    """Return where names stand beside the ends of their lines, none upon another."""
+def _apart(heights: Sequence[float], bottom: float) -> list[float]:
+    """Return where names stand beside the ends of their lines, none upon another and none below the bottom."""
     places, free = [0.0] * len(heights), float("-inf")
-    for number in sorted(range(len(heights)), key=lambda number: heights[number]):
+    order = sorted(range(len(heights)), key=lambda number: heights[number])
+    for number in order:
         places[number] = free = max(heights[number], free + LINE)
+    for number in reversed(order):
+        places[number] = bottom = min(places[number], bottom)
+        bottom -= LINE
     return places

@@ -69,10 +69,10 @@ class BegunCall:
     """A call of `draft` whose answer nobody has waited for yet: other services can be asked meanwhile."""
 
     def __init__(self, store: "RemoteStore", call: DraftCall) -> None:
-        """Send the first request, if a connection is ready; few batches have a second one."""
+        """Send the first request as far as that needs no waiting; few batches have a second one."""
         self._store = store
         self._call = call
-        self._begun = store._pool.begin(call.requests[0], call.end) if call.requests else None
+        self._begun = store._pool.begin(call.requests[0]) if call.requests else None
 
     def finish(self) -> list[Draft]:
         """Return the drafts; see `RemoteDrafter.draft`."""

@@ -21,6 +21,8 @@ from draftstore.remote.wire import HEADER, Frame
 
 CHUNK = 1 << 16
 """Bytes per read."""
+RECORD = 1 << 14
+"""Bytes that a read returns if they have arrived; of an encrypted connection no more."""
 MOST_IDLE = 64
 """Maximum number of idle connections."""
 SPIN = 0.0001
@@ -96,17 +98,22 @@ class ConnectionPool(Transport):
         self._all: set[Connection] = set()
         self._closed = False
 
-    def begin(self, request: PreparedRequest, end: float) -> "Connection | None":
-        """Send a request if a connection is ready, without waiting for the answer: several services work at once.
+    def begin(self, request: PreparedRequest) -> "Connection | None":
+        """Connect and send a request as far as that goes without waiting: several services work at once.
 
         Returns:
-            The connection, for `ask` or `give_up`; None if nothing was sent.
+            The connection, for `ask` or `give_up`; None if there is none.
         """
-        connection = self._take()
-        if connection is not None and not connection.begin(request, end):
-            self._give(connection)
-            return None
-        return connection
+        begun, connection = False, None
+        try:
+            connection = self._take() or self._open()
+            begun = connection.begin(request)
+        except Trouble:
+            return None  # `ask` tries again, and says why not
+        finally:
+            if connection is not None and not begun:
+                self._drop(connection)
+        return connection if begun else None
 
     def ask(self, request: PreparedRequest, end: float, begun: "Connection | None" = None) -> Frame:
         """Send a request, unless it was `begun` on a connection, and return its answer; see `Connection.ask`.
@@ -150,12 +157,17 @@ class ConnectionPool(Transport):
         """
         connection = begun or (None if fresh else self._take())
         if connection is None:
-            connection = Connection(self._endpoint, self._hello, self._counters)
-            self._all.add(connection)
+            connection = self._open()
         try:
-            return connection.ask(request, end, begun=begun is not None)
+            return connection.ask(request, end)
         finally:
             self._give(connection)
+
+    def _open(self) -> "Connection":
+        """Return a new connection; see `Connection`."""
+        connection = Connection(self._endpoint, self._hello, self._counters)
+        self._all.add(connection)
+        return connection
 
     def _take(self) -> "Connection | None":
         """Return an idle connection if there is one; thread-safe."""
@@ -198,36 +210,36 @@ class Connection:
         self._poll.register(self._number, self._events)
         self._state = ConnectionState(hello, counters)
         self._started = monotonic()
+        self._sent = 0  # bytes of the request that was begun
         self.usable = True
         """Whether another request may be sent."""
 
-    def begin(self, request: PreparedRequest, end: float) -> bool:
-        """Send a request, unless the connection is not ready; return whether an answer can be expected."""
-        if not self._ready:
-            return False
+    def begin(self, request: PreparedRequest) -> bool:
+        """Do of `ask`, which must follow, what needs no waiting; return whether the connection is good for it."""
         self.usable = False  # until done: an interrupt must not leave half a frame behind
         try:
-            self._send(request, end)
-        except (Trouble, OSError):
-            return False
+            self._get_ready(0.0)
+            self._sent = self._send_some(self._state.bytes_of(request))
+        except Trouble as trouble:
+            return trouble.outcome is Outcome.TIMEOUT
+        except OSError:
+            pass  # `ask` meets it again, and reads why
         return True
 
-    def ask(self, request: PreparedRequest, end: float, *, begun: bool = False) -> Frame:
-        """Send a request and return its answer, or a failure of the whole connection.
+    def ask(self, request: PreparedRequest, end: float) -> Frame:
+        """Send a request, or what is left of one that was begun, and return its answer or a failure of all of them.
 
         Args:
             request: the request.
             end: deadline, as `time.monotonic`.
-            begun: whether `begin` has sent it.
 
         Raises:
             Trouble: no answer arrived.
         """
         self.usable = False
         try:
-            if not begun:
-                self._get_ready(end)
-                self._send(request, end)
+            self._get_ready(end)
+            self._send(request, end)
             return self._receive(request, end)
         except WireError as error:
             raise Trouble(Outcome.GARBAGE, str(error)) from None
@@ -293,8 +305,9 @@ class Connection:
             Trouble: the service does not read; the connection stays usable if nothing was sent.
         """
         data = self._state.bytes_of(request)
+        sent, self._sent = self._sent, 0
         try:
-            sent = self._send_some(data)
+            sent = sent or self._send_some(data)
             if sent < len(data):
                 self._send_slowly(data, sent, end)
         except (BrokenPipeError, ConnectionResetError):
@@ -330,6 +343,9 @@ class Connection:
         """
         longest = request.longest_answer
         size = min(HEADER.size + longest, CHUNK) if longest else CHUNK  # memory for more costs time
+        late = (
+            2 + longest // RECORD
+        )  # reads after the deadline, of what has arrived before: others were waited for
         waited = over = False
         while not over:
             try:
@@ -346,7 +362,9 @@ class Connection:
             if (frame := self._state.usual(data, request, now)) is not None:
                 self.usable = not self._state.closing
                 return frame
-            over = now >= end  # read what has arrived, then stop
+            if now >= end:
+                late -= 1
+                over = late == 0
             for frame in self._state.received(data, now):
                 awaited = frame.header.request_id == request.id
                 if self._state.settle(frame, awaited):

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.addresses import Address
-from draftstore.remote.client import RemoteDrafter, RemoteStore
+from draftstore.remote.client import BegunCall, RemoteDrafter, RemoteStore
 from draftstore.remote.following import CHECK_SECONDS
 from draftstore.trees.batch import Draft
+
+WHOLE = "1/1"
 
 
 class RemotePartitionsDrafter(PartitionedDrafter):
@@ -34,9 +36,10 @@ class RemotePartitionsDrafter(PartitionedDrafter):
 
     def ask(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
         """Return what every partition drafts; all requests are sent before the first answer is awaited."""
-        calls = [drafter.begin(contexts, budget) for drafter in self._remote]
+        calls: list[BegunCall] = []
         drafts = []
         try:
+            calls.extend(drafter.begin(contexts, budget) for drafter in self._remote)
             while calls:
                 drafts.append(calls.pop(0).finish())
         finally:
@@ -100,7 +103,7 @@ class RemotePartitions:
                     f"{self.name!r} at {store.address} is a store of {facts}, at {self.partitions[0].address} of "
                     f"{_facts(found[0])}: partitions are stores of one kind, with one tokenizer"
                 )
-        _require_all([str(release["partition"]) for release in found if release.get("partition")], self.name)
+        require_all(found, self.name)
         return found[0]
 
     def close(self) -> None:
@@ -115,16 +118,22 @@ class RemotePartitions:
         self.close()
 
 
-def _require_all(served: Sequence[str], name: str) -> None:
-    """Refuse parts of one store, `1/2` and `2/2`, of which one is missing or served twice.
+def require_all(found: Sequence[dict[str, Any]], name: str) -> None:
+    """Refuse parts of one store, `1/2` and `2/2`, of which one is missing, served twice, or beside a whole one.
+
+    Args:
+        found: what each service says of its store.
+        name: name of the store.
 
     Raises:
         LookupServiceError: the parts are not those of a whole store.
     """
-    if served and sorted(served) != sorted(f"{number}/{len(served)}" for number in range(1, len(served) + 1)):
+    parts = [str(release.get("partition") or WHOLE) for release in found]
+    complete = [f"{number}/{len(parts)}" for number in range(1, len(parts) + 1)]
+    if set(parts) != {WHOLE} and sorted(parts) != sorted(complete):
         raise LookupServiceError(
-            f"the services have the parts {', '.join(served)} of {name!r}: expected each of {len(served)} once, from "
-            f"1/{len(served)} on (`draftstore serve --partition`)"
+            f"of {name!r} the services have the parts {', '.join(parts)}: expected every part of one store once; each "
+            "is served by a service of its own (`draftstore serve --partition`), and all their addresses are named"
         )
 
 

@@ -33,7 +33,9 @@ class Partition(NamedTuple):
         """
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
-            raise StoreError(f"{text!r} is no partition: expected NUMBER/COUNT, from 1/16 to 16/16")
+            raise StoreError(
+                f"{text!r} is no partition: expected NUMBER/COUNT, such as 3/16, the third of sixteen"
+            )
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:

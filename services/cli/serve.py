@@ -201,9 +201,10 @@ def _print_started(started: dict[str, Any]) -> None:
     """Print the served stores and addresses."""
     for release in started["releases"]:
         bound = release["target_model"] or release["tokenizer"]["name"]
+        part = f", of which part {release['partition']}" if release["partition"] else ""
         click.echo(
             f"serving {release['name']}: {release['kind']} build {release['build']} for {printable(bound)}, "
-            f"{release['entries']:,} entries"
+            f"{release['entries']:,} entries{part}"
         )
     if not started["releases"]:
         click.echo("serving nothing yet: publish a release")

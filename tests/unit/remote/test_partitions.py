@@ -1,15 +1,18 @@
 """Partitions on several services: asked at once, joined as local ones, and none keeps the others from drafting."""
 
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from draftstore.assembly import Sources, assemble
 from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.client import RemoteStore
@@ -101,6 +104,54 @@ def test_all_are_asked_before_one_is_waited_for(stores: list[Store], contexts: N
         assert all(store.counters["answered"] == 3 for store in remote.partitions)
 
 
+def test_a_request_that_is_not_read_keeps_no_other_waiting(
+    stores: list[Store], contexts: NDArray[np.int32]
+) -> None:
+    def stuck(peer: Peer) -> None:
+        peer.send(peer.service.answer(peer.read()))
+        peer.wait()
+
+    large = np.resize(contexts, (32, 4000))  # more than a socket takes
+    with (
+        Service(stores[0], stuck) as service,
+        RemoteStore(service.address, "chat", deadline=SECONDS) as store,
+    ):
+        drafter = store.drafter()
+        drafter.draft(contexts[:1])
+        began = monotonic()
+        drafter.begin(large).give_up()
+        assert monotonic() < began + SECONDS  # it was not waited until the end
+
+
+def test_a_large_answer_that_came_while_another_was_waited_for(
+    stores: list[Store], contexts: NDArray[np.int32]
+) -> None:
+    sent = threading.Event()
+
+    def first_to_answer(peer: Peer) -> None:
+        while True:
+            peer.send(peer.service.answer(peer.read()))
+            sent.set()
+
+    def last_to_answer(peer: Peer) -> None:
+        while True:
+            frame = peer.read()
+            sent.wait(SECONDS)
+            peer.send(peer.service.answer(frame))
+
+    many = np.resize(contexts, (400, 16))
+    with (
+        Service(stores[0], last_to_answer) as first,
+        Service(stores[1], first_to_answer, tcp=True) as second,
+        RemotePartitions([first.address, second.address], "chat", deadline=SECONDS) as remote,
+    ):
+        drafter = remote.drafter()
+        drafter.draft(contexts[:1])
+        sent.clear()
+        remote.partitions[1].deadline = 1e-6
+        assert as_bytes(drafter.draft(many)) == locally(stores, many)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_service_that_fails_leaves_out_its_partition(
     fault: str, stores: list[Store], contexts: NDArray[np.int32]
@@ -160,6 +211,13 @@ def test_an_interrupt_leaves_no_half_answer(
                 drafter.draft(contexts[:2])
         assert as_bytes(drafter.draft(contexts)) == locally(stores, contexts)
 
+        with monkeypatch.context() as patch:
+            patch.setattr(remote.partitions[1]._pool, "begin", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                drafter.draft(contexts[:2])
+        assert not remote.partitions[0]._pool._all  # the connection that owes an answer is closed
+        assert as_bytes(drafter.draft(contexts)) == locally(stores, contexts)
+
 
 def test_partitions_must_fit_each_other(
     small_store: Path, small_crest: Path, wide_store: Path, small_dense: Path
@@ -203,6 +261,7 @@ def test_the_parts_of_one_store(tmp_path: Path, small_tokenizer: TextTokenizer) 
         serving(first) as one,
         serving(second) as two,
         serving(again) as third,
+        serving({"chat": path}) as whole,
     ):
         index = store.index
         contexts = index.tokens[: 16 * 20].astype(np.int32).reshape(20, 16)
@@ -212,12 +271,21 @@ def test_the_parts_of_one_store(tmp_path: Path, small_tokenizer: TextTokenizer) 
             assert remote.check()["partition"] == "1/2"
             halves = [store.take(Partition(number, 2))[0] for number in (1, 2)]
             assert as_bytes(remote.drafter().draft(contexts)) == locally(halves, contexts)
-        for wrong in (places[1:2] + places[:1] + places[2:], places[::2]):
+        for wrong in (
+            places[1:2] + places[:1] + places[2:],
+            places[::2],
+            [places[0], str(whole.place.socket)],
+        ):
             with (
                 RemotePartitions(wrong, "chat", deadline=SECONDS) as remote,
-                pytest.raises(LookupServiceError, match=r"have the parts .*1/2.* of 'chat': expected each"),
+                pytest.raises(LookupServiceError, match=r"of 'chat' the services have the parts .*1/[12]"),
             ):
                 remote.check()
+        sources = Sources(lookup=places[0], release="chat", deadline=SECONDS)
+        known: Any = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
+        with pytest.raises(LookupServiceError, match="have the parts 1/2: expected every part"):
+            assemble(sources, **known)
+        assemble(dataclasses.replace(sources, lookup=",".join(places[:2])), **known).close()
 
 
 @pytest.mark.parametrize("addresses", [[], ["a:1", "tcp://a:1"]])

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.addresses import Address
 from draftstore.remote.async_client import AsyncRemoteStore
 from draftstore.remote.client import RemoteStore
+from draftstore.remote.partitions import RemotePartitions
 from draftstore.remote.tls import client_context
 from draftstore.stores.registry import open_store
 from draftstore.trees.batch import Draft
@@ -70,6 +72,20 @@ def test_threads_get_the_drafts_of_the_store(
             assert all(threads.map(ask, range(24)))
         assert store.counters["answered"] == 24
         assert store.counters["opened"] == 0
+
+
+def test_partitions_get_the_drafts_of_the_store(
+    lookups: Lookups, small_store: Path, certificate: Certificate
+) -> None:
+    contexts = contexts_of(small_store, 20)
+    local = PartitionedDrafter([open_store(small_store).drafter()] * 2)
+    with serving({"chat": small_store}, tls=certificate.context()) as others:
+        places = [address_of(lookups), address_of(others)]
+        with RemotePartitions(places, "chat", tls=certificate.file, deadline=SECONDS) as remote:
+            drafter = remote.drafter()
+            for rows in (contexts[:1], contexts, np.resize(contexts, (600, 16))):
+                assert as_bytes(drafter.draft(rows)) == as_bytes(local.draft(rows))
+            assert [store.counters["connections"] for store in remote.partitions] == [1, 1]
 
 
 @pytest.mark.parametrize("kind", ["uvloop", "asyncio"])

@@ -11,6 +11,7 @@ from draftstore.assembly import Sources
 from draftstore.cli.common import STORE, strategy_option
 from draftstore.hf.loading import DTYPES
 from draftstore.hf.planning import Effort
+from draftstore.remote.client import DEADLINE
 from draftstore.stores.crest.entries import BACKENDS
 from draftstore.stores.rest.store import BUDGET
 from draftstore.trees.frontier import MAX_BUDGET
@@ -69,6 +70,11 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
             help=f"Bearer token, if the service asks for one; ${TOKEN_VARIABLE} keeps it out of process lists.",
         ),
         click.option(
+            "--lookup-deadline", "deadline", type=click.FloatRange(0, 60, min_open=True), metavar="SECONDS",
+            help="Longest wait of a step for the lookup service; networks and partitions need more. "
+            f"[default: {DEADLINE}]",
+        ),
+        click.option(
             "--request/--no-request", default=True, show_default=True,
             help="Draft from the prompt and the output so far.",
         ),
@@ -84,7 +90,7 @@ def source_options(command: Callable[..., None]) -> Callable[..., None]:
     return _with(command, options, "sources", gather)
 
 
-_SOURCE_KEYS = ("strategy", "backend", "lookup", "release", "token", "request", "recycling")
+_SOURCE_KEYS = ("strategy", "backend", "lookup", "release", "token", "deadline", "request", "recycling")
 
 
 def effort_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -91,9 +91,10 @@ class ServedStore:
         self._closed = False
         self._use = use
         self._extents: Extents = {}
-        self.partition = partition
+        self.partition: Partition | None = None
         if partition is not None:
             self._store, self._extents = kind_of(self.kind).take(store, partition)
+            self.partition = None if self._store is store else partition
             store = self._store
         self._drafters: dict[str, StoreDrafter] = {"": store.drafter()}
         self._lock = threading.Lock()

@@ -199,7 +199,9 @@ def test_it_serves_and_stops(small_store: Path, small_crest: Path) -> None:
         *stores, *whole, "--listen", "127.0.0.1:0", "--workers", "2", "--log-format", "json"
     ) as service:
         started = service.started
-        assert [release["partition"] for release in started["releases"]] == [None, "1/1"], "CREST has no parts"
+        assert [release["partition"] for release in started["releases"]] == [None, "1/1"], (
+            "CREST has no parts"
+        )
         assert [release["name"] for release in started["releases"]] == ["crest", "small"]
         assert started["releases"][1]["build"] == manifest_digest(small_store)[:16]
         assert len(set(service.pids)) == 3

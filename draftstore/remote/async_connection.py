@@ -7,8 +7,9 @@ from typing import cast
 
 from draftstore.errors import WireError
 from draftstore.remote.addresses import Endpoint
-from draftstore.remote.connection import Transport, start_connecting
+from draftstore.remote.connection import start_connecting
 from draftstore.remote.counters import Counters, Outcome
+from draftstore.remote.pool import Transport
 from draftstore.remote.protocol import SILENCE, ConnectionState, Trouble
 from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.wire import Frame

@@ -56,9 +56,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession
 from draftstore.errors import LookupServiceError
-from draftstore.remote.connection import Connection, ConnectionPool
+from draftstore.remote.connection import Connection
 from draftstore.remote.drafters import DraftCall, ReleaseDrafter
 from draftstore.remote.following import CHECK_SECONDS, Dialogue, Result
+from draftstore.remote.pool import ConnectionPool
 from draftstore.remote.release import BUDGET, DEADLINE, ReleaseClient
 from draftstore.trees.batch import Draft
 

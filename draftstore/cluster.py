@@ -115,7 +115,7 @@ class DaskPool(Pool):
         """Run jobs, see `draftstore.mapping.Pool`."""
         from distributed import KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
-        from distributed.scheduler import NoWorkerError
+        from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
         keys: dict[Any, K] = {}
         try:
@@ -128,7 +128,7 @@ class DaskPool(Pool):
                 key = keys.pop(future)
                 del future  # what somebody holds is computed again if the worker with it dies
                 yield key, result
-        except (KilledWorker, NoWorkerError):
+        except (KilledWorker, NoWorkerError, NoValidWorkerError):  # the last: while they leave
             raise BuildError(
                 f"every worker of {self._name} that tried it died of the same job, perhaps because memory ran out: "
                 "run the command again with smaller --segment-tokens or larger workers; it resumes where it stopped"

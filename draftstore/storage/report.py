@@ -55,6 +55,19 @@ class ReadReport:
         """Return what is said of the reading in a manifest's `corpus`."""
         return {name: getattr(self, name) for name in FACTS}
 
+    @classmethod
+    def of_notes(cls, notes: Mapping[str, Any]) -> Self:
+        """Return the report that `dataclasses.asdict` took apart for a file."""
+        return cls(**{**notes, "problems": [RecordProblem(**problem) for problem in notes["problems"]]})
+
+    def add(self, part: "ReadReport") -> None:
+        """Add what was counted in a part of the corpus; `unread` and `passed_over` are not counts of parts."""
+        self.documents += part.documents
+        self.bad_records += part.bad_records
+        self.empty_documents += part.empty_documents
+        self.truncated += part.truncated
+        self.problems = [*self.problems, *part.problems][:PROBLEMS_KEPT]
+
     def add_problem(self, problem: RecordProblem) -> None:
         """Count a bad record, and keep it if it is among the first."""
         self.bad_records += 1

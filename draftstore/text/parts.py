@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from draftstore.errors import NoTextError, TokenizerError, needs_extra
 from draftstore.mapping import Pool, attempt
 from draftstore.storage.files import write_json
-from draftstore.storage.report import PROBLEMS_KEPT, ReadReport, RecordProblem
+from draftstore.storage.report import ReadReport
 from draftstore.storage.streams import COMPRESSION_SUFFIXES, STREAM_ERRORS, read_lines
 from draftstore.text.corpus import read_files
 from draftstore.text.encoding import Encoded, Progress, tokenize_corpus
@@ -94,7 +94,7 @@ def tokenize_parts(
     for _, sizes in pool.results(tokenize_part, jobs):
         sums = [sum(pair) for pair in zip(sums, sizes, strict=True)]
         on_progress(*sums)
-    _add_reports(report, [_read_notes(target)["report"] for target in targets], parts)
+    _add_reports(report, [ReadReport.of_notes(_read_notes(target)["report"]) for target in targets], parts)
     for target in targets:
         yield from _documents(target)
 
@@ -240,16 +240,11 @@ def _documents(target: Path) -> Iterator[Encoded]:
 
 
 def _add_reports(
-    report: ReadReport, found: Sequence[Mapping[str, Any]], parts: Sequence[Sequence[CorpusFile]]
+    report: ReadReport, found: Sequence[ReadReport], parts: Sequence[Sequence[CorpusFile]]
 ) -> None:
     """Complete a report by those of all parts, in order: a file is unread if all its stretches are."""
     for one in found:
-        report.documents += one["documents"]
-        report.bad_records += one["bad_records"]
-        report.empty_documents += one["empty_documents"]
-        report.truncated += one["truncated"]
-        report.problems += [RecordProblem(**problem) for problem in one["problems"]]
-    del report.problems[PROBLEMS_KEPT:]
-    unread = Counter(path for one in found for path in one["unread"])
+        report.add(one)
+    unread = Counter(path for one in found for path in one.unread)
     stretches = Counter(str(file.path) for part in parts for file in part)
     report.unread += [path for path in stretches if unread[path] == stretches[path]]

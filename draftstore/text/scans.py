@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import CorpusError, needs_extra
 from draftstore.storage.files import replacing
-from draftstore.storage.report import PROBLEMS_KEPT, ReadReport, RecordProblem
+from draftstore.storage.report import ReadReport
 from draftstore.text.digests import DIGEST_BYTES, digest_keys
 from draftstore.text.sources import Source
 
@@ -92,14 +92,9 @@ class Scan:
         """What was passed over in all files."""
         report = ReadReport()
         for file in self.files:
-            part = ReadReport(**file.report)
-            report.documents += part.documents
-            report.bad_records += part.bad_records
-            report.empty_documents += part.empty_documents
-            report.truncated += part.truncated
-            report.problems += [RecordProblem(**problem) for problem in file.report["problems"]]
+            part = ReadReport.of_notes(file.report)
+            report.add(part)
             report.unread += part.unread
-        report.problems = report.problems[:PROBLEMS_KEPT]
         return report
 
     def column(self, name: str) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from draftstore.errors import BuildError, NoTextError, StoreError
 from draftstore.mapping import Pool
 from draftstore.storage.files import link_or_copy, remove
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
-from draftstore.storage.report import ReadReport, RecordProblem
+from draftstore.storage.report import ReadReport
 from draftstore.storage.staging import STORE, BuildResult, build_store, once
 from draftstore.text.corpus import SOURCE_PATTERNS, corpus_fingerprint, find_files, list_files, read_corpus
 from draftstore.text.encoding import tokenize_corpus, write_shards
@@ -346,4 +346,4 @@ def _settle_report(marker: Path, report: ReadReport) -> ReadReport:
     """Save the reading report, or return that of an earlier attempt that read the corpus."""
     read_anew = report.documents > 0
     fields = once(marker, lambda: dataclasses.asdict(report), still=lambda _: not read_anew)
-    return ReadReport(**{**fields, "problems": [RecordProblem(**problem) for problem in fields["problems"]]})
+    return ReadReport.of_notes(fields)

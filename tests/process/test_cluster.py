@@ -208,12 +208,12 @@ class TestDeath:
         build(None, corpus, tokenizer, tmp_path / "store")
         assert contents(tmp_path / "store") == contents(whole)
 
-    def test_of_all_workers_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("gone", [True, False], ids=["gone", "leaving"])
+    def test_of_all_workers_is_said(self, gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cluster_module, "NO_WORKERS_SECONDS", 0.1)
         with open_pool("local:1") as pool:
             assert isinstance(pool, DaskPool)
-            local: Any = pool.client.cluster
-            local.scale(0)
+            pool.client.retire_workers(close_workers=gone, remove=gone)
             with pytest.raises(BuildError, match="every worker of local:1"):
                 list(pool.results(os.fsencode, {0: ("job",)}))
 

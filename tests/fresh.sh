@@ -13,7 +13,7 @@ run() {
   shift
   mkdir -p "$folder/$name/home"
   git clone --quiet "$source" "$folder/$name/clone"
-  env -u PYTHONPATH HOME="$folder/$name/home" "$@" make -C "$folder/$name/clone" test ARGS=-q > "$folder/$name.log" 2>&1 \
+  env -u PYTHONPATH HOME="$folder/$name/home" "$@" make -sC "$folder/$name/clone" test ARGS=-q > "$folder/$name.log" 2>&1 \
     && status=green && rm -rf "${folder:?}/$name"
   echo "$name: $status, $((SECONDS - begin)) s, $(tail -n 1 "$folder/$name.log")"
   [ $status = green ]

@@ -20,7 +20,7 @@ setup: .venv/.dev  ## Install everything for development
 test: .venv/.dev  ## Install and run all tests (real texts: DRAFTSTORE_TEST_DATA=...; ARGS='-m "not slow"' for the fast ones)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fresh:  ## Run make test in ten fresh clones with empty homes, three at once and seven alone (2 hours; ARGS='1 0': once)
+test-fresh:  ## Run make test in ten fresh clones with empty homes, three at once and seven alone (3 hours; ARGS='1 0': once)
 	tests/fresh.sh $(ARGS)
 
 test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this CPU, in .venv-vllm (2 GB; ARGS='-s' shows tokens a pass)

@@ -84,9 +84,13 @@ def draft(browser: Chrome, release: str, text: str, budget: int = 16) -> list[An
     of(browser, "budget").clear()
     of(browser, "budget").send_keys(str(budget))
     of(browser, "text").send_keys(text)
-    wait_for(browser, lambda: of(browser, "mirror").text.strip() and nodes(browser))
-    wait_for(browser, lambda: of(browser, "nodes").text == str(len(nodes(browser))))
-    return nodes(browser)
+    wait_for(browser, lambda: of(browser, "mirror").text.strip())
+
+    def drawn() -> list[Any]:
+        found = nodes(browser)
+        return found if of(browser, "nodes").text == str(len(found)) else []
+
+    return list(wait_for(browser, drawn))
 
 
 def typed(browser: Chrome) -> str:
@@ -307,6 +311,29 @@ def test_the_page_survives_workers_that_are_away(browser: Chrome, service: tuple
     finally:
         running.workers.start()
     wait_for(browser, lambda: nodes(browser))  # by itself: the page tries again
+    browser.get_log("browser")  # type: ignore[no-untyped-call]
+
+
+@needs_browser
+def test_nothing_is_renewed_where_a_service_returns_with_what_it_had(
+    browser: Chrome, service: tuple[Running, str]
+) -> None:
+    def loads() -> int:
+        names = "return performance.getEntriesByType('resource').map((entry) => entry.name)"
+        return sum(name.endswith("/v1/releases") for name in browser.execute_script(names))
+
+    running, _ = service
+    [first, *_] = draft(browser, "code", "The quick brown")
+    before = loads()
+    offered = Select(of(browser, "release")).options + Select(of(browser, "strategy")).options
+    running.workers.stop()
+    try:
+        wait_for(browser, lambda: of(browser, "state").text == "not ready")
+    finally:
+        running.workers.start()
+    wait_for(browser, lambda: of(browser, "state").text == "ready" and loads() > before)
+    assert first.is_displayed()
+    assert sum(option.is_selected() for option in offered) == 2
     browser.get_log("browser")  # type: ignore[no-untyped-call]
 
 

@@ -54,23 +54,30 @@ async function loadReleases() {
   at("token-form").hidden = true;
   at("forget").hidden = !sessionStorage.getItem(KEY);
   fill(at("release"), releases.map((release) => release.name), at("release").value);
-  chooseRelease();
+  // The same build again, after a pause of the service: what is drawn still holds.
+  if (describe() || !shown) ask();
 }
 
+/** Offer values; a list that offers them already stays, for somebody may have it open. */
 function fill(select, values, wanted) {
-  select.replaceChildren(...values.map((value) => new Option(value, value)));
+  const offered = Array.from(select.options, (option) => option.value);
+  if (JSON.stringify(offered) !== JSON.stringify(values)) select.replaceChildren(...values.map((value) => new Option(value, value)));
   if (values.includes(wanted)) select.value = wanted;
 }
 
-function chooseRelease() {
+function chooseRelease() { describe(); ask(); }
+
+/** Say what the chosen release is; return whether this is news. */
+function describe() {
   const release = releases.find((entry) => entry.name === at("release").value);
-  if (!release) return;
+  if (!release) return false;
+  const before = served + at("about").textContent;
   const strategy = at("strategy").value;
   fill(at("strategy"), release.strategies, release.strategies.includes(strategy) && served === release.name ? strategy : release.default_strategy);
   served = release.name;
   const counts = ["documents", "tokens", "entries"].filter((what) => release[what]).map((what) => `${release[what].toLocaleString("en")} ${what}`);
   at("about").textContent = [`${release.kind.toUpperCase()} on ${release.backend}`, ...counts, release.target_model && `model ${release.target_model}`, `tokenizer ${release.tokenizer.name}`, `build ${release.build.slice(0, 12)}`, release.partition && `part ${release.partition}`].filter(Boolean).join(" · ");
-  ask();
+  return served + at("about").textContent !== before;
 }
 
 // --- drafts -----------------------------------------------------------------------------------------------------

@@ -130,8 +130,9 @@ class DaskPool(Pool):
                 yield key, result
         except (KilledWorker, NoWorkerError, NoValidWorkerError):  # the last: while they leave
             raise BuildError(
-                f"every worker of {self._name} that tried it died of the same job, perhaps because memory ran out: "
-                "run the command again with smaller --segment-tokens or larger workers; it resumes where it stopped"
+                f"no worker of {self._name} stayed to end a job: they were stopped, or died of it one after the other, "
+                "perhaps because memory ran out: run the command again with workers that stay, larger ones or smaller "
+                "--segment-tokens; it resumes where it stopped"
             ) from None
         except (CancelledError, CommClosedError):
             raise ClusterGoneError(

@@ -82,6 +82,18 @@ print("ready", flush=True)
 """
 
 
+LAUNCH = """
+import os, signal, sys
+from schema.postgres.plan import ClusterPlan
+from schema.postgres.programs import launch
+signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as a shell does for what a script puts in the background
+plan = ClusterPlan("/", "/", "", os.geteuid(), os.getegid(), 0)
+program = launch(plan, ["/bin/sleep", "600"], 0)
+print(program.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @dataclass
 class Home:
     """A data folder, and the user whose processes share its server."""
@@ -374,6 +386,18 @@ def test_a_killed_server_is_started_again_for_the_clients_that_are_there(home: H
     assert client.ask("SELECT number FROM notes") == "42"
 
 
+def test_a_program_of_a_job_in_the_background_ends_with_its_parent(home: Home) -> None:
+    """Before a server is so far that it handles signals itself."""
+    launching = home.spawn(LAUNCH)
+    assert launching.stdout
+    program = int(launching.stdout.readline())
+    try:
+        wait_until(lambda: not is_alive(program))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(program, signal.SIGKILL)
+
+
 def test_a_server_and_supervisor_killed_together_leave_files_that_the_next_start_sees_through(
     home: Home,
 ) -> None:
@@ -383,9 +407,10 @@ def test_a_server_and_supervisor_killed_together_leave_files_that_the_next_start
     state = home.state
     assert state.server
     assert state.supervisor
+    os.kill(state.supervisor, signal.SIGSTOP)  # it neither ends the server in order nor starts it again
     client.end("SIGKILL")
-    os.kill(state.supervisor, signal.SIGKILL)
     os.kill(state.server, signal.SIGKILL)
+    os.kill(state.supervisor, signal.SIGKILL)
     home.wait_end(state.server, state.supervisor)
     # The machine has started anew, and the server's process id belongs to something else of the same account.
     other = home.spawn("input()")

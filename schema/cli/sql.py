@@ -90,15 +90,17 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
     with closing(connection), database_errors():
         if not write:
             require_reader(connection)
-        connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",))
         if not write:
             # The reader's rights guard the tables; a read-only transaction, which a single statement cannot leave and
             # which is never committed, what any role may change: its own settings and password, large objects.
             connection.execute("SET default_transaction_read_only = on")
             connection.execute("BEGIN")
-            connection.execute("SELECT 1")
-            connection.execute("SAVEPOINT question")
         try:
+            connection.execute(
+                "SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",)
+            )
+            if not write:
+                connection.execute("SAVEPOINT question")
             for result in _answers(connection, text, several=write):
                 _print_answer(result, as_json, as_csv, rows)
         except psycopg.Error as error:

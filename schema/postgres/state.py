@@ -52,11 +52,12 @@ def server_state(base: Path) -> ServerState:
         return ServerState(base)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        replaced = os.fstat(descriptor).st_nlink == 0  # by a newer state, after it was opened
     except BlockingIOError:
         return ServerState(base, **json.loads(os.read(descriptor, 1 << 16)))
     finally:
         os.close(descriptor)
-    return ServerState(base)
+    return server_state(base) if replaced else ServerState(base)
 
 
 def last_words(base: Path) -> dict[str, Any]:

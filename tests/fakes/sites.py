@@ -131,7 +131,7 @@ class Running:
 
     def site(self, most_at_once: int = 32, max_budget: int = SHARED_BUDGET) -> LookupSite:
         """Return a new HTTP side; each belongs to one event loop."""
-        upstream = Upstream(self.workers.path, _OWN if self.grants else "")
+        upstream = Upstream(self.workers.path, _OWN if self.grants else "", deadline=SECONDS)
         return LookupSite(
             upstream=upstream,
             desk=DraftDesk(upstream, self.lexicon, most_at_once, max_budget),

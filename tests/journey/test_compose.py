@@ -370,10 +370,10 @@ def test_the_lookup_service_serves_what_is_published(
     body = json.dumps({"release": "chat", "text": "the"}).encode()
     request = urllib.request.Request(f"{url}/draft", body, {"Content-Type": "application/json"})
     end = time.monotonic() + SECONDS
-    while "chat" not in urllib.request.urlopen(f"{url}/releases", timeout=10).read().decode():
+    while "chat" not in urllib.request.urlopen(f"{url}/releases", timeout=SECONDS).read().decode():
         assert time.monotonic() < end, machine.log("lookup")
         time.sleep(0.1)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
         assert json.load(answer)["drafts"][0]["nodes"]
 
 

@@ -205,7 +205,7 @@ def test_the_service_answers_as_the_pages_say(
     monkeypatch.chdir(checkout)
     names: dict[str, Any] = {}
     # Whether 2 ms are enough on a busy machine is not what is tested here.
-    exec(REMOTE[page.name].replace("RemoteStore(name", "RemoteStore(deadline=5, name"), names)
+    exec(REMOTE[page.name].replace("RemoteStore(name", "RemoteStore(deadline=60, name"), names)
     local = (
         open_store(checkout / DRAFTING[page.name])
         .drafter()

@@ -235,6 +235,7 @@ def test_what_fails_to_draft_says_so_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr("services.lookup.frames.jobs._LOG_SECONDS", 3600.0)
     drafter = open_stores.get("crest").drafter()
 
     def fail(*_: object) -> None:

@@ -404,7 +404,10 @@ class TestBuildsThatCannotBeOpened:
         assert reconciler.failures == {"chat": "ZeroDivisionError: nobody thought of this"}
         assert any(record.exc_info for record in caplog.records)
 
-    def test_trying_again_waits_longer_each_time(self, open_stores: OpenStores, tmp_path: Path) -> None:
+    def test_trying_again_waits_longer_each_time(
+        self, open_stores: OpenStores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reconciling, "FIRST_PAUSE", NEVER)
         opened: list[Target] = []
 
         def fail(target: Target) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ class TestCommand:
         self, served: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waited: list[float] = []
-        monkeypatch.setattr("schema.cli.drift.time.sleep", waited.append)
+        monkeypatch.setattr("schema.cli.drift.time", SimpleNamespace(sleep=waited.append))
         url, texts = served
         texts += [worker_text(1, 1, 1), worker_text(1, 1, 1, 3, 3)]
         found, error = self._run("--metrics", url, "--token", "secret", "--over", 600)

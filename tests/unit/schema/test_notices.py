@@ -21,7 +21,7 @@ from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
 from tests.fakes.servers import postgres_server
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @pytest.fixture

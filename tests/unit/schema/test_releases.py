@@ -25,7 +25,7 @@ from schema.models import Build, Release, ReleaseMove
 from schema.partitions import attach_partition, create_partition
 from tests.fakes.databases import publish, rollback, write_store
 
-SECONDS = 20
+SECONDS = 60
 
 
 @pytest.fixture

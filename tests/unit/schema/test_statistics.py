@@ -229,13 +229,14 @@ def test_two_loads_of_one_build(
 def test_a_reader_that_does_not_let_go(
     connection: Connection, database: str, small_counts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SETTINGS, "lock_timeout", "100ms")
     build_id = new_build(connection)
     load_counts(connection, build_id, small_counts, head=3)
     with psycopg.connect(database) as reader, reader.transaction():
         before = head_in_sql(reader, build_id)
-        with pytest.raises(DatabaseTimeoutError, match="lock timeout"):
-            load_counts(connection, build_id, small_counts, head=5)
+        with monkeypatch.context() as patch:
+            patch.setitem(SETTINGS, "lock_timeout", "100ms")
+            with pytest.raises(DatabaseTimeoutError, match="lock timeout"):
+                load_counts(connection, build_id, small_counts, head=5)
         assert head_in_sql(reader, build_id) == before
     load_counts(connection, build_id, small_counts, head=5)
     assert len(head_in_sql(connection, build_id)) == 15
@@ -255,8 +256,10 @@ def load_and_die(url: str, build_id: int, counts: Path, progress_calls: int) -> 
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_killed_load_leaves_nothing(
-    connection: Connection, database: str, small_counts: Path, small_tokenizer: TextTokenizer, calls: int
-) -> None:
+    connection: Connection, database: str, small_counts: Path, small_tokenizer: TextTokenizer, calls: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("schema.loading.LOAD_LOCK_TIMEOUT", "60s")
     build_id = new_build(connection)
     process = multiprocessing.get_context("spawn").Process(
         target=load_and_die, args=(database, build_id, small_counts, calls)

@@ -111,10 +111,8 @@ def tree_of(ngram: tuple[int, ...]) -> DraftTree:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give lookups and connections the time that they may need where every processor is busy."""
+    """Give lookups the time that they may need where every processor is busy."""
     monkeypatch.setattr(trees, "GET_SECONDS", 60.0)
-    monkeypatch.setattr(pooling, "CONNECT_SECONDS", 60.0)
-    monkeypatch.setattr(pooling, "CONNECT_TIMEOUT", 60)
 
 
 @pytest.fixture(scope="module")
@@ -470,7 +468,6 @@ def test_a_database_that_hangs_costs_a_bounded_wait(
         with monkeypatch.context() as patch:
             patch.setattr(trees, "GET_SECONDS", 0.5)
             patch.setattr(pooling, "CONNECT_SECONDS", 0.5)
-            patch.setattr(pooling, "CONNECT_TIMEOUT", 3)
             with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
                 entries.get([key])
             with pytest.raises(DatabaseAwayError, match=r"no connection within 0\.5 seconds"):

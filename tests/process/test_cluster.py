@@ -256,6 +256,7 @@ class TestDeath:
 
 def clustered_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: Path) -> None:
     parts_module.PART_BYTES = PART_BYTES
+    segments_module.sort_segment = sort_or_wait  # it is killed before it ends
     with open_pool("local:2") as pool:
         ready()
         build(pool, corpus, load_tokenizer(tokenizer, name="small-bpe"), out)

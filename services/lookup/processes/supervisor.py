@@ -260,14 +260,14 @@ class Supervisor:
             LOG.info("about to stop", extra={"seconds": self._settings.notice_seconds})
             self._wait(self._settings.notice_seconds, lambda: True)
         LOG.info("draining", extra={"seconds": self._settings.limits.drain_seconds})
-        self._end(self._web, WEB_PATIENCE)
-        self._end(self._workers, self._settings.limits.drain_seconds + END_PATIENCE)
+        self._end(self._web, self._web, WEB_PATIENCE)
+        self._end(self._workers, self._children, self._settings.limits.drain_seconds + END_PATIENCE)
 
-    def _end(self, children: Sequence[Child], seconds: float) -> None:
-        """Ask processes to end and wait for them."""
-        for child in children:
+    def _end(self, asked: Sequence[Child], awaited: Sequence[Child], seconds: float) -> None:
+        """Ask processes to end and wait for processes that were asked."""
+        for child in asked:
             child.signal(signal.SIGTERM)
-        self._wait(seconds, lambda: any(child.pid for child in children))
+        self._wait(seconds, lambda: any(child.pid for child in awaited))
 
     def _wait(self, seconds: float, condition: Callable[[], bool]) -> None:
         """Handle signals and reports for some seconds, while a condition holds and nobody is in a hurry."""

@@ -207,3 +207,4 @@ def reload(inherited: Inheritance, changed: Callable[[], None]) -> None:
         LOG.warning("a file cannot be used, the earlier one stays valid", extra={"error": str(error)})
     else:
         changed()
+        LOG.info("read again")

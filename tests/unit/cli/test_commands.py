@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -614,11 +615,15 @@ def test_a_changed_tokenizer_inside_the_store(run: Runner, store: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_is_status_130(tmp_path: Path, tokenizer: Path) -> None:
-    corpus = write_texts(tmp_path / "c.jsonl", 20_000)
+    corpus = write_texts(tmp_path / "c.jsonl", 100_000)
     command: list[Any] = [
         *COMMAND, "build", "rest", "--corpus", corpus, "--tokenizer", tokenizer, "--out", tmp_path / "s",
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    foreground = partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # a job in the background ignores Ctrl-C
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=foreground) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / ".s.partial" / "tokens").exists():
             assert process.poll() is None

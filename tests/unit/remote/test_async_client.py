@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from draftstore.errors import TokenRangeError
+from draftstore.remote import async_connection
 from draftstore.remote.async_client import AsyncRemoteStore
 from draftstore.stores.rest.store import RestStore
 from tests.fakes import faults
@@ -199,7 +200,11 @@ def test_an_answer_that_is_there_counts_though_the_loop_comes_late(
         run(main)
 
 
-def test_connecting_goes_on_after_the_deadline(run: Any, store: RestStore, story: list[int]) -> None:
+def test_connecting_goes_on_after_the_deadline(
+    run: Any, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_connection, "SILENCE", SECONDS)
+
     async def main() -> None:
         async with AsyncRemoteStore(f"127.0.0.1:{port}", "chat", deadline=0.01) as remote:
             drafter = remote.drafter()

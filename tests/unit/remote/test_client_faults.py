@@ -318,9 +318,10 @@ def test_a_connection_from_which_nothing_comes_is_given_up(
         client_of(kind, service, deadline=0.03, breaker=Open()) as client,
     ):
         drafter = client.drafter()
-        for seed in range(9):
-            assert len(drafter.draft(contexts_of(local, story, 1, seed))[0].tree) == 0
-        assert 2 <= client.counters["connections"] <= 8
+        end = time.monotonic() + SECONDS
+        while client.counters["connections"] < 2:
+            assert len(drafter.draft(contexts_of(local, story, 1))[0].tree) == 0
+            assert time.monotonic() < end
         service.behave = faults.right
         client_deadline(client, 1.0)
         assert_recovers(client, drafter, local, story)
@@ -408,7 +409,7 @@ def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("hangs", "no answer in time; it hangs, or is overloaded, or this is not its port for drafts"),
+        ("hangs", "it hangs, or is overloaded, or this is not its port for drafts"),
         ("closes", "it is stopping, or this is not a lookup service"),
         ("http", "is this the port for drafts"),
         ("broken trees", "broken tree.*does its version fit this client"),

@@ -82,6 +82,7 @@ def test_partitions_get_the_drafts_of_the_store(
     with serving({"chat": small_store}, tls=certificate.context()) as others:
         places = [address_of(lookups), address_of(others)]
         with RemotePartitions(places, "chat", tls=certificate.file, deadline=SECONDS) as remote:
+            remote.check()  # a busy machine may take longer to look up localhost than a draft waits
             drafter = remote.drafter()
             for rows in (contexts[:1], contexts, np.resize(contexts, (600, 16))):
                 assert as_bytes(drafter.draft(rows)) == as_bytes(local.draft(rows))
@@ -207,6 +208,7 @@ def test_a_drain_closes_encrypted_connections(small_store: Path, certificate: Ce
         serving({"chat": small_store}, tls=certificate.context()) as running,
         RemoteStore(address_of(running), "chat", tls=certificate.file, deadline=SECONDS) as store,
     ):
+        store.check()
         store.drafter().draft(contexts)
         assert store.counters["answered"] == 1
         running.start_drain(60.0).result(SECONDS)  # type: ignore[call-arg]

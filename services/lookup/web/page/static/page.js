@@ -82,7 +82,13 @@ function describe() {
 
 // --- drafts -----------------------------------------------------------------------------------------------------
 
-function soon() { clearTimeout(timer); timer = setTimeout(ask, PAUSE); at("tree").classList.add("stale"); }
+function soon() {
+  clearTimeout(timer);
+  under?.abort();
+  under = null;  // an answer to what was typed before is no longer wanted
+  timer = setTimeout(ask, PAUSE);
+  at("tree").classList.add("stale");
+}
 
 async function ask() {
   clearTimeout(timer);

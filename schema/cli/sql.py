@@ -90,12 +90,12 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
     with closing(connection), database_errors():
         if not write:
             require_reader(connection)
-        if not write:
             # The reader's rights guard the tables; a read-only transaction, which a single statement cannot leave and
             # which is never committed, what any role may change: its own settings and password, large objects.
             connection.execute("SET default_transaction_read_only = on")
             connection.execute("BEGIN")
         try:
+            # In the transaction, where after a first query nothing makes it one that writes.
             connection.execute(
                 "SELECT set_config('statement_timeout', %s, false)", (f"{timeout * 1000:.0f}",)
             )

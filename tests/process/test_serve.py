@@ -700,6 +700,7 @@ def test_releases_move_under_load(small_store: Path, small_crest: Path, engine: 
         for worker in range(2):
             until(lambda: service.metric("draftstore_worker_up", worker=str(worker)) == 1)  # noqa: B023
         until(lambda: service.metric("draftstore_queries_total", release="small") == asked)
+        assert service.metric("draftstore_swaps_total", release="small") == 4
         assert (
             sum(v for (name, _), v in service.samples().items() if name == "draftstore_failures_total") == 0
         )

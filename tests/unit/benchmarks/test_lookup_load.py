@@ -175,10 +175,8 @@ def test_killed_workers_lose_what_they_had_in_hand(
         time.sleep(1.5)
         killed = time.monotonic()
         pids = service.workers()
-        for number in (
-            signal.SIGSTOP,
-            signal.SIGKILL,
-        ):  # all at once: none takes over the connections of another
+        # All at once: none takes over the connections of another.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 os.kill(pid, number)
         service.wait_for(list(stores))

@@ -619,9 +619,8 @@ def test_ctrl_c_is_status_130(tmp_path: Path, tokenizer: Path) -> None:
     command: list[Any] = [
         *COMMAND, "build", "rest", "--corpus", corpus, "--tokenizer", tokenizer, "--out", tmp_path / "s",
     ]  # fmt: skip
-    foreground = partial(
-        signal.signal, signal.SIGINT, signal.SIG_DFL
-    )  # a job in the background ignores Ctrl-C
+    # A job in the background ignores Ctrl-C.
+    foreground = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=foreground) as process:
         deadline = time.monotonic() + 60

@@ -223,8 +223,9 @@ def test_a_killed_build_gives_the_same_bytes(data: Path, tmp_path: Path) -> None
     killed.run(killed.dense_store, (model, corpus, tmp_path / "whole"))
     for marker in ("sampled-00001", "embedded-00003"):
         out = tmp_path / marker
-        killed.kill_when(
+        reached = killed.kill_when(
             killed.dense_store, (model, corpus, out), (tmp_path / f".{marker}.partial" / marker).exists
         )
+        assert reached
         killed.run(killed.dense_store, (model, corpus, out))
         assert contents(out) == contents(tmp_path / "whole")

@@ -311,7 +311,7 @@ def client_deadline(client: Any, seconds: float) -> None:
 def test_a_connection_from_which_nothing_comes_is_given_up(
     kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "SILENCE", 0.05)
+    monkeypatch.setattr(protocol, "SILENCE", 2.0)
     local = store.drafter()
     with (
         Service(store, faults.reads_nothing) as service,
@@ -322,6 +322,7 @@ def test_a_connection_from_which_nothing_comes_is_given_up(
         while client.counters["connections"] < 2:
             assert len(drafter.draft(contexts_of(local, story, 1))[0].tree) == 0
             assert time.monotonic() < end
+        assert client.counters["connections"] < client.counters.calls
         service.behave = faults.right
         client_deadline(client, 1.0)
         assert_recovers(client, drafter, local, story)
@@ -409,7 +410,7 @@ def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("hangs", "it hangs, or is overloaded, or this is not its port for drafts"),
+        ("hangs", "no answer in time; it hangs, or is overloaded, or this is not its port for drafts"),
         ("closes", "it is stopping, or this is not a lookup service"),
         ("http", "is this the port for drafts"),
         ("broken trees", "broken tree.*does its version fit this client"),
@@ -424,7 +425,7 @@ def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
 def test_check_says_what_is_wrong(fault: str, message: str, kind: str, store: RestStore) -> None:
     with Service(store, FAULTS[fault][0]) as service, client_of(kind, service) as client:
         with pytest.raises(LookupServiceError, match=rf"no drafts of 'chat' from unix:/.*: .*{message}"):
-            client.check(seconds=0.2 if fault == "hangs" else SECONDS)
+            client.check(seconds=2.0 if fault == "hangs" else SECONDS)
         assert client.counters.calls == 0
 
 

@@ -304,9 +304,8 @@ def test_timeouts_rights_and_lost_servers_are_told_apart(named: str) -> None:
         connection.execute("CREATE TABLE busy (one int)")
         timed_out = pytest.raises(DatabaseTimeoutError, match="statement timeout")
         with timed_out, database_errors(), connection.transaction():
-            connection.execute(
-                "SET LOCAL statement_timeout = '50ms'"
-            )  # the rest may take longer on a busy machine
+            # The rest may take longer on a busy machine.
+            connection.execute("SET LOCAL statement_timeout = '50ms'")
             connection.execute("SELECT pg_sleep(5)")
         with connect(check=False) as other:
             other.execute("LOCK TABLE busy")
@@ -379,9 +378,8 @@ def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
     assert run_json("url") == {"url": started["url"], "embedded": True}
     assert run_json("migrate") == {"revision": revisions.expected_revision()}
     database.close()
-    wait_until(
-        lambda: run_json("status")["clients"] == 0
-    )  # the server sees a little later that they have gone
+    # The server sees a little later that they have gone.
+    wait_until(lambda: run_json("status")["clients"] == 0)
     found = run_json("status")
     assert found["kept"]
     assert found["pid"] == started["pid"]

@@ -256,9 +256,13 @@ def load_and_die(url: str, build_id: int, counts: Path, progress_calls: int) -> 
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_killed_load_leaves_nothing(
-    connection: Connection, database: str, small_counts: Path, small_tokenizer: TextTokenizer, calls: int,
+    connection: Connection,
+    database: str,
+    small_counts: Path,
+    small_tokenizer: TextTokenizer,
+    calls: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("schema.loading.LOAD_LOCK_TIMEOUT", "60s")
     build_id = new_build(connection)
     process = multiprocessing.get_context("spawn").Process(

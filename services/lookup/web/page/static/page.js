@@ -82,17 +82,13 @@ function describe() {
 
 // --- drafts -----------------------------------------------------------------------------------------------------
 
-function soon() {
-  clearTimeout(timer);
-  under?.abort();
-  under = null;  // an answer to what was typed before is no longer wanted
-  timer = setTimeout(ask, PAUSE);
-  at("tree").classList.add("stale");
-}
+function soon() { drop(); timer = setTimeout(ask, PAUSE); at("tree").classList.add("stale"); }
+
+/** Want no question any more that waits, or that is on its way: nor the answer that is being read. */
+function drop() { clearTimeout(timer); under?.abort(); under = null; }
 
 async function ask() {
-  clearTimeout(timer);
-  under?.abort();
+  drop();
   const text = at("text").value;
   mark("");
   if (!at("release").value) return;

@@ -25,7 +25,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.lookup.stores.warming import load_kernels
 from tests import ROOT
 from tests.engines_vllm.counting import NAME, Counting
-from tests.fakes.lookups import Caller, until
+from tests.fakes.lookups import Caller
+from tests.fakes.waiting import until
 
 VOCAB, PROMPTS, TOKENS, CHAIN, ROWS = 256, 50, 48, 8, 8
 RELEASE = "answers"

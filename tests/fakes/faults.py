@@ -18,9 +18,8 @@ from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.counters import Outcome
 from draftstore.stores.registry import Store
 from draftstore.trees.batch import DraftBatch
+from tests.fakes.waiting import SECONDS
 
-SECONDS = 60.0
-"""How long a test waits for what should come at once."""
 PAUSE = 0.05
 """Seconds that a service asks for which refuses: on a busy machine the next call comes within them, too."""
 NAME = "chat"

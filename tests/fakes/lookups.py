@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,9 +37,8 @@ from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target
 from services.lookup.stores.warming import load_kernels
 from tests import ROOT
+from tests.fakes.waiting import SECONDS, until
 
-SECONDS = 60.0
-"""How long a test waits for what should come at once."""
 T = TypeVar("T")
 
 
@@ -170,14 +168,6 @@ def some_tokens(path: Path) -> NDArray[np.int32]:
         return rows[rows >= 0].astype(np.int32)
     finally:
         store.close()
-
-
-def until(condition: Callable[[], object], what: str = "it does not happen") -> None:
-    """Wait for something to become true."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
 
 
 class Place(NamedTuple):

@@ -22,7 +22,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import ROOT
-from tests.fakes.lookups import SECONDS, Caller, until
+from tests.fakes.lookups import Caller
+from tests.fakes.waiting import SECONDS, is_alive, until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -102,15 +103,6 @@ def read_samples(text: bytes) -> Samples:
         for family in families
         for sample in family.samples
     }
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def launch(*arguments: object, folder: Path, **environment: str) -> "subprocess.Popen[str]":

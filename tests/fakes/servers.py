@@ -17,8 +17,8 @@ import psycopg
 
 from schema.postgres import programs
 from schema.postgres.placement import make_place
+from tests.fakes.waiting import SECONDS
 
-SECONDS = 60.0
 PORTS = (12_000, 32_000)
 """Ports that are no service's own here, and lie below the range of connections that go out."""
 

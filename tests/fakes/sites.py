@@ -29,8 +29,8 @@ from services.lookup.web.lexicon import Lexicon
 from services.lookup.web.live import Live
 from services.lookup.web.readings import read_figures, read_readiness
 from services.lookup.web.upstream import Upstream
+from tests.fakes.waiting import SECONDS
 
-SECONDS = 60.0
 _OWN = "token of the HTTP side"
 Result = TypeVar("Result")
 

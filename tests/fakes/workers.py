@@ -40,9 +40,9 @@ from services.worker.response_log import ResponseLog
 from services.worker.settings import WorkerSettings
 from services.worker.work import Answer, Facts
 from tests import ROOT
-from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Samples, Service, read_samples, started
 from tests.fakes.sites import Loop
+from tests.fakes.waiting import SECONDS, until
 
 MODEL = "small"
 

@@ -15,8 +15,8 @@ import pytest
 
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import load_tokenizer
-from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Service
+from tests.fakes.waiting import SECONDS, until
 from tests.fakes.workers import served_worker
 
 pytest.importorskip("torch")

@@ -36,6 +36,7 @@ from schema.home import HOME_VARIABLE
 from tests import ROOT
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.fakes.servers import free_port
+from tests.fakes.waiting import until
 from tests.unit.hf.test_loading import model_folder
 
 __all__ = ["model_folder"]  # a fixture
@@ -326,10 +327,7 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
     slow["tokenizer"] = str(tmp_path / "tokenizer")
     local.prefect("deployment", "run", "build-rest/default", "--params", json.dumps(slow))
-    end = time.monotonic() + SECONDS
-    while "stores/slow/rest" not in local.output():
-        assert time.monotonic() < end, local.output()
-        time.sleep(0.05)
+    until(lambda: "stores/slow/rest" in local.output(), local.output, SECONDS)
     assert local.stop() == 0, local.output()
     assert local.processes() == {}
     logs = local.output() + (local.state / "server.log").read_text(encoding="utf-8")

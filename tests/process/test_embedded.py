@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +35,10 @@ from schema.postgres import supervisor as supervisor_module
 from schema.postgres.placement import find_binaries, find_place, make_place
 from schema.postgres.plan import LOG, SERVER_LOCK, ClusterPlan
 from schema.postgres.state import ServerState, server_state, try_lock
+from tests.fakes.waiting import SECONDS, is_alive, until
 
 ROOT = os.geteuid() == 0
 USERS = ["root", "nobody"] if ROOT else ["user"]
-PATIENCE = 60.0
 MEMORY = Path("/dev/shm")  # much faster to fill and to empty than a disk that others use
 LONG = "long-" * 18
 needs_root = pytest.mark.skipif(not ROOT, reason="only root runs the server under another account")
@@ -132,8 +132,8 @@ class Home:
 
     def wait_end(self, *pids: int | None) -> None:
         """Wait until these processes have ended, and every other one of the server too."""
-        wait_until(lambda: not any(is_alive(pid) for pid in pids if pid))
-        wait_until(lambda: is_free(self.base / SERVER_LOCK))
+        until(lambda: not any(is_alive(pid) for pid in pids if pid))
+        until(lambda: is_free(self.base / SERVER_LOCK))
         assert self.state.status == "stopped"
 
 
@@ -162,10 +162,10 @@ class Client:
         if how == "return":
             assert self.process.stdin
             self.process.stdin.close()
-            assert self.process.wait(PATIENCE) == 0
+            assert self.process.wait(SECONDS) == 0
         else:
             self.process.send_signal(signal.Signals[how])
-            self.process.wait(PATIENCE)
+            self.process.wait(SECONDS)
 
 
 @dataclass(frozen=True)
@@ -240,26 +240,11 @@ def link_or_copy(source: str | Path, target: str | Path) -> str | Path:
     return target
 
 
-def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def is_free(lock: Path) -> bool:
     if (held := try_lock(lock, fcntl.LOCK_SH)) is None:
         return False
     os.close(held)
     return True
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def ask(url: str, sql: str) -> Any:
@@ -310,7 +295,7 @@ def reachable_folder(parent: Path | None) -> Iterator[Path]:
         if (supervisor := server_state(state.parent).supervisor) is not None:
             with suppress(ProcessLookupError):  # it was about to end
                 os.kill(supervisor, signal.SIGTERM)
-            wait_until(lambda pid=supervisor: not is_alive(pid))  # type: ignore[misc]
+            until(lambda pid=supervisor: not is_alive(pid))  # type: ignore[misc]
     rmtree(path)
 
 
@@ -381,7 +366,7 @@ def test_a_killed_server_is_started_again_for_the_clients_that_are_there(home: H
     state = home.state
     assert state.server
     os.kill(state.server, signal.SIGKILL)
-    wait_until(lambda: home.state.server not in (None, state.server))
+    until(lambda: home.state.server not in (None, state.server))
     assert home.state.supervisor == state.supervisor
     assert client.ask("SELECT number FROM notes") == "42"
 
@@ -392,7 +377,7 @@ def test_a_program_of_a_job_in_the_background_ends_with_its_parent(home: Home) -
     assert launching.stdout
     program = int(launching.stdout.readline())
     try:
-        wait_until(lambda: not is_alive(program))
+        until(lambda: not is_alive(program))
     finally:
         with suppress(ProcessLookupError):
             os.kill(program, signal.SIGKILL)
@@ -425,13 +410,13 @@ def test_a_half_made_cluster_is_made_anew(home: Home) -> None:
     unfinished, whole = home.base / "data.unfinished", home.base / "data"
     for _ in range(20):  # where this process is held up, the cluster may be whole before the signal comes
         client = home.client()
-        wait_until(lambda: (unfinished / "global").exists() or whole.exists())
+        until(lambda: (unfinished / "global").exists() or whole.exists())
         supervisor = home.state.supervisor
         assert supervisor
         os.kill(supervisor, signal.SIGSTOP)  # the client sees no end, and starts no other
         client.end("SIGKILL")
         os.kill(supervisor, signal.SIGKILL)
-        wait_until(lambda: is_free(home.base / SERVER_LOCK))
+        until(lambda: is_free(home.base / SERVER_LOCK))
         if not whole.exists():
             break
         rmtree(home.base)
@@ -449,7 +434,7 @@ def test_clients_that_come_and_go_at_once_always_find_a_server(home: Home) -> No
     client.ask("CREATE TABLE visits (one int)")
     client.end()
     visitors = [home.spawn(IN_AND_OUT) for _ in range(4)]
-    assert [visitor.wait(PATIENCE) for visitor in visitors] == [0] * 4
+    assert [visitor.wait(SECONDS) for visitor in visitors] == [0] * 4
     home.wait_end()
     last = home.client()
     assert last.url
@@ -458,12 +443,12 @@ def test_clients_that_come_and_go_at_once_always_find_a_server(home: Home) -> No
 
 def test_a_forked_process_holds_the_server_after_its_parent_has_ended(home: Home) -> None:
     parent = home.spawn(SECOND_LONGER)
-    assert parent.wait(PATIENCE) == 0
+    assert parent.wait(SECONDS) == 0
     state = home.state
     assert state.status == "ready"
     (home.path / "go").touch()
     seen = home.path / "seen"
-    wait_until(lambda: seen.exists() and seen.read_text() == "7")
+    until(lambda: seen.exists() and seen.read_text() == "7")
     home.wait_end(state.server, state.supervisor)
 
 
@@ -482,7 +467,7 @@ def test_threads_share_one_lock_and_the_last_release_lets_go(folder: Path) -> No
     time.sleep(0.3)
     assert server_state(folder / "postgres") == state
     leases[0].release()
-    wait_until(lambda: server_state(folder / "postgres").status == "stopped")
+    until(lambda: server_state(folder / "postgres").status == "stopped")
     with pytest.raises(EmbeddedServerError, match="acquire another"):
         leases[0].ensure()
 
@@ -499,7 +484,7 @@ def test_commands_in_a_row_find_the_server_lingering(folder: Path, monkeypatch: 
     assert stop(folder)
     monkeypatch.setenv("DRAFTSTORE_POSTGRES_LINGER", "0.3")
     acquire(folder).release()
-    wait_until(lambda: server_state(folder / "postgres").status == "stopped")
+    until(lambda: server_state(folder / "postgres").status == "stopped")
     monkeypatch.setenv("DRAFTSTORE_POSTGRES_LINGER", "soon")
     with pytest.raises(
         EmbeddedServerError, match=r"DRAFTSTORE_POSTGRES_LINGER='soon' is not a number of seconds"
@@ -533,7 +518,7 @@ def test_a_server_ends_when_its_folder_is_removed(folder: Path) -> None:
         rmtree(folder / "removed", ignore_errors=True)
         assert state.supervisor
         assert state.server
-        wait_until(lambda: not is_alive(state.supervisor or 0) and not is_alive(state.server or 0))
+        until(lambda: not is_alive(state.supervisor or 0) and not is_alive(state.server or 0))
         with acquire(folder) as another:
             assert ask(another.url, "SELECT 1") == 1
 
@@ -660,7 +645,7 @@ def test_root_copies_the_programs_once_where_the_account_cannot_reach_the_wheel(
             times.append(copy.stat().st_mtime_ns)
             server = server_state(disk_folder / "postgres").server
             assert str(copy) in str(Path(f"/proc/{server}/exe").readlink())
-        wait_until(lambda: server_state(disk_folder / "postgres").status == "stopped")
+        until(lambda: server_state(disk_folder / "postgres").status == "stopped")
     assert times[0] == times[1]
     assert permissions(closed) == before
 
@@ -723,7 +708,7 @@ def test_a_cluster_of_another_version_is_refused(folder: Path) -> None:
 def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
     with acquire(folder):
         pass
-    wait_until(lambda: server_state(folder / "postgres").status == "stopped")
+    until(lambda: server_state(folder / "postgres").status == "stopped")
     (folder / "postgres" / "data" / "global" / "pg_control").unlink()
     with pytest.raises(
         EmbeddedServerError, match=r"could not (find the database system|open file).*server\.log"

@@ -18,8 +18,8 @@ from services.lookup.web import page
 from services.lookup.web.messages import ReleaseEntry
 from tests.fakes.browsers import needs_browser, open_browser
 from tests.fakes.sites import Running, grant, running_site, serving
+from tests.fakes.waiting import SECONDS
 
-SECONDS = 60.0
 EVIL = "<script>document.title='owned'</script>"
 TOKEN = "a-token-for-the-page"
 

@@ -37,9 +37,10 @@ from services.lookup.settings import LookupSettings
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
 from tests.fakes.databases import new_engine, publish, rollback
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
-from tests.fakes.lookups import SECONDS, Caller, contexts_of, failure, until
-from tests.fakes.served import Service, is_alive, launch, refusal, served, short_folder, wait_for_worker
+from tests.fakes.lookups import Caller, contexts_of, failure
+from tests.fakes.served import Service, launch, refusal, served, short_folder, wait_for_worker
 from tests.fakes.servers import free_port, postgres_server
+from tests.fakes.waiting import SECONDS, is_alive, until
 
 
 def run_tokens(*arguments: object) -> str:
@@ -466,6 +467,21 @@ def test_a_hanging_worker_is_replaced(small_store: Path) -> None:
         until(lambda: service.metric("draftstore_worker_restarts_total", worker="1") == 1)
         wait_for_worker(service, 1)
         answers(service, small_store)
+
+
+def test_a_service_that_was_paused_goes_on_as_it_was(small_store: Path) -> None:
+    with served("--store", f"small={small_store}", "--hang-seconds", "6") as service:
+        supervisor, children = service.process.pid, service.pids
+        for pid in (supervisor, *children):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(7)
+        os.kill(supervisor, signal.SIGCONT)
+        time.sleep(1)  # it looks for hanging processes before they show that they live
+        for pid in children:
+            os.kill(pid, signal.SIGCONT)
+        answers(service, small_store)
+        assert "process hangs" not in service.log
+        assert service.stop() == 0
 
 
 def test_no_process_outlives_a_killed_supervisor(small_store: Path) -> None:

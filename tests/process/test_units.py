@@ -16,9 +16,9 @@ from pipelines import local
 from services.cli.serve import serve
 from services.cli.worker import worker
 from tests import ROOT
-from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import short_folder
 from tests.fakes.servers import free_port
+from tests.fakes.waiting import SECONDS, until
 
 UNITS = {path.stem: path for path in sorted((ROOT / "packaging" / "systemd").iterdir())}
 COMMANDS = {

@@ -14,8 +14,8 @@ from draftstore.text.tokenizer import TextTokenizer
 from services.cli.worker import worker
 from services.common import logs
 from services.common.permissions import PREFIX, hash_token
-from tests.fakes.lookups import SECONDS, until
 from tests.fakes.served import Service
+from tests.fakes.waiting import SECONDS, until
 from tests.fakes.workers import MODEL, launch_worker, read_stream, served_worker, text_of
 
 FAKE = "tests.fakes.workers"

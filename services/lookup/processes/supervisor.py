@@ -77,6 +77,8 @@ class Supervisor:
         self._serving = False
         self._stopping = False
         self._hurry = False
+        self._looked = self._awake = time.monotonic()
+        """When it last looked for hanging processes, and since when it has done so without a break."""
 
     @property
     def _children(self) -> list[Child]:
@@ -246,9 +248,13 @@ class Supervisor:
                 self._start(child)
 
     def _end_hanging(self) -> None:
-        """Kill processes whose event loop hangs."""
+        """Kill processes whose event loop hangs, unless this one was held up too, as in a paused container."""
+        now, patience = time.monotonic(), self._settings.hang_seconds
+        if now - self._looked > patience / 2:
+            self._awake = now
+        self._looked = now
         for child in self._children:
-            if (silence := child.silence) > self._settings.hang_seconds:
+            if (silence := min(child.silence, now - self._awake)) > patience:
                 extra = {"child": child.name, "pid": child.pid, "silence": round(silence, 1)}
                 LOG.error("process hangs, it is ended", extra=extra)
                 child.signal(signal.SIGKILL)

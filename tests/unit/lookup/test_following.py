@@ -30,17 +30,10 @@ from services.lookup.stores.targets import Target
 from tests.fakes.databases import new_engine, publish, rollback, write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
 from tests.fakes.servers import postgres_server
+from tests.fakes.waiting import SECONDS, until
 
-SECONDS = 60.0
 NEVER = 3600.0
 CONTEXT = np.array([[5, 6, 7, 300]], np.int32)
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -127,13 +120,13 @@ class TestNotices:
             assert follower.complete
             assert serves(open_stores, "chat", copies.digests[one])()
             copies.publish("chat", two)
-            wait_until(serves(open_stores, "chat", copies.digests[two]), "publishing")
+            until(serves(open_stores, "chat", copies.digests[two]), "publishing")
             copies.publish("code", one)
-            wait_until(serves(open_stores, "code", copies.digests[one]), "a new release")
+            until(serves(open_stores, "code", copies.digests[one]), "a new release")
             copies.rollback("chat")
-            wait_until(serves(open_stores, "chat", copies.digests[one]), "rollback")
+            until(serves(open_stores, "chat", copies.digests[one]), "rollback")
             copies.remove("code")
-            wait_until(serves(open_stores, "code", None), "removal")
+            until(serves(open_stores, "code", None), "removal")
             assert open_stores.names() == ["chat"]
 
     def test_a_rollback_swaps_to_the_store_that_is_still_open(
@@ -152,15 +145,15 @@ class TestNotices:
             assert follower.wait_for_first(SECONDS)
             for _ in range(2):
                 copies.publish("chat", two)
-                wait_until(serves(open_stores, "chat", copies.digests[two]), "publishing")
+                until(serves(open_stores, "chat", copies.digests[two]), "publishing")
                 copies.rollback("chat")
-                wait_until(lambda: open_stores.get("chat") is opened[0], "rollback")
+                until(lambda: open_stores.get("chat") is opened[0], "rollback")
             assert len(opened) == 2
             copies.publish("chat", three)
-            wait_until(lambda: opened[1].closed, "of the stores before, one stays open")
+            until(lambda: opened[1].closed, "of the stores before, one stays open")
             assert not opened[0].closed
             copies.remove("chat")
-            wait_until(lambda: all(served.closed for served in opened), "removal")
+            until(lambda: all(served.closed for served in opened), "removal")
 
     @pytest.mark.parametrize("kept_seconds", [0.0, 0.01])
     def test_the_store_before_is_closed_in_the_end(
@@ -172,7 +165,7 @@ class TestNotices:
             assert follower.wait_for_first(SECONDS)
             served = open_stores.get("chat")
             copies.publish("chat", copies.add())
-            wait_until(lambda: served.closed, "the time is over")
+            until(lambda: served.closed, "the time is over")
 
     def test_only_releases_that_were_asked_for(
         self, open_stores: OpenStores, copies: Copies, caplog: pytest.LogCaptureFixture
@@ -186,7 +179,7 @@ class TestNotices:
             assert open_stores.names() == ["code"]
             assert (follower.missing, follower.complete) == (["none"], False)
             copies.publish("none", one)
-            wait_until(lambda: open_stores.names() == ["code", "none"], "the release came later")
+            until(lambda: open_stores.names() == ["code", "none"], "the release came later")
             assert follower.complete
         assert [record.message for record in caplog.records].count("the catalogue has no release 'none'") == 1
 
@@ -199,7 +192,7 @@ class TestNotices:
             assert follower.wait_for_first(SECONDS)
             with psycopg.connect(database, autocommit=True) as connection:
                 connection.execute("UPDATE releases SET build_id = %s", (two,))
-            wait_until(serves(open_stores, "chat", copies.digests[two]), "a look")
+            until(serves(open_stores, "chat", copies.digests[two]), "a look")
 
     def test_somebody_asks_for_a_look(self, open_stores: OpenStores, copies: Copies, database: str) -> None:
         one, two = copies.add(), copies.add()
@@ -209,7 +202,7 @@ class TestNotices:
             with psycopg.connect(database, autocommit=True) as connection:
                 connection.execute("UPDATE releases SET build_id = %s", (two,))
             follower.look()
-            wait_until(serves(open_stores, "chat", copies.digests[two]), "a look")
+            until(serves(open_stores, "chat", copies.digests[two]), "a look")
 
     def test_the_listening_connection_is_ended(
         self, open_stores: OpenStores, copies: Copies, database: str
@@ -225,7 +218,7 @@ class TestNotices:
                         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                     )
                 digest = copies.publish("chat", builds[turn % 2])
-                wait_until(serves(open_stores, "chat", digest), "after the connection was ended")
+                until(serves(open_stores, "chat", digest), "after the connection was ended")
 
 
 class TestTheDatabaseIsAway:
@@ -245,22 +238,22 @@ class TestTheDatabaseIsAway:
                 assert not follower.complete
                 assert "draftstore db status" in str(follower.problem)
                 server.start()
-                wait_until(lambda: follower.complete, "the server came")
+                until(lambda: follower.complete, "the server came")
                 engine = new_engine(server.url)
                 copies = Copies(engine, tmp_path, small_crest)
                 one, two = copies.add(), copies.add()
                 copies.publish("chat", one)
-                wait_until(serves(open_stores, "chat", copies.digests[one]), "publishing")
+                until(serves(open_stores, "chat", copies.digests[one]), "publishing")
                 for number, build in ((signal.SIGQUIT, two), (signal.SIGINT, one)):
                     served = open_stores.get("chat").digest
                     server.stop(number)
-                    wait_until(lambda: follower.problem is not None, "the server is gone")
+                    until(lambda: follower.problem is not None, "the server is gone")
                     assert open_stores.get("chat").digest == served
                     assert open_stores.get("chat").drafter().draft(CONTEXT)
                     server.start()
                     engine.dispose()
                     digest = copies.publish("chat", build)
-                    wait_until(serves(open_stores, "chat", digest), "after a restart")
+                    until(serves(open_stores, "chat", digest), "after a restart")
                     assert follower.problem is None
                 engine.dispose()
 
@@ -284,7 +277,7 @@ class TestTheDatabaseIsAway:
                 assert open_stores.names() == ["fixed"]
                 assert "timeout" in str(follower.problem)
                 monkeypatch.setenv(URL_VARIABLE, database)
-                wait_until(serves(open_stores, "chat", digest), "the database answers")
+                until(serves(open_stores, "chat", digest), "the database answers")
 
     def test_it_hangs_later_on(
         self, open_stores: OpenStores, copies: Copies, database: str, monkeypatch: pytest.MonkeyPatch
@@ -303,11 +296,11 @@ class TestTheDatabaseIsAway:
                 with monkeypatch.context() as patch:
                     patch.setattr(pooling.LimitedConnection, "limit", 0.5)
                     proxy.freeze()
-                    wait_until(lambda: follower.problem is not None, "the database hangs")
+                    until(lambda: follower.problem is not None, "the database hangs")
                 assert open_stores.get("chat").drafter().draft(CONTEXT)
                 there.publish("chat", two)
                 proxy.thaw()
-                wait_until(serves(open_stores, "chat", there.digests[two]), "it answers again")
+                until(serves(open_stores, "chat", there.digests[two]), "it answers again")
             engine.dispose()
 
     def test_whatever_happens_it_goes_on(self, small_crest: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -320,7 +313,7 @@ class TestTheDatabaseIsAway:
 
         follower = Follower([Target("a", small_crest)], None, fail, poll_seconds=0.05)
         with following(follower):
-            wait_until(lambda: len(calls) > 3, "it goes on")
+            until(lambda: len(calls) > 3, "it goes on")
         assert len([record for record in caplog.records if "trying again" in record.message]) == 2
 
 
@@ -340,16 +333,16 @@ class TestBuildsThatCannotBeOpened:
         with following(Follower([], Catalogue(), reconciler, poll_seconds=0.1)) as follower:
             assert follower.wait_for_first(SECONDS)
             self._publish_damaged(copies, cut, lambda path: cut_file(path / "trees.lmdb"))
-            wait_until(lambda: "chat" in reconciler.failures, "the cut file")
+            until(lambda: "chat" in reconciler.failures, "the cut file")
             assert "has 100 bytes" in reconciler.failures["chat"]
             assert serves(open_stores, "chat", old)()
             time.sleep(0.5)  # several looks
             self._publish_damaged(copies, foreign, lambda path: write_other(path, one))
-            wait_until(lambda: "another store" in reconciler.failures["chat"], "the other digest")
+            until(lambda: "another store" in reconciler.failures["chat"], "the other digest")
             assert serves(open_stores, "chat", old)()
             digest = copies.publish("chat", good)
-            wait_until(serves(open_stores, "chat", digest), "a whole build")
-            wait_until(lambda: reconciler.failures == {}, "all is well")
+            until(serves(open_stores, "chat", digest), "a whole build")
+            until(lambda: reconciler.failures == {}, "all is well")
         assert len(failed) == 2  # the same reason is told once
         assert (
             sum("serving build " + old[:16] + " as before" in entry.message for entry in caplog.records) == 2
@@ -374,9 +367,9 @@ class TestBuildsThatCannotBeOpened:
             assert follower.wait_for_first(SECONDS)
             served = open_stores.get("chat")
             self._publish_damaged(copies, cut, lambda path: cut_file(path / "trees.lmdb"))
-            wait_until(lambda: "chat" in reconciler.failures, "the cut file")
+            until(lambda: "chat" in reconciler.failures, "the cut file")
             copies.rollback("chat")
-            wait_until(lambda: reconciler.failures == {}, "rollback")
+            until(lambda: reconciler.failures == {}, "rollback")
             assert open_stores.get("chat") is served
             assert served.digest == old
 
@@ -391,7 +384,7 @@ class TestBuildsThatCannotBeOpened:
             assert "is not a store" in reconciler.failures["chat"]
             assert follower.complete
             shutil.copytree(small_crest, path)
-            wait_until(serves(open_stores, "chat", manifest_digest(small_crest)), "the store has come")
+            until(serves(open_stores, "chat", manifest_digest(small_crest)), "the store has come")
 
     def test_an_unexpected_error_is_a_failure_too(
         self, open_stores: OpenStores, small_crest: Path, caplog: pytest.LogCaptureFixture
@@ -439,7 +432,7 @@ class TestBuildsThatAreReplacedInPlace:
             assert serves(open_stores, "chat", old)()  # what is open stays whole
             assert open_stores.get("chat").drafter().draft(CONTEXT)
             new = copies.publish("chat", two)
-            wait_until(serves(open_stores, "chat", new), "the build in its place")
+            until(serves(open_stores, "chat", new), "the build in its place")
         assert new != old
         assert swapped == ["chat"]
 
@@ -457,8 +450,8 @@ class TestBuildsThatAreReplacedInPlace:
             served = open_stores.get("chat")
             path.rename(tmp_path / "retired")
             newer.rename(path)
-            wait_until(serves(open_stores, "chat", digest), "the build in its place")
-            wait_until(lambda: served.closed, "the old one is closed")
+            until(serves(open_stores, "chat", digest), "the build in its place")
+            until(lambda: served.closed, "the old one is closed")
 
 
 def cut_file(path: Path) -> None:
@@ -517,9 +510,9 @@ def test_no_lookup_fails_or_mixes_while_releases_move(
         try:
             for build in (*builds[1:], *builds):
                 digest = copies.publish("chat", build)
-                wait_until(serves(open_stores, "chat", digest), "publishing")
+                until(serves(open_stores, "chat", digest), "publishing")
             copies.rollback("chat")
-            wait_until(serves(open_stores, "chat", copies.digests[builds[1]]), "rollback")
+            until(serves(open_stores, "chat", copies.digests[builds[1]]), "rollback")
         finally:
             done.set()
 

@@ -19,7 +19,8 @@ from services.lookup.frames import server, turns
 from services.lookup.limits import Limits
 from services.lookup.stores.served import OpenStores, ServedStore, open_served
 from services.lookup.stores.targets import Target
-from tests.fakes.lookups import SECONDS, Caller, Lookups, contexts_of, failure, serving, until
+from tests.fakes.lookups import Caller, Lookups, contexts_of, failure, serving
+from tests.fakes.waiting import SECONDS, until
 
 
 @pytest.fixture(scope="module")

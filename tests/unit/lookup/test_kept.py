@@ -19,8 +19,8 @@ from services.lookup.stores.targets import Target
 from tests.fakes.databases import publish
 from tests.fakes.proxies import silent_port
 from tests.fakes.servers import free_port
+from tests.fakes.waiting import SECONDS
 
-SECONDS = 60.0
 NEVER = 3600.0
 LONG_AGO = 1e9
 

@@ -7,8 +7,9 @@ from services.lookup.figures import words
 from services.lookup.figures.counting import SharedCounters
 from services.lookup.figures.metrics import metrics_text, resident_bytes
 from services.lookup.figures.totals import Labels, WorkerState
-from tests.fakes.lookups import contexts_of, failure, until
+from tests.fakes.lookups import contexts_of, failure
 from tests.fakes.served import Samples, read_samples, served
+from tests.fakes.waiting import until
 
 STATUSES = ("not_found", "bad_request")
 

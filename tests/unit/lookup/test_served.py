@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,7 @@ from services.lookup.stores.served import OpenStores, ServedStore, UnknownReleas
 from services.lookup.stores.targets import Target
 from tests.conftest import write_texts
 from tests.fakes.dense_stores import MODEL
-
-SECONDS = 60.0
+from tests.fakes.waiting import SECONDS, until
 
 
 class Build(NamedTuple):
@@ -95,13 +94,6 @@ def mapped(path: Path) -> list[str]:
     """Return what of a store this process has mapped."""
     inodes = {str(file.stat().st_ino) for file in path.rglob("*") if file.is_file()}
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if line.split()[4] in inodes]
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
 
 
 def is_closed(served: ServedStore) -> bool:
@@ -253,12 +245,12 @@ class TestShelf:
             assert mapped(one.path)
             assert drafts_of(served, contexts) == one.expected
             reader.release()
-        wait_until(lambda: served.closed, "the store is not closed")
-        wait_until(lambda: not mapped(one.path), "the files are still mapped")
+        until(lambda: served.closed, "the store is not closed")
+        until(lambda: not mapped(one.path), "the files are still mapped")
         assert drafts_of(open_stores.get("chat"), contexts) == two.expected
         removed = open_stores.remove("chat")
         assert removed is not None
-        wait_until(lambda: removed.closed and not mapped(two.path), "the files are still mapped")
+        until(lambda: removed.closed and not mapped(two.path), "the files are still mapped")
 
     def test_a_book_without_readers_is_closed_when_the_shelf_is(self, builds: dict[str, list[Build]]) -> None:
         open_stores = OpenStores()
@@ -346,7 +338,7 @@ class TestShelf:
                     time.sleep(0.01)
                     if turn < 3:  # each is seen, however slow the others are
                         build = short_hash(target.digest)
-                        wait_until(lambda build=build: build in seen or bool(problems), "a store")  # type: ignore[misc]
+                        until(lambda build=build: build in seen or bool(problems), "a store")  # type: ignore[misc]
             except DraftstoreError as error:
                 problems.append(repr(error))
             finally:
@@ -360,7 +352,7 @@ class TestShelf:
             thread.join(SECONDS)
         assert problems == []
         assert set(seen) == set(known)
-        wait_until(lambda: all(served.closed for served in old), "an old store is open")
+        until(lambda: all(served.closed for served in old), "an old store is open")
         live = open_stores.get("chat")
         for build in builds[kind]:
             if build.digest != live.digest:
@@ -376,7 +368,7 @@ class TestShelf:
                     served.drafter().draft(np.array([[300, 301]], np.int32))
                     before = open_stores.put(kind, served)
                     if before is not None:
-                        wait_until(partial(is_closed, before), "an old store is open")
+                        until(partial(is_closed, before), "an old store is open")
 
         swap(50)
         gc.collect()

@@ -29,8 +29,8 @@ from services.lookup.web.messages import MAX_BODY
 from services.lookup.web.readings import read_readiness
 from services.lookup.web.texts import LAST, pack_contexts, show_draft
 from tests.fakes.dense_stores import MODEL
-from tests.fakes.lookups import until
 from tests.fakes.sites import Running, grant, running_site, serving
+from tests.fakes.waiting import until
 
 CONTEXT = "The quick brown fox"
 

@@ -9,8 +9,7 @@ import pytest
 from draftstore.errors import DraftstoreError
 from draftstore.remote import addresses
 from draftstore.remote.addresses import Address, Endpoint, check_owner, default_socket, own_folder
-
-SECONDS = 60.0
+from tests.fakes.waiting import SECONDS
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from draftstore.remote.async_client import AsyncRemoteStore
 from draftstore.stores.rest.store import RestStore
 from tests.fakes import faults
 from tests.fakes.clients import contexts_of
-from tests.fakes.faults import SECONDS, Service
+from tests.fakes.faults import Service
+from tests.fakes.waiting import SECONDS
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 

@@ -22,8 +22,9 @@ from draftstore.trees.tree import LEVEL_PROBS
 from services.common.permissions import Grant, Permissions, hash_token
 from tests.fakes import faults
 from tests.fakes.clients import KINDS, connected, contexts_of, decode, follows
-from tests.fakes.faults import OTHER, SECONDS, TOKENIZER, Service
+from tests.fakes.faults import OTHER, TOKENIZER, Service
 from tests.fakes.lookups import serving
+from tests.fakes.waiting import SECONDS
 
 STORES = ("small_store", "small_crest", "wide_store", "wide_crest")
 IDENTITY = TokenizerIdentity("small", TOKENIZER)

@@ -27,7 +27,8 @@ from draftstore.stores.rest.store import RestStore
 from draftstore.trees.batch import DraftBatch
 from tests.fakes import faults
 from tests.fakes.clients import KINDS, Client, connected, contexts_of, decode, follows
-from tests.fakes.faults import FAULTS, SECONDS, TOKENIZER, Service
+from tests.fakes.faults import FAULTS, TOKENIZER, Service
+from tests.fakes.waiting import SECONDS
 
 SHORT = 0.02
 """Seconds; the deadline where no answer is expected."""

@@ -27,8 +27,9 @@ from services.common.permissions import Grant, Permissions, hash_token
 from tests.fakes import faults
 from tests.fakes.clients import KINDS, Client, connected
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
-from tests.fakes.faults import SECONDS, Service
-from tests.fakes.lookups import Lookups, serving, until
+from tests.fakes.faults import Service
+from tests.fakes.lookups import Lookups, serving
+from tests.fakes.waiting import SECONDS, until
 
 VOCABULARY = 50
 DOCUMENTS = [np.random.default_rng(seed).integers(0, 12, 40).tolist() for seed in range(12)]

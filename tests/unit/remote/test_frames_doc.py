@@ -28,7 +28,8 @@ from services.lookup.frames import server
 from services.lookup.limits import Limits
 from services.lookup.settings import DRAFT_PORT
 from tests import ROOT
-from tests.fakes.lookups import SECONDS, Caller, Lookups, contexts_of, failure, serving, until
+from tests.fakes.lookups import Caller, Lookups, contexts_of, failure, serving
+from tests.fakes.waiting import SECONDS, until
 from tests.unit.trees.test_batch import batch_of
 from tests.unit.trees.test_tree import ANIMALS
 

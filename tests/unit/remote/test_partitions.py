@@ -29,8 +29,9 @@ from draftstore.trees.batch import Draft
 from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target
 from tests.fakes.clients import contexts_of
-from tests.fakes.faults import FAULTS, SECONDS, TOKENIZER, Peer, Service
+from tests.fakes.faults import FAULTS, TOKENIZER, Peer, Service
 from tests.fakes.lookups import serving
+from tests.fakes.waiting import SECONDS
 
 IDENTITY = TokenizerIdentity("small", TOKENIZER)
 SOON = 0.2

@@ -24,7 +24,8 @@ from draftstore.trees.batch import Draft
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.limits import Limits
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
-from tests.fakes.lookups import SECONDS, Lookups, contexts_of, new_loop, serving, until
+from tests.fakes.lookups import Lookups, contexts_of, new_loop, serving
+from tests.fakes.waiting import SECONDS, until
 
 pytestmark = needs_openssl
 BATCH = 300

@@ -37,7 +37,8 @@ from schema.failures import database_errors, translate
 from schema.home import data_home
 from schema.postgres.state import server_state
 from tests.fakes.servers import PostgresServer, free_port, postgres_server
-from tests.process.test_embedded import memory_folder, reachable_folder, wait_until
+from tests.fakes.waiting import until
+from tests.process.test_embedded import memory_folder, reachable_folder
 
 SECRET = "s3cret/with@signs"
 COUNT = sqlalchemy.text("SELECT count(*) FROM builds")
@@ -202,7 +203,7 @@ def test_an_engine_and_a_connection_survive_a_killed_server(home: Path) -> None:
     supervisor = server_state(home / "postgres").supervisor
     assert supervisor
     os.kill(supervisor, signal.SIGKILL)
-    wait_until(lambda: server_state(home / "postgres").supervisor != supervisor)
+    until(lambda: server_state(home / "postgres").supervisor != supervisor)
     with engine.connect() as bind:
         assert bind.scalar(COUNT) == 0
     connect().close()
@@ -220,7 +221,7 @@ def test_the_embedded_server_ends_after_the_last_process_and_close(home: Path) -
     state = server_state(home / "postgres")
     assert state.status == "ready"
     database.close()
-    wait_until(lambda: server_state(home / "postgres").status == "stopped")
+    until(lambda: server_state(home / "postgres").status == "stopped")
 
 
 # A named database
@@ -379,7 +380,7 @@ def test_the_command_looks_after_the_embedded_server(home: Path) -> None:
     assert run_json("migrate") == {"revision": revisions.expected_revision()}
     database.close()
     # The server sees a little later that they have gone.
-    wait_until(lambda: run_json("status")["clients"] == 0)
+    until(lambda: run_json("status")["clients"] == 0)
     found = run_json("status")
     assert found["kept"]
     assert found["pid"] == started["pid"]

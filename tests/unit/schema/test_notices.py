@@ -20,8 +20,7 @@ from schema.notices import LiveRelease, Notices
 from tests.fakes.databases import publish, rollback, write_store
 from tests.fakes.proxies import freezing_proxy, silent_port
 from tests.fakes.servers import postgres_server
-
-SECONDS = 60.0
+from tests.fakes.waiting import SECONDS
 
 
 @pytest.fixture

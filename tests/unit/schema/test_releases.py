@@ -24,8 +24,7 @@ from schema.gates import CHECKS
 from schema.models import Build, Release, ReleaseMove
 from schema.partitions import attach_partition, create_partition
 from tests.fakes.databases import publish, rollback, write_store
-
-SECONDS = 60
+from tests.fakes.waiting import SECONDS
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -39,9 +38,9 @@ from schema.database import migrate
 from schema.errors import DatabaseAwayError
 from schema.pooling import MOST_CONNECTIONS, join_pool
 from schema.trees import PostgresEntries, load_store
-from tests.fakes.lookups import until
 from tests.fakes.proxies import freezing_proxy
 from tests.fakes.servers import postgres_server
+from tests.fakes.waiting import until
 
 Connection = psycopg.Connection[Any]
 Items = list[tuple[bytes, bytes]]
@@ -363,10 +362,9 @@ def backends(database: str) -> int:
 
 def wait_for_backends(database: str, number: int) -> None:
     """Wait until so many others are connected: the server takes a moment to see that one has gone."""
-    end = time.monotonic() + 60
-    while (found := backends(database)) != number:
-        assert time.monotonic() < end, f"{found} are connected, expected {number}"
-        time.sleep(0.02)
+    until(
+        lambda: backends(database) == number, lambda: f"{backends(database)} are connected, expected {number}"
+    )
 
 
 def test_connections_are_shared_by_stores_and_closed_with_the_last(

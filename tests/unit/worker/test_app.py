@@ -24,8 +24,8 @@ from services.worker.asking import make_requests
 from services.worker.decoder import MOST_FAILURES
 from services.worker.messages import CompletionAsk, Prediction
 from services.worker.problems import ApiError
-from tests.fakes.lookups import until
 from tests.fakes.sites import grant
+from tests.fakes.waiting import until
 from tests.fakes.workers import MODEL, FakeEngine, Worker, chain, read_stream, running_worker, text_of
 
 ANSWER = " naïve 東京 😀, one two three"

@@ -15,7 +15,7 @@ from services.worker.decoder import MOST_FAILURES, Decoder
 from services.worker.figures import WorkerMetrics
 from services.worker.jobs import DecodingJob, Event, Failed
 from services.worker.work import Answer
-from tests.fakes.lookups import SECONDS, until
+from tests.fakes.waiting import SECONDS, until
 from tests.fakes.workers import FakeEngine, Worker, read_stream, running_worker
 
 TOKENS = 3

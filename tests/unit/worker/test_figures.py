@@ -4,8 +4,8 @@ import threading
 
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker.figures import WorkerMetrics
-from tests.fakes.lookups import until
 from tests.fakes.served import Samples
+from tests.fakes.waiting import until
 from tests.fakes.workers import MODEL, FakeEngine, running_worker
 
 OURS, THEIRS = "draftstore_decoding_", "vllm:"

@@ -16,8 +16,8 @@ from draftstore.text.corpus import read_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.worker.work import Facts
 from tests.fakes.dense_stores import make_dense_store, make_projection
-from tests.fakes.lookups import until
 from tests.fakes.served import Service
+from tests.fakes.waiting import until
 from tests.fakes.workers import chain, read_stream, served_worker, text_of
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.text.tokenizer import TextTokenizer
 from services.worker import response_log
 from services.worker.response_log import ResponseLog, append, older
-from tests.fakes.lookups import until
+from tests.fakes.waiting import until
 from tests.fakes.workers import MODEL, FakeEngine, Worker, running_worker
 
 CHAT = [

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -33,6 +32,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
 from tests.fakes import killed
+from tests.fakes.waiting import is_alive, until
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -559,19 +559,9 @@ def test_workers_end_with_a_killed_build() -> None:
     with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
-        assert is_running(worker)
+        assert is_alive(worker)
         parent.kill()
-    deadline = time.monotonic() + 30
-    while is_running(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    until(lambda: not is_alive(worker))
 
 
 # --- a crash at every single change of the disk ---

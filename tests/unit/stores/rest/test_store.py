@@ -33,10 +33,9 @@ from draftstore.text.tokens import sentinel
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 from tests import reference
+from tests.fakes.waiting import SECONDS
 from tests.reference import Documents, make_index, nodes_of
 
-SECONDS = 60.0
-"""Time limit of a process that should take none."""
 TEXTS = [
     "def add(left, right):\n    return left + right\n",
     "def sub(left, right):\n    return left - right\n",

@@ -133,7 +133,7 @@ def back_off(
         UnclearError: the next shorter suffix may or may not be asked, or not every occurrence is read.
     """
     after = [rest[0] if rest else None for rest in continuations(documents, text[len(text) - size :])]
-    if len(after) > rule.rows * remaining:
+    if 8 * len(after) > rule.rows * remaining:  # a draft of one node reads an eighth
         raise UnclearError
     trust = len(after) / (len(after) + rule.beta * len(set(after)) + rule.alpha)
     shares = {

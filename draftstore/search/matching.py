@@ -14,7 +14,10 @@ from draftstore.search.rows import first_read
 from draftstore.search.suffix import find_rows
 
 ENOUGH = 0.25
-"""Fraction of the wanted reads that must be left of a parent's sequence; else the suffix is searched."""
+"""Fraction of the wanted reads that must be left of a parent's sequence; else the suffix is searched.
+
+Where none is left, the suffix counts as absent: drafts that search it, too, take longer and are accepted no better.
+"""
 
 
 class Matches(NamedTuple):

@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart setup test test-fresh test-vllm lint format prefect bench gpu lock clean
+.PHONY: help quickstart setup test test-fresh test-new test-vllm lint format prefect bench gpu lock clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: .venv/.dev  ## Install and run all tests (real texts: DRAFTSTORE_TEST_DATA
 
 test-fresh:  ## Run make test in ten fresh clones with empty homes, three at once and seven alone (3 hours; ARGS='1 0': once)
 	tests/fresh.sh $(ARGS)
+
+test-new: .venv/.dev  ## Run the property tests with ten times as many examples, other ones every time (an hour; ARGS=tests/unit/search)
+	$(BIN)/python -m pytest --numprocesses auto --hypothesis-profile new -m hypothesis $(or $(ARGS),tests)
 
 test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this CPU, in .venv-vllm (2 GB; ARGS='-s' shows tokens a pass)
 	.venv-vllm/bin/python -m pytest -p no:cacheprovider -W ignore tests/engines_vllm $(ARGS)

@@ -33,10 +33,11 @@ TRAINING_TEXT = [
 def pytest_configure(config: pytest.Config) -> None:
     """Begin without compiled kernels of older sources."""
     remove_stale_kernels(Path(draftstore.__file__).parent)
-    # Machines are busy, and kernels are compiled first.
-    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("thorough", settings.get_profile("patient"), max_examples=1_000)
-    settings.load_profile(config.getoption("--hypothesis-profile") or "patient")
+    # Machines are busy, and kernels are compiled first. The same examples come on every machine and in every run.
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("same", patient, derandomize=True)
+    settings.register_profile("new", patient, max_examples=1_000, print_blob=True)
+    settings.load_profile(config.getoption("--hypothesis-profile") or "same")
 
 
 def pytest_xdist_auto_num_workers() -> int:

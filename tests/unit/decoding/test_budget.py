@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ from draftstore.decoding.replay import RecordedTarget
 from draftstore.errors import CurveError, DraftTreeError
 from draftstore.jit import read_only
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree
+from tests.examples import examples
 from tests.fakes.adversaries import AlwaysWrong, Prophet, RandomTrees, tree_of
 
 CPU = CostCurve((1, 2, 4, 8, 16, 32, 64, 128), (0.041, 0.062, 0.062, 0.074, 0.090, 0.115, 0.176, 0.287))
@@ -392,7 +393,7 @@ def text(size: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("name", CURVES)
 @given(size=st.integers(2, 150), seed=st.integers(0, 100), wrong=st.booleans())
-@settings(max_examples=20)
+@examples(20)
 def test_no_text_takes_longer_than_the_account_allows(name: str, size: int, seed: int, wrong: bool) -> None:
     curve, output = CURVES[name], text(size, seed)
     drafter = AlwaysWrong(50, [[0, *output]], seed) if wrong else RandomTrees(50, seed)
@@ -596,7 +597,7 @@ def test_a_copy_of_a_planner_learns_for_itself() -> None:
 
 
 @given(seed=st.integers(0, 50), texts=st.integers(2, 6))
-@settings(max_examples=20)
+@examples(20)
 def test_no_batch_takes_longer_than_its_accounts_allow(seed: int, texts: int) -> None:
     """However wrong the drafts of all texts are, which are equally long."""
     size, planners = 80, [CostPlanner(CPU, 16) for _ in range(texts)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
@@ -15,6 +15,7 @@ from draftstore.decoding.loop import Fixed, Planner, Step, Tally, Target, Verdic
 from draftstore.drafting.drafter import Drafter, Session
 from draftstore.errors import DraftTreeError
 from draftstore.trees.tree import DraftTree
+from tests.examples import examples
 from tests.fakes.adversaries import (
     Adversary,
     AlwaysWrong,
@@ -177,7 +178,7 @@ DRAFTERS: dict[str, Callable[[list[int]], Adversary]] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@settings(max_examples=40)
+@examples(40)
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
     count=st.integers(1, 30),

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,6 +22,7 @@ from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, level_of
 from tests import reference
+from tests.examples import examples
 from tests.fakes.acceptance import accept_greedy
 from tests.fakes.adversaries import tree_of
 from tests.reference import Nodes, UnclearError, make_index, nodes_of
@@ -97,7 +98,7 @@ IDS = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=4)
 # -- merging -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(FORESTS, st.integers(1, 30), st.sampled_from([255, 60, 20]), st.data())
 def test_a_node_fails_only_if_all_trees_are_wrong(
     forest: list[Nodes], budget: int, max_level: int, data: st.DataObject
@@ -131,13 +132,13 @@ def test_certainty_stays_certain_along_a_path() -> None:
     assert nodes_of(mixed([chain], [chain[:5]]).propose(10)) == chain[:10]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(trees(), st.integers(1, 12))
 def test_what_only_one_drafts_stays_as_it_is(nodes: Nodes, budget: int) -> None:
     assert nodes_of(mixed([nodes], [[]], [[]]).propose(budget)) == nodes[:budget]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(trees(), trees(), st.integers(0, 255))
 def test_a_bound_is_a_prefix(left: Nodes, right: Nodes, level: int) -> None:
     session = mixed([left], [right])
@@ -213,7 +214,7 @@ def test_other_broken_promises_do_no_harm() -> None:
 # -- what is learned -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.tuples(FORESTS.filter(lambda forest: len(forest) == 2), IDS), min_size=1, max_size=4))
 def test_drafters_are_judged_by_the_text_that_came(steps: list[tuple[list[Nodes], list[int]]]) -> None:
     session = mixed([forest[0] for forest, _ in steps], [forest[1] for forest, _ in steps])
@@ -434,7 +435,7 @@ def decoded(output: list[int], drafters: Sequence[Drafter], budget: int = 12) ->
     return [step.tree for step in steps]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=40))
 def test_drafters_of_all_kinds_decode_together(output: list[int]) -> None:
     found = decoded(output, everything())

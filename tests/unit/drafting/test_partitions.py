@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from draftstore.drafting.drafter import propose_batch
@@ -15,6 +15,7 @@ from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree, highest_level
 from tests import reference
+from tests.examples import examples
 from tests.reference import Nodes, UnclearError, make_index, nodes_of
 from tests.unit.drafting.test_mixture import tree_from
 from tests.unit.trees.test_blend import trees
@@ -32,7 +33,7 @@ def draft_of(nodes: Nodes, length: int, count: int) -> Draft:
     return Draft(tree_from(nodes), length, count) if nodes else Draft(DraftTree.empty(), 0, 0)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(
         st.tuples(st.one_of(st.just([]), trees()), st.integers(1, 16), st.integers(1, 9)),
@@ -64,7 +65,7 @@ def test_shares_double_with_every_token_of_a_match(
     assert joined.match_count == sum(count for _, length, count in found if length == longest)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(trees(), st.integers(1, 16))
 def test_one_partition_that_knows_something_is_not_changed(nodes: Nodes, length: int) -> None:
     alone = draft_of(nodes, length, 3)

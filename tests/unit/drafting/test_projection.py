@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
@@ -11,6 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from draftstore.drafting import projection as projection_module
 from draftstore.drafting.projection import Moments, Projection, fit, unit
 from draftstore.errors import BuildError, DraftstoreError
+from tests.examples import examples
 
 
 def states_of(count: int, size: int, seed: int = 0) -> NDArray[np.float32]:
@@ -29,7 +30,7 @@ def fitted(states: NDArray[Any], dims: int) -> tuple[Projection, float]:
     return fit(moments, dims)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(count=st.integers(30, 300), size=st.integers(2, 24), seed=st.integers(0, 99))
 def test_it_is_that_of_scikit_learn(count: int, size: int, seed: int) -> None:
     states = states_of(count, size, seed)

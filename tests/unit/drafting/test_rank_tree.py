@@ -2,11 +2,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.drafting.rank_tree import MAX_PATHS, PRIOR, PRIOR_TRIES, SHARED_TRIES, RankTree, parse_paths
 from draftstore.errors import DraftstoreError
+from tests.examples import examples
 
 
 def test_the_paper_s_tree_has_80_nodes_in_6_layers() -> None:
@@ -73,7 +74,7 @@ def test_rates_go_from_the_prior_to_what_was_counted() -> None:
     assert np.isclose(tree.probs()[place], 0.7)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 500), st.integers(1, 79), st.integers(81, 300))
 def test_other_sizes_keep_the_likeliest(seed: int, fewer: int, more: int) -> None:
     tree = random_tree(seed)

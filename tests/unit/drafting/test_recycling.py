@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -17,11 +17,12 @@ from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.trees.tree import DraftTree, highest_level
 from tests import reference
+from tests.examples import examples
 from tests.reference import Nodes, Rows, UnclearError, nodes_of, paths_of
 from tests.unit.trees.test_blend import blended
 
 VOCAB = 7
-relaxed = settings(max_examples=100)
+relaxed = examples(100)
 candidates = st.lists(st.integers(-1, VOCAB + 1), max_size=8).map(lambda row: [*row, *[-1] * (8 - len(row))])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from draftstore.decoding.replay import read_recordings, replay
@@ -18,6 +18,7 @@ from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, level_of
 from tests import reference
+from tests.examples import examples
 from tests.reference import UnclearError, nodes_of
 from tests.unit.search.test_expand import NARROW, WIDE, joined
 
@@ -54,7 +55,7 @@ def draft(
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE, LAST_ID + 1])
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), RULES, st.sampled_from([12, 1, 2, 5, 40]), st.sampled_from([255, 100, 40]))
 def test_what_followed_before_is_drafted(
     vocab_size: int, data: st.DataObject, rule: RequestRule, budget: int, max_level: int
@@ -70,7 +71,7 @@ def test_what_followed_before_is_drafted(
     assert nodes_of(tree) == expected
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(texts(most=3), min_size=1, max_size=6))
 def test_a_text_that_grows_drafts_as_if_it_had_come_whole(parts: list[list[int]]) -> None:
     growing = RequestDrafter(NARROW).session([])

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.drafting.request import RequestDrafter
@@ -18,6 +18,7 @@ from draftstore.engines.vllm import Drafter, chain_of
 from draftstore.errors import DraftstoreError, EngineError
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.chains import best_chain
+from tests.examples import examples
 from tests.fakes.servers import free_port
 from tests.fakes.vllm_batch import Batch, Request, vllm_config
 
@@ -58,7 +59,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(requests, st.data())
 def test_every_row_gets_the_drafts_of_its_own_text(waiting: list[Request], data: st.DataObject) -> None:
     batch = Batch(drafter(), chain=CHAIN, longest=LONGEST, rows=ROWS)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -22,6 +22,7 @@ from draftstore.stores.dresd.kernels.nearest import search_exactly
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.store import DresdStore
 from tests.conftest import write_texts
+from tests.examples import examples
 from tests.fakes import killed
 from tests.fakes.hf_models import build, stories, tiny
 from tests.unit.stores.rest.test_build import contents
@@ -53,7 +54,7 @@ def test_states_are_what_the_head_is_given(architecture: str) -> None:
         np.testing.assert_allclose(found[index], caught(model, ids), rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=8),
     max_length=st.integers(1, 50),

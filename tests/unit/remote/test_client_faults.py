@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.decoding.replay import Recording, replay
@@ -25,6 +25,7 @@ from draftstore.remote.wire import encode_answer
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.stores.rest.store import RestStore
 from draftstore.trees.batch import DraftBatch
+from tests.examples import examples
 from tests.fakes import faults
 from tests.fakes.clients import KINDS, Client, connected, contexts_of, decode, follows
 from tests.fakes.faults import FAULTS, TOKENIZER, Service
@@ -167,7 +168,7 @@ def client_for(store: RestStore) -> ReleaseClient:
     return ReleaseClient("/here", "chat", tokenizer=IDENTITY, vocab_size=store.manifest.vocab_size)
 
 
-@settings(max_examples=2000)
+@examples(2000)
 @given(drawn=st.data())
 def test_whatever_the_bytes_only_good_drafts_come_through(drawn: st.DataObject, store: RestStore) -> None:
     client = _clients.setdefault(id(store), client_for(store))

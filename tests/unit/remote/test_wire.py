@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -19,6 +19,7 @@ from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.wire import Failure, Frame, Operation, Status
 from draftstore.trees.batch import DraftBatch
 from draftstore.trees.tree import DraftTree
+from tests.examples import examples
 from tests.unit.trees.test_batch import batch_of
 from tests.unit.trees.test_tree import ANIMALS, WIDE, chain, trees
 
@@ -396,7 +397,7 @@ def test_an_answer_that_is_cut_is_refused(batch: DraftBatch) -> None:
         wire.decode_answer(payload + b"\0")
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(batches(least=1), st.data())
 def test_an_answer_that_is_changed_is_valid_or_refused(batch: DraftBatch, data: st.DataObject) -> None:
     refuse_alone(lambda: is_valid_answer(mutated(data, answer_payload(batch))))

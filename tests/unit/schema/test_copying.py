@@ -7,10 +7,11 @@ import numpy as np
 import polars as pl
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schema.copying import array_text, copy_frames
+from tests.examples import examples
 
 Connection = psycopg.Connection[Any]
 TABLE = (
@@ -59,7 +60,7 @@ def copied(connection: Connection, *frames: pl.DataFrame) -> list[tuple[Any, ...
         return connection.execute("SELECT * FROM copied").fetchall()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(rows(), rows())
 def test_every_type_comes_back(
     connection: Connection, first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, StoreError, TokenRangeError
@@ -26,6 +26,7 @@ from schema.drawing import TreeText
 from schema.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.loading import SETTINGS, loading
 from schema.statistics import load_counts, load_kept, most_common, spectrum
+from tests.examples import examples
 from tests.fakes.servers import postgres_server
 
 Connection = psycopg.Connection[Any]
@@ -140,7 +141,7 @@ def test_head_and_spectrum(
     assert seen[-1] == (len(expected), len(expected))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.dictionaries(st.tuples(*[st.integers(0, 300)] * 2), st.integers(1, 4), max_size=60), st.integers(0, 70)
 )

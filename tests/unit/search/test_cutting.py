@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -18,6 +18,7 @@ from draftstore.search.suffix import SuffixIndex
 from draftstore.stores.rest.store import RestStore
 from draftstore.trees.tree import level_of
 from tests import reference
+from tests.examples import examples
 from tests.reference import Documents, Ngram, UnclearError, make_index, nodes_of
 from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
 
@@ -43,7 +44,7 @@ def assert_exact(index: SuffixIndex, documents: Documents, n: int, nodes: int, d
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), st.integers(1, 5), st.integers(1, 6) | st.just(64), st.integers(1, 10))
 def test_trees_are_the_heaviest_nodes_of_the_trie(
     vocab_size: int, data: st.DataObject, n: int, nodes: int, depth: int
@@ -56,7 +57,7 @@ def test_trees_are_the_heaviest_nodes_of_the_trie(
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), st.integers(1, 4), st.integers(1, 6) | st.just(64), st.integers(1, 6))
 def test_drawn_trees_are_drafts_of_the_rule(
     vocab_size: int, data: st.DataObject, n: int, nodes: int, depth: int

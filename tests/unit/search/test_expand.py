@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -14,6 +14,7 @@ from draftstore.stores.rest.store import STRATEGIES, RestDrafter
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, highest_level, level_of
 from tests import reference
+from tests.examples import examples
 from tests.reference import Documents, Nodes, UnclearError, make_index, nodes_of
 
 NARROW, WIDE = 5, 151_665
@@ -112,7 +113,7 @@ def expected_match(documents: Documents, rule: Rule, context: list[int]) -> tupl
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), RULES, BUDGETS, st.integers(0, 255))
 def test_the_longest_match_is_drawn_as_a_trie(
     vocab_size: int, data: st.DataObject, rule: Rule, budget: int, max_level: int
@@ -124,7 +125,7 @@ def test_the_longest_match_is_drawn_as_a_trie(
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(max_examples=300)
+@examples(300)
 @given(st.data(), RULES, BUDGETS, MIN_PROBS)
 def test_every_node_backs_off_to_shorter_matches(
     vocab_size: int, data: st.DataObject, rule: Rule, budget: int, min_prob: float
@@ -134,7 +135,7 @@ def test_every_node_backs_off_to_shorter_matches(
     assert_agrees(reference.backoff_tree, corpus, vocab_size, context, rule, budget, highest_level(min_prob))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), BUDGETS, MIN_PROBS)
 def test_the_rule_that_stores_use_by_default_backs_off_too(
     data: st.DataObject, budget: int, min_prob: float
@@ -151,7 +152,7 @@ def test_the_rule_that_stores_use_by_default_backs_off_too(
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), RULES)
 def test_backing_off_reaches_the_end_of_the_grid(data: st.DataObject, rule: Rule) -> None:
     corpus = data.draw(corpora())
@@ -230,7 +231,7 @@ def test_the_end_of_a_document_is_a_follower_without_a_token() -> None:
 # -- segments ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), RULES, BUDGETS)
 def test_segments_add_up(data: st.DataObject, rule: Rule, budget: int) -> None:
     corpus = data.draw(corpora())
@@ -259,7 +260,7 @@ def test_many_segments_draft_like_one() -> None:
 # -- promises of every tree ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.data(), RULES, BUDGETS, st.integers(0, 255), st.integers(1, 40) | st.just(512))
 def test_trees_keep_the_contract(
     data: st.DataObject, rule: Rule, budget: int, max_level: int, rows: int
@@ -287,7 +288,7 @@ def assert_chances_are_shared(tree: DraftTree) -> None:
         assert float(tree.probs[children].sum()) <= bound * 2 ** (1 / 16) + 1e-6
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), RULES, BUDGETS)
 def test_drafts_never_cross_a_document(data: st.DataObject, rule: Rule, budget: int) -> None:
     corpus = data.draw(corpora())
@@ -317,7 +318,7 @@ def test_what_begins_the_next_document_is_no_continuation() -> None:
 # -- budgets and bounds --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), RULES, st.integers(0, 255))
 def test_the_longest_match_with_less_budget_is_a_prefix(
     data: st.DataObject, rule: Rule, max_level: int
@@ -333,7 +334,7 @@ def test_the_longest_match_with_less_budget_is_a_prefix(
         assert bounded == tree.prefix(int(np.count_nonzero(tree.levels <= max_level)))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), RULES)
 def test_backing_off_with_less_budget_only_loses_chances(data: st.DataObject, rule: Rule) -> None:
     """The smaller tree is no prefix: in a full array, nodes are shared out no further than the last one kept.
@@ -361,7 +362,7 @@ def test_backing_off_with_less_budget_only_loses_chances(data: st.DataObject, ru
         )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), RULES, st.floats(0.0, 1.0))
 def test_a_bound_cuts_what_lies_below_it(data: st.DataObject, rule: Rule, min_prob: float) -> None:
     corpus = data.draw(corpora())
@@ -414,7 +415,7 @@ def test_one_token_is_enough_for_back_off_alone() -> None:
     assert draft(index, BACKOFF, [1])[1:] == (1, 1)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), RULES, st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20))
 def test_a_foreign_id_hides_all_before_it(data: st.DataObject, rule: Rule, before: list[int]) -> None:
     corpus = data.draw(corpora())
@@ -424,7 +425,7 @@ def test_a_foreign_id_hides_all_before_it(data: st.DataObject, rule: Rule, befor
     assert draft(index, rule, [*before, foreign, *context]) == draft(index, rule, context)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), RULES, st.lists(st.integers(0, NARROW - 1), max_size=20))
 def test_no_more_of_a_context_is_matched_than_the_rule_says(
     data: st.DataObject, rule: Rule, before: list[int]
@@ -440,7 +441,7 @@ def test_no_more_of_a_context_is_matched_than_the_rule_says(
 # -- batches, threads ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), RULES, BUDGETS, st.integers(1, 60))
 def test_a_batch_drafts_what_single_calls_do(data: st.DataObject, rule: Rule, budget: int, rows: int) -> None:
     corpus = data.draw(corpora())
@@ -524,7 +525,7 @@ def test_a_rule_crosses_into_the_kernel_as_numbers() -> None:
     assert Rule(*packed.tolist()) == BACKOFF
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), BUDGETS)
 def test_without_mistrust_back_off_is_the_longest_match(data: st.DataObject, budget: int) -> None:
     corpus = data.draw(corpora())

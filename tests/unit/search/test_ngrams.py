@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -13,6 +13,7 @@ from draftstore.search.ngrams import MAX_N, NgramTable, add_tables, count_ngrams
 from draftstore.search.suffix import SuffixIndex
 from draftstore.stores.rest.store import RestStore
 from tests import reference
+from tests.examples import examples
 from tests.reference import Documents, Ngram, make_index
 from tests.unit.search.test_expand import Corpus, corpora, documents_of
 
@@ -44,7 +45,7 @@ def expected(documents: Documents, max_n: int) -> list[list[tuple[Ngram, int]]]:
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), st.integers(1, MAX_N), st.integers(1, 12) | st.just(1 << 22), st.integers(1, 3))
 def test_counts_are_exact_and_ascend(
     vocab_size: int, data: st.DataObject, max_n: int, part_rows: int, workers: int
@@ -54,7 +55,7 @@ def test_counts_are_exact_and_ascend(
     assert counted(index, max_n, part_rows, workers) == expected(documents_of(corpus), max_n)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(corpora(), st.integers(1, MAX_N), st.integers(1, 5))
 def test_segments_do_not_show(corpus: Corpus, max_n: int, part_rows: int) -> None:
     single = [[document] for document in documents_of(corpus)]
@@ -88,7 +89,7 @@ def test_the_example_of_the_module() -> None:
     ]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=12), min_size=1, max_size=4), st.integers(1, 40))
 def test_ranges_are_bounded_and_hold_every_token_once(documents: Documents, part_rows: int) -> None:
     index = make_index([[document] for document in documents], 7)
@@ -114,7 +115,7 @@ def test_progress_tells_every_row_once() -> None:
 NGRAMS = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.integers(1, 2**40), max_size=8)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(NGRAMS, NGRAMS)
 def test_tables_add_up(left: dict[Ngram, int], right: dict[Ngram, int]) -> None:
     merged = NgramTable(*add_tables(*table_of(left), *table_of(right)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydivsufsort import divsufsort
@@ -27,6 +27,7 @@ from draftstore.search.suffix import (
 from draftstore.text.tokenizer import load_tokenizer
 from draftstore.text.tokens import sentinel, token_dtype
 from tests import reference
+from tests.examples import examples
 
 NARROW, WIDE = 40, 151_665
 SIZES = [1, 2, 3, 512, 32_000, 49_152, 65_535, WIDE]
@@ -165,7 +166,7 @@ def test_keys_hold_as_many_tokens_as_fit(vocab_size: int, layout: tuple[int, int
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@settings(max_examples=30)
+@examples(30)
 @given(text=texts())
 def test_tables_describe_the_sorted_suffixes(vocab_size: int, text: list[int]) -> None:
     text = [*spread(text, vocab_size), -1]
@@ -209,7 +210,7 @@ def split(text: Sequence[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@settings(max_examples=100)
+@examples(100)
 @given(
     segments=st.lists(texts(), min_size=1, max_size=3),
     places=st.lists(

@@ -2,11 +2,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.text.incremental import BROKEN, Pieces
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
+from tests.examples import examples
 
 LINES = [
     "\ufffd",
@@ -57,13 +58,13 @@ def test_pieces_of_a_tokenizer_with_spaces_before_words(
     check_text(stories, prompt, text)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(prompt=st.text(max_size=12), text=st.text(max_size=20))
 def test_pieces_of_any_text(small_tokenizer: TextTokenizer, prompt: str, text: str) -> None:
     check_text(small_tokenizer, prompt, text)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(prompt=st.text(min_size=1, max_size=12), text=st.text(max_size=20))
 def test_pieces_of_any_text_with_spaces_before_words(stories: TextTokenizer, prompt: str, text: str) -> None:
     check_text(stories, prompt, text)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -24,6 +24,7 @@ from draftstore.text.parts import Reading, plan_parts, tokenize_parts
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from tests.conftest import write_texts
+from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -59,7 +60,7 @@ def read_at_once(corpus: list[Path]) -> tuple[list[Document], ReadReport]:
     return list(read_corpus(corpus, report=report, **HOW)), report
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     lines=st.lists(LINES, max_size=20),
     end=st.sampled_from([b"\n", b"", b'\n{"text": "cut o']),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -34,6 +34,7 @@ from draftstore.text.tokens import (
     token_dtype,
     write_closed,
 )
+from tests.examples import examples
 
 
 class CharacterTokenizer:
@@ -96,7 +97,7 @@ def test_token_dtype_out_of_range(vocab_size: int) -> None:
     batch_chars=st.integers(1, 100),
     vocab_size=st.sampled_from([300, 70_000]),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory,
     texts: list[str],

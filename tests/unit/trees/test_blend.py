@@ -2,13 +2,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from draftstore.trees.blend import blend_trees
 from draftstore.trees.frontier import finish, new_frontier
 from draftstore.trees.tree import LEVEL_PROBS, DraftTree, highest_level, level_of
 from tests import reference
+from tests.examples import examples
 from tests.reference import Nodes, UnclearError, nodes_of
 
 TOKENS = [0, 1, 2, 65_535, 151_664, 2**31 - 1]
@@ -67,7 +68,7 @@ def blended(
     return tree
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(forests(), st.integers(1, 40), st.integers(1, 6), st.integers(0, 255))
 def test_chances_of_equal_paths_add_up(
     forest: tuple[list[Nodes], list[float]], budget: int, max_depth: int, max_level: int
@@ -79,7 +80,7 @@ def test_chances_of_equal_paths_add_up(
     assert nodes_of(blended(*forest, budget, max_depth, max_level)) == expected
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(forests(), st.floats(0.0, 1.0))
 def test_less_budget_and_a_bound_are_prefixes(
     forest: tuple[list[Nodes], list[float]], min_prob: float
@@ -91,7 +92,7 @@ def test_less_budget_and_a_bound_are_prefixes(
     assert blended(*forest, 4096, max_level=highest_level(min_prob)) == whole.prefix(kept)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(trees())
 def test_one_tree_of_full_weight_stays_as_it_is(nodes: Nodes) -> None:
     assert nodes_of(blended([nodes], [1.0])) == nodes
@@ -99,7 +100,7 @@ def test_one_tree_of_full_weight_stays_as_it_is(nodes: Nodes) -> None:
     assert nodes_of(blended([nodes, nodes, nodes], [0.0, 1.0, 0.0])) == nodes
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(forests())
 def test_the_order_of_trees_does_not_matter(forest: tuple[list[Nodes], list[float]]) -> None:
     try:

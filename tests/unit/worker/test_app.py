@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.decoding.loop import Step
@@ -24,6 +24,7 @@ from services.worker.asking import make_requests
 from services.worker.decoder import MOST_FAILURES
 from services.worker.messages import CompletionAsk, Prediction
 from services.worker.problems import ApiError
+from tests.examples import examples
 from tests.fakes.sites import grant
 from tests.fakes.waiting import until
 from tests.fakes.workers import MODEL, FakeEngine, Worker, chain, read_stream, running_worker, text_of
@@ -630,7 +631,7 @@ FIELDS = [
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]) | JSON, "content": JSON})
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     what=st.sampled_from(["completions", "chat"]),
     asked=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),

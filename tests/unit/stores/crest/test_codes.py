@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.stores.crest.codes import (
@@ -19,6 +19,7 @@ from draftstore.stores.crest.codes import (
     fit_codes,
     read_codes,
 )
+from tests.examples import examples
 
 NOTHING = [np.zeros(0, np.int64)] * ALPHABETS
 
@@ -45,7 +46,7 @@ def least_bits(weights: list[int]) -> int:
     return total
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.integers(0, 40) | st.integers(0, 2**31 - 1), max_size=200))
 def test_codes_are_the_shortest_and_none_begins_another(values: list[int]) -> None:
     codes = fitted(TOKENS, values)

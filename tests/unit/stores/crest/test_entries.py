@@ -12,7 +12,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, DraftstoreError, StoreError
@@ -28,6 +28,7 @@ from draftstore.stores.crest.entries import (
     open_entries,
     write_lmdb,
 )
+from tests.examples import examples
 
 Items = list[tuple[bytes, bytes]]
 
@@ -96,7 +97,7 @@ def test_the_digest_is_of_lengths_keys_and_values() -> None:
 # -- reading and writing -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.dictionaries(st.binary(min_size=1, max_size=32), st.binary(max_size=5_000), max_size=30),
     st.lists(st.binary(min_size=1, max_size=32), max_size=5),

@@ -4,12 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import StoreError
 from draftstore.stores.crest.envelope import Entry, Envelope, entry_bytes, train_dictionary
 from draftstore.trees.tree import DraftTree
+from tests.examples import examples
 from tests.reference import Nodes, nodes_of
 from tests.unit.trees.test_blend import trees
 
@@ -39,7 +40,7 @@ DICTIONARIES = pytest.mark.parametrize("dictionary", [b"", DICTIONARY], ids=["pl
 
 
 @DICTIONARIES
-@settings(max_examples=100)
+@examples(100)
 @given(nodes=trees(), count=st.integers(0, 2**32 - 1), distinct=st.integers(0, 2**32 - 1))
 def test_entries_come_back(dictionary: bytes, nodes: Nodes, count: int, distinct: int) -> None:
     envelope = Envelope(dictionary)
@@ -145,7 +146,7 @@ def open_or_refuse(envelope: Envelope, value: bytes) -> bool:
 
 
 @DICTIONARIES
-@settings(max_examples=300)
+@examples(300)
 @given(value=st.binary(max_size=200))
 def test_any_bytes_are_an_entry_or_an_error(dictionary: bytes, value: bytes) -> None:
     open_or_refuse(Envelope(dictionary), value)

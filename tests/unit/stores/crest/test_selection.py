@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from draftstore.errors import DraftstoreError
@@ -26,6 +26,7 @@ from draftstore.stores.crest.selection import (
     shared_sums,
 )
 from tests import reference
+from tests.examples import examples
 from tests.reference import Documents, Ngram, Nodes, UnclearError, make_index
 from tests.unit.search.test_expand import NARROW, WIDE, corpora, documents_of
 from tests.unit.trees.test_blend import trees
@@ -53,7 +54,7 @@ def ranked(ranking: Ranking) -> list[Ngram]:
 
 
 @pytest.mark.parametrize("selection", ORACLES)
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), st.integers(1, 5), st.integers(1, 30), st.sampled_from([NARROW, WIDE]))
 def test_selections_are_what_they_say(
     selection: str, data: st.DataObject, max_n: int, most: int, vocab_size: int
@@ -67,7 +68,7 @@ def test_selections_are_what_they_say(
     assert ranking.counts().tolist() == [counts[ngram] for ngram in expected]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(corpora(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9))
 def test_pools_are_cut_without_loss(corpus: list[Documents], max_n: int, most: int, part_rows: int) -> None:
     """However small the parts that are counted at a time, and however often the pools are cut."""
@@ -134,7 +135,7 @@ def assert_ranked_by(gains: dict[Ngram, float], found: list[Ngram]) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), st.integers(1, 5), st.integers(1, 12) | st.just(500))
 def test_gain_is_what_is_lost_without_an_ngram(
     vocab_size: int, data: st.DataObject, max_n: int, most: int
@@ -188,7 +189,7 @@ def test_an_ngram_that_says_what_its_suffix_says_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), st.integers(1, 4), st.integers(1, 3))
 def test_documents_are_counted_once(vocab_size: int, data: st.DataObject, n: int, workers: int) -> None:
     corpus = data.draw(corpora(vocab_size))
@@ -212,7 +213,7 @@ def test_documents_of_any_length_are_counted() -> None:
             assert count_documents(index, document_table(index), ngrams).tolist() == list(counts.values())
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.sets(st.tuples(st.integers(0, 4), st.sampled_from([0, 7, 65_534])), max_size=9),
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 7, 8, 65_534])), max_size=9),
@@ -234,7 +235,7 @@ def arrays_of(forest: list[Nodes], most: int = 12) -> tuple[Any, ...]:
     return tokens, parents, levels, np.array([len(nodes) for nodes in forest], np.int64)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(trees(), min_size=1, max_size=4), st.lists(trees(), min_size=1, max_size=4), st.data())
 def test_shared_nodes_are_those_with_equal_paths(
     forest: list[Nodes], others: list[Nodes], data: st.DataObject

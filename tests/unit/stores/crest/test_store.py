@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from draftstore.drafting.drafter import propose_batch
@@ -31,6 +31,7 @@ from draftstore.stores.rest.store import RestStore
 from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree, highest_level
 from tests import reference
+from tests.examples import examples
 from tests.reference import Documents, Ngram, Nodes, Stored, UnclearError, nodes_of
 from tests.unit.search.test_expand import corpora, documents_of
 from tests.unit.stores.crest.test_envelope import tree_of
@@ -120,7 +121,7 @@ def known(draft: Draft) -> tuple[Nodes, int, int]:
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0), Blending(12.0, 6.0)], ids=str)
-@settings(max_examples=100)
+@examples(100)
 @given(
     data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3])
 )
@@ -158,7 +159,7 @@ def test_a_worked_example() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_less_budget_and_a_bound_are_prefixes(vocab_size: int, data: st.DataObject) -> None:
     store, max_n = data.draw(stores(vocab_size))
@@ -177,7 +178,7 @@ def test_less_budget_and_a_bound_are_prefixes(vocab_size: int, data: st.DataObje
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data(), width=st.integers(0, 9))
 def test_a_batch_drafts_what_single_calls_do(vocab_size: int, data: st.DataObject, width: int) -> None:
     store, max_n = data.draw(stores(vocab_size))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokenizing import CorpusOptions, build_tokens
 from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
+from tests.examples import examples
 from tests.fakes import killed
 from tests.fakes.state_sources import HashedStates
 from tests.reference import dense_places
@@ -173,7 +174,7 @@ def test_the_store_holds_every_entry(
     assert names(out.parent) == ["store"]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     texts=st.lists(st.text("ab \n", max_size=60), min_size=1, max_size=8),
     common=st.text("abc", max_size=40),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -11,6 +11,7 @@ from draftstore.text.tokens import sentinel, token_dtype
 from draftstore.trees.frontier import finish, new_frontier
 from draftstore.trees.tree import DraftTree, highest_level
 from tests import reference
+from tests.examples import examples
 from tests.reference import Documents, Ngram, UnclearError, nodes_of
 
 VOCAB = 6
@@ -74,7 +75,7 @@ def continuations(tokens: NDArray[np.unsignedinteger], starts: list[int], length
     return [reference.rest_of_document(tokens, start, length) for start in starts]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(corpora(), st.data(), st.integers(1, 8), st.integers(1, 40), st.integers(0, 255), calibrations)
 def test_continuations_become_the_tree_of_the_oracle(
     text: tuple[NDArray[np.unsignedinteger], list[int]],
@@ -94,7 +95,7 @@ def test_continuations_become_the_tree_of_the_oracle(
     assert nodes_of(drawn(tokens, starts, near, length, budget, max_level, calibration)) == expected
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(corpora(), st.data())
 def test_the_children_of_a_node_are_less_likely_together(
     text: tuple[NDArray[np.unsignedinteger], list[int]], data: st.DataObject

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -35,6 +35,7 @@ from draftstore.stores.registry import open_store
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
+from tests.examples import examples
 from tests.reference import Documents, make_index
 from tests.unit.cli.test_commands import Runner, run
 from tests.unit.stores.rest.test_build import names
@@ -321,7 +322,7 @@ def successors(documents: Documents, vocab_size: int) -> list[list[int]]:
 texts = st.lists(st.lists(st.integers(0, 11), max_size=30), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(texts, min_size=1, max_size=3))
 def test_seeds_are_the_most_common_successors(segments: list[Documents]) -> None:
     manifest = Manifest(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, CorpusError, StoreError, TruncatedCorpusError
@@ -31,6 +31,7 @@ from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
 from tests.conftest import small_tokenizer_folder, write_texts
+from tests.examples import examples
 from tests.fakes import killed
 from tests.fakes.waiting import is_alive, until
 
@@ -114,7 +115,7 @@ def test_every_segment_is_sorted(small_tokenizer: TextTokenizer, corpus: Path, o
         assert suffixes[start : start + length].tolist() == sorted(range(length), key=lambda i: segment[i:])
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12), segment_tokens=st.integers(2, 50))
 def test_any_documents_in_any_segments(
     small_tokenizer: TextTokenizer,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import BuildError, NoTextError, StoreError
@@ -19,6 +19,7 @@ from draftstore.text.encoding import tokenize_corpus
 from draftstore.text.records import Document
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, open_shards
+from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -73,7 +74,7 @@ def require_equal_drafts(found: RestStore, expected: RestStore) -> None:
 
 
 @given(st.lists(st.tuples(st.sets(texts, max_size=6), st.floats(0, 1)), min_size=1, max_size=6))
-@settings(max_examples=30)
+@examples(30)
 def test_any_history_drafts_as_a_build_from_scratch(
     small_tokenizer: TextTokenizer,
     tmp_path_factory: pytest.TempPathFactory,

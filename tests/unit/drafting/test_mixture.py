@@ -132,7 +132,6 @@ def test_certainty_stays_certain_along_a_path() -> None:
     assert nodes_of(mixed([chain], [chain[:5]]).propose(10)) == chain[:10]
 
 
-@examples(100)
 @given(trees(), st.integers(1, 12))
 def test_what_only_one_drafts_stays_as_it_is(nodes: Nodes, budget: int) -> None:
     assert nodes_of(mixed([nodes], [[]], [[]]).propose(budget)) == nodes[:budget]

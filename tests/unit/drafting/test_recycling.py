@@ -17,12 +17,10 @@ from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.trees.tree import DraftTree, highest_level
 from tests import reference
-from tests.examples import examples
 from tests.reference import Nodes, Rows, UnclearError, nodes_of, paths_of
 from tests.unit.trees.test_blend import blended
 
 VOCAB = 7
-relaxed = examples(100)
 candidates = st.lists(st.integers(-1, VOCAB + 1), max_size=8).map(lambda row: [*row, *[-1] * (8 - len(row))])
 
 
@@ -87,7 +85,6 @@ def merge(*trees: Nodes) -> DraftTree:
     return blended(trees, [0.5] * len(trees), 90)
 
 
-@relaxed
 @given(data=st.data(), last=st.integers(0, VOCAB - 1))
 def test_sessions_draft_and_learn_as_the_oracle_does(data: st.DataObject, last: int) -> None:
     drafter = RecyclingDrafter(VOCAB)
@@ -130,7 +127,6 @@ def test_sessions_draft_and_learn_as_the_oracle_does(data: st.DataObject, last: 
         last = accepted[-1]
 
 
-@relaxed
 @given(st.lists(candidates, min_size=VOCAB, max_size=VOCAB), st.integers(0, VOCAB - 1), st.integers(0, 99))
 def test_a_smaller_budget_keeps_the_best_nodes(matrix: list[list[int]], last: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -57,7 +57,6 @@ def test_trees_are_the_heaviest_nodes_of_the_trie(
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@examples(100)
 @given(st.data(), st.integers(1, 4), st.integers(1, 6) | st.just(64), st.integers(1, 6))
 def test_drawn_trees_are_drafts_of_the_rule(
     vocab_size: int, data: st.DataObject, n: int, nodes: int, depth: int

@@ -55,7 +55,6 @@ def test_counts_are_exact_and_ascend(
     assert counted(index, max_n, part_rows, workers) == expected(documents_of(corpus), max_n)
 
 
-@examples(100)
 @given(corpora(), st.integers(1, MAX_N), st.integers(1, 5))
 def test_segments_do_not_show(corpus: Corpus, max_n: int, part_rows: int) -> None:
     single = [[document] for document in documents_of(corpus)]
@@ -89,7 +88,6 @@ def test_the_example_of_the_module() -> None:
     ]
 
 
-@examples(100)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=12), min_size=1, max_size=4), st.integers(1, 40))
 def test_ranges_are_bounded_and_hold_every_token_once(documents: Documents, part_rows: int) -> None:
     index = make_index([[document] for document in documents], 7)

@@ -210,7 +210,6 @@ def split(text: Sequence[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-@examples(100)
 @given(
     segments=st.lists(texts(), min_size=1, max_size=3),
     places=st.lists(

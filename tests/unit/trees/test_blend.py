@@ -80,7 +80,6 @@ def test_chances_of_equal_paths_add_up(
     assert nodes_of(blended(*forest, budget, max_depth, max_level)) == expected
 
 
-@examples(100)
 @given(forests(), st.floats(0.0, 1.0))
 def test_less_budget_and_a_bound_are_prefixes(
     forest: tuple[list[Nodes], list[float]], min_prob: float
@@ -92,7 +91,6 @@ def test_less_budget_and_a_bound_are_prefixes(
     assert blended(*forest, 4096, max_level=highest_level(min_prob)) == whole.prefix(kept)
 
 
-@examples(100)
 @given(trees())
 def test_one_tree_of_full_weight_stays_as_it_is(nodes: Nodes) -> None:
     assert nodes_of(blended([nodes], [1.0])) == nodes
@@ -100,7 +98,6 @@ def test_one_tree_of_full_weight_stays_as_it_is(nodes: Nodes) -> None:
     assert nodes_of(blended([nodes, nodes, nodes], [0.0, 1.0, 0.0])) == nodes
 
 
-@examples(100)
 @given(forests())
 def test_the_order_of_trees_does_not_matter(forest: tuple[list[Nodes], list[float]]) -> None:
     try:

@@ -19,7 +19,6 @@ from draftstore.stores.crest.codes import (
     fit_codes,
     read_codes,
 )
-from tests.examples import examples
 
 NOTHING = [np.zeros(0, np.int64)] * ALPHABETS
 
@@ -46,7 +45,6 @@ def least_bits(weights: list[int]) -> int:
     return total
 
 
-@examples(100)
 @given(st.lists(st.integers(0, 40) | st.integers(0, 2**31 - 1), max_size=200))
 def test_codes_are_the_shortest_and_none_begins_another(values: list[int]) -> None:
     codes = fitted(TOKENS, values)

@@ -40,7 +40,6 @@ DICTIONARIES = pytest.mark.parametrize("dictionary", [b"", DICTIONARY], ids=["pl
 
 
 @DICTIONARIES
-@examples(100)
 @given(nodes=trees(), count=st.integers(0, 2**32 - 1), distinct=st.integers(0, 2**32 - 1))
 def test_entries_come_back(dictionary: bytes, nodes: Nodes, count: int, distinct: int) -> None:
     envelope = Envelope(dictionary)

@@ -54,7 +54,6 @@ def ranked(ranking: Ranking) -> list[Ngram]:
 
 
 @pytest.mark.parametrize("selection", ORACLES)
-@examples(100)
 @given(st.data(), st.integers(1, 5), st.integers(1, 30), st.sampled_from([NARROW, WIDE]))
 def test_selections_are_what_they_say(
     selection: str, data: st.DataObject, max_n: int, most: int, vocab_size: int
@@ -189,7 +188,6 @@ def test_an_ngram_that_says_what_its_suffix_says_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@examples(100)
 @given(st.data(), st.integers(1, 4), st.integers(1, 3))
 def test_documents_are_counted_once(vocab_size: int, data: st.DataObject, n: int, workers: int) -> None:
     corpus = data.draw(corpora(vocab_size))
@@ -213,7 +211,6 @@ def test_documents_of_any_length_are_counted() -> None:
             assert count_documents(index, document_table(index), ngrams).tolist() == list(counts.values())
 
 
-@examples(100)
 @given(
     st.sets(st.tuples(st.integers(0, 4), st.sampled_from([0, 7, 65_534])), max_size=9),
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 7, 8, 65_534])), max_size=9),
@@ -235,7 +232,6 @@ def arrays_of(forest: list[Nodes], most: int = 12) -> tuple[Any, ...]:
     return tokens, parents, levels, np.array([len(nodes) for nodes in forest], np.int64)
 
 
-@examples(100)
 @given(st.lists(trees(), min_size=1, max_size=4), st.lists(trees(), min_size=1, max_size=4), st.data())
 def test_shared_nodes_are_those_with_equal_paths(
     forest: list[Nodes], others: list[Nodes], data: st.DataObject

@@ -121,7 +121,6 @@ def known(draft: Draft) -> tuple[Nodes, int, int]:
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("trust", [TRUST, Blending(0.0, 0.0), Blending(12.0, 6.0)], ids=str)
-@examples(100)
 @given(
     data=st.data(), budget=st.integers(1, 8) | st.just(64), min_prob=st.sampled_from([0.0, 0.003, 0.03, 0.3])
 )

@@ -95,7 +95,6 @@ def test_continuations_become_the_tree_of_the_oracle(
     assert nodes_of(drawn(tokens, starts, near, length, budget, max_level, calibration)) == expected
 
 
-@examples(100)
 @given(corpora(), st.data())
 def test_the_children_of_a_node_are_less_likely_together(
     text: tuple[NDArray[np.unsignedinteger], list[int]], data: st.DataObject

@@ -209,11 +209,14 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
     return begin, end, match, np.int64(matches.counts[0, match])
 
 
-@leaf_kernel
+@kernel
 def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
-    """Fill `nodes` with the best nodes; return their number."""
+    """Fill `nodes` with the best nodes; return their number.
+
+    A kernel of its own: it takes 15 s to compile, and is kept on disk once for `draft_one` and `draft_batch`.
+    """
     return grow(
         nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
     )

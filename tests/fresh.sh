@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # tests/fresh.sh [AT_ONCE [ALONE]]: make test in fresh clones of this commit, each with an empty home. First AT_ONCE
 # (3) runs that keep each other's processors busy, the first under NUMBA_CPU_NAME=generic; then ALONE (7) runs. A red
-# one ends it and keeps its clone; logs are in data/fresh.
+# one ends it and keeps its clone; logs are in a folder of data/fresh by the time of the start.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
-folder=$source/data/fresh
-rm -rf "$folder"
+folder=$source/data/fresh/$(date +%Y-%m-%d-%H%M%S)
 
 run() {
   local name=$1 begin=$SECONDS status=red

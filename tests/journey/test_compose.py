@@ -31,6 +31,7 @@ from draftstore.text.tokenizer import load_tokenizer
 from schema.postgres.placement import find_binaries
 from tests import ROOT
 from tests.fakes.servers import PostgresServer, free_port, postgres_server, reachable_folder
+from tests.fakes.waiting import until
 
 KEYS = {
     "build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "logging",
@@ -407,8 +408,13 @@ def test_the_decoding_worker_drafts_from_a_release(
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}).encode()
     url = f"http://127.0.0.1:{machine.worker_port}/v1/completions"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        reply = json.load(answer)
-    assert reply["choices"][0]["text"].startswith(", there was a little girl")
-    assert "lookup:chat" in reply["usage"]["draftstore"]["drafters"]
-    assert reply["usage"]["draftstore"]["accepted"] > 0
+
+    def answer() -> dict[str, Any]:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            reply: dict[str, Any] = json.load(response)
+        assert reply["choices"][0]["text"].startswith(", there was a little girl")
+        assert "lookup:chat" in reply["usage"]["draftstore"]["drafters"]
+        return reply
+
+    # Drafts that take more than 2 ms are not waited for: on a busy machine, an answer may come without any.
+    until(lambda: answer()["usage"]["draftstore"]["accepted"] > 0)

@@ -24,6 +24,7 @@ from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.tree import DraftTree
 from tests.fakes.dense_stores import make_dense_store
 from tests.fakes.lookups import contexts_of, serving
+from tests.fakes.waiting import SECONDS
 
 OTHER = TokenizerIdentity("other", "0" * 64)
 MODEL = "organisation/model"
@@ -277,7 +278,7 @@ def test_a_release_of_the_lookup_service_drafts_as_the_store(
         caller.draft(
             "chat", contexts_of(small_store, 1)
         )  # kernels may have to be compiled, clients do not wait
-        sources = Sources(lookup=str(lookups.socket), release="chat", deadline=5.0)
+        sources = Sources(lookup=str(lookups.socket), release="chat", deadline=SECONDS)
         with assembled(sources, small_tokenizer) as assembly:
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
             for context in some_contexts(small_store):
@@ -289,7 +290,7 @@ def test_a_release_on_several_services_drafts_as_its_partitions(
 ) -> None:
     alone = PartitionedDrafter([open_store(small_store).drafter()] * 2)
     with serving({"chat": small_store}) as first, serving({"chat": small_store}) as second:
-        sources = Sources(lookup=f"{first.socket},{second.socket}", release="chat", deadline=5.0)
+        sources = Sources(lookup=f"{first.socket},{second.socket}", release="chat", deadline=SECONDS)
         with assembled(sources, small_tokenizer) as assembly:
             assert [(part.kind, part.name) for part in assembly.parts] == [("lookup", "chat")]
             for context in some_contexts(small_store):
@@ -304,7 +305,7 @@ def test_a_dense_release_drafts_as_the_store_for_its_own_model(
     alone = DresdStore.open(small_dense).drafter("deep")
     known: dict[str, Any] = {"vocab_size": small_tokenizer.vocab_size, "tokenizer": small_tokenizer.identity}
     with serving({"dense": small_dense}) as lookups:
-        there = Sources(lookup=str(lookups.socket), release="dense", strategy="deep", deadline=5.0)
+        there = Sources(lookup=str(lookups.socket), release="dense", strategy="deep", deadline=SECONDS)
         for stores in ((), (small_store,)):
             sources = dataclasses.replace(there, stores=stores)
             with assemble(sources, model=MODEL, hidden_size=16, **known) as assembly:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -228,7 +229,11 @@ class TestDeath:
         with subprocess.Popen(
             [sys.executable, tmp_path / "scheduler.py"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+            env={
+                **os.environ,
+                "TMPDIR": str(tmp_path),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -257,6 +262,7 @@ class TestDeath:
 def clustered_store(ready: Callable[[], None], corpus: Path, tokenizer: Path, out: Path) -> None:
     parts_module.PART_BYTES = PART_BYTES
     segments_module.sort_segment = sort_or_wait  # it is killed before it ends
+    tempfile.tempdir = str(out.parent)  # of what is killed nobody removes the files
     with open_pool("local:2") as pool:
         ready()
         build(pool, corpus, load_tokenizer(tokenizer, name="small-bpe"), out)

@@ -201,8 +201,8 @@ _clients: dict[int, ReleaseClient] = {}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_service_that_is_not_there(kind: str, store: RestStore, story: list[int], tmp_path: Path) -> None:
-    free = faults.Service(store, tcp=True)
-    free.stop()
+    with faults.Service(store, tcp=True) as free:
+        pass
     for address in (tmp_path / "absent", tmp_path / "no" / "folder", free.address):
         with connected(kind, address, deadline=SHORT, vocab_size=50) as client:
             assert check_plain(client.drafter(), [token % 50 for token in story], 50) == 60

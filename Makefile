@@ -23,7 +23,7 @@ test: .venv/.dev  ## Install and run all tests (real texts: DRAFTSTORE_TEST_DATA
 test-fresh:  ## Run make test in ten fresh clones with empty homes, three at once and seven alone (3 hours; ARGS='1 0': once)
 	tests/fresh.sh $(ARGS)
 
-test-new: .venv/.dev  ## Run the property tests with ten times as many examples, other ones every time (an hour; ARGS=tests/unit/search)
+test-new: .venv/.dev  ## Run the property tests with ten times as many examples, other ones every time (15 minutes; ARGS=tests/unit/search)
 	$(BIN)/python -m pytest --numprocesses auto --hypothesis-profile new -m hypothesis $(or $(ARGS),tests)
 
 test-vllm: .venv-vllm/.done  ## Run the drafter inside real vLLM engines on this CPU, in .venv-vllm (2 GB; ARGS='-s' shows tokens a pass)

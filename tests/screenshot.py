@@ -12,9 +12,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from tests.fakes.browsers import open_browser
+from tests.fakes.waiting import SECONDS
 
 TEXT = "USER: Can you help me with my homework? ASSISTANT: Of course! I'd be happy"
-SECONDS = 30.0
 
 
 def take(

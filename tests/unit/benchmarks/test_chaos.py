@@ -19,6 +19,7 @@ from benchmarks.chaos_orphans import orphans_of_builds
 from schema.embedded import acquire
 from schema.postgres.placement import find_place
 from tests.fakes.servers import reachable_folder
+from tests.fakes.waiting import SECONDS
 
 
 def test_an_hour_kills_each_kind_as_often_at_even_distances() -> None:
@@ -41,7 +42,7 @@ def test_what_does_not_run_is_killed_later_and_without_a_disk_none_is_filled() -
     faults.act(0.5)
     assert process.poll() is None
     faults.act(2.0)
-    assert process.wait(30) == -9
+    assert process.wait(SECONDS) == -9
     assert [event.what for event in faults.events] == ["flow"]
     assert faults.left == []
 
@@ -71,7 +72,7 @@ def test_a_client_notes_what_is_wrong_and_when_nobody_answered() -> None:
 
     client = Client("any", [question], 0.0)
     client.start()
-    assert done.wait(30)
+    assert done.wait(SECONDS)
     client.stop()
     assert client.wrong == ["wrong: text"]
     assert [away.what for away in client.away] == ["503"]

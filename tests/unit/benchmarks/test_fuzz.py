@@ -20,6 +20,7 @@ from benchmarks.fuzz import Phase, by_mode, ratios
 from benchmarks.fuzzed import FrameFuzzer, HttpFuzzer, expects_answer, is_frame
 from benchmarks.fuzzing import CUT_OFF, FUZZ, QUIET, VALID, Sender, faults, send_http
 from tests import ROOT
+from tests.fakes.waiting import SECONDS
 
 ASKED = [("/v1/draft", {"release": "x", "budget": 3}), ("/metrics", None)]
 
@@ -90,7 +91,7 @@ def test_a_sender_ends_when_it_has_sent_enough_of_the_strange() -> None:
     sender = Sender("all", 9, 1e6, send)
     sender.mode = FUZZ
     sender.start()
-    assert done.wait(30)
+    assert done.wait(SECONDS)
     sender.stop()
     assert sender.done
     assert sender.ends == {"OK": 9}

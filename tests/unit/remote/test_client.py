@@ -24,7 +24,7 @@ from tests.fakes import faults
 from tests.fakes.clients import KINDS, connected, contexts_of, decode, follows
 from tests.fakes.faults import OTHER, TOKENIZER, Service
 from tests.fakes.lookups import serving
-from tests.fakes.waiting import SECONDS
+from tests.fakes.waiting import SECONDS, until
 
 STORES = ("small_store", "small_crest", "wide_store", "wide_crest")
 IDENTITY = TokenizerIdentity("small", TOKENIZER)
@@ -384,6 +384,7 @@ def run_threads(function: Callable[[int], None], number: int) -> None:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
+        assert not thread.is_alive()
 
 
 def test_threads_and_a_service_that_comes_and_goes(small: Store, story: list[int]) -> None:
@@ -405,15 +406,16 @@ def test_threads_and_a_service_that_comes_and_goes(small: Store, story: list[int
                 problems.append(error)
 
         def come_and_go(_: int) -> None:
-            for _ in range(4):
-                answered = remote.counters["answered"]
-                for _ in range(2000):
-                    if remote.counters["answered"] > answered + 20 or problems:
-                        break
-                    done.wait(0.01)
-                service.stop()
-                service.start()
-            done.set()
+            try:
+                for _ in range(4):
+                    enough = remote.counters["answered"] + 20
+                    until(lambda: remote.counters["answered"] > enough or problems)  # noqa: B023
+                    service.stop()
+                    service.start()
+            except BaseException as error:  # noqa: BLE001
+                problems.append(error)
+            finally:
+                done.set()
 
         run_threads(lambda number: run(number) if number else come_and_go(number), 9)
         assert not problems

@@ -1,7 +1,8 @@
 """Waiting for what happens in another thread or process."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 SECONDS = 60.0
@@ -22,6 +23,30 @@ def until(
     while not condition():
         assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.005)
+
+
+def in_threads(calls: Iterable[Callable[[], object]]) -> None:
+    """Run calls at the same time, each in a thread of its own; raise what was raised first.
+
+    Args:
+        calls: each may take `SECONDS`.
+    """
+    raised: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    if raised:
+        raise raised[0]
+    assert not any(thread.is_alive() for thread in threads), "a thread does not end"
 
 
 def is_alive(pid: int) -> bool:

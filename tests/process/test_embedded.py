@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,7 +34,7 @@ from schema.postgres import supervisor as supervisor_module
 from schema.postgres.placement import find_binaries, find_place, make_place
 from schema.postgres.plan import LOG, SERVER_LOCK, ClusterPlan
 from schema.postgres.state import ServerState, server_state, try_lock
-from tests.fakes.waiting import SECONDS, is_alive, until
+from tests.fakes.waiting import SECONDS, in_threads, is_alive, until
 
 ROOT = os.geteuid() == 0
 USERS = ["root", "nobody"] if ROOT else ["user"]
@@ -454,11 +453,7 @@ def test_a_forked_process_holds_the_server_after_its_parent_has_ended(home: Home
 
 def test_threads_share_one_lock_and_the_last_release_lets_go(folder: Path) -> None:
     leases = []
-    threads = [threading.Thread(target=lambda: leases.append(acquire(folder))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: leases.append(acquire(folder))] * 8)
     assert len({lease.url for lease in leases}) == 1
     state = server_state(folder / "postgres")
     for lease in leases[1:]:

@@ -3,9 +3,9 @@ import itertools
 import json
 import logging
 import re
-import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from services.lookup.stores.served import OpenStores, open_served
 from services.lookup.stores.targets import Target
 from tests.fakes.dense_stores import make_projection
 from tests.fakes.lookups import contexts_of
+from tests.fakes.waiting import in_threads
 
 SOME = Grant("some", frozenset(["crest"]), hash_token("secret"))
 
@@ -381,11 +382,7 @@ def test_threads_may_work_on_jobs(answerer: Answerer, small_crest: Path) -> None
     asked = request("crest", contexts)
     expected = answer(answerer, asked, ANYBODY)[40:]
     jobs = [answerer.begin(asked, ANYBODY) for _ in range(4)]
-    threads = [threading.Thread(target=job.work, args=(200,)) for job in jobs if isinstance(job, DraftJob)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(partial(job.work, 200) for job in jobs if isinstance(job, DraftJob))
     for job in jobs:
         assert isinstance(job, DraftJob)
         assert finish(job)[40:] == expected

@@ -2,6 +2,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from draftstore.stores.rest.store import RestStore
 from tests.fakes import faults
 from tests.fakes.clients import contexts_of
 from tests.fakes.faults import Service
-from tests.fakes.waiting import SECONDS
+from tests.fakes.waiting import SECONDS, in_threads
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 
@@ -224,7 +225,6 @@ def test_each_loop_has_a_connection_of_its_own(run: Any, store: RestStore, story
     local = store.drafter()
     contexts = contexts_of(local, story, 2)
     expected = local.draft(contexts)
-    problems: list[BaseException] = []
 
     with Service(store) as service:
         remote = AsyncRemoteStore(service.address, "chat", deadline=SECONDS)
@@ -234,19 +234,8 @@ def test_each_loop_has_a_connection_of_its_own(run: Any, store: RestStore, story
                 assert await remote.drafter().draft(contexts) == expected
             await remote._connections[asyncio.get_running_loop()].close()
 
-        def work() -> None:
-            try:
-                run(main)
-            except BaseException as error:  # noqa: BLE001
-                problems.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-        work()
-        assert not problems
+        in_threads([partial(run, main)] * 4)
+        run(main)
         assert remote.counters["connections"] == service.connections == 5
         assert len(remote._connections) == 1  # the others have ended
 

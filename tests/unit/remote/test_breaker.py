@@ -1,6 +1,7 @@
 import threading
 
 from draftstore.remote.breaker import REFUSED, Breaker
+from tests.fakes.waiting import in_threads
 
 
 class Clock:
@@ -164,9 +165,5 @@ def test_of_many_threads_one_is_the_probe() -> None:
         start.wait()
         tickets.append(breaker.enter())
 
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([run] * 8)
     assert sum(ticket != REFUSED for ticket in tickets) == 1

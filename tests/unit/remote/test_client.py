@@ -3,6 +3,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.fakes import faults
 from tests.fakes.clients import KINDS, connected, contexts_of, decode, follows
 from tests.fakes.faults import OTHER, TOKENIZER, Service
 from tests.fakes.lookups import serving
-from tests.fakes.waiting import SECONDS, until
+from tests.fakes.waiting import SECONDS, in_threads, until
 
 STORES = ("small_store", "small_crest", "wide_store", "wide_crest")
 IDENTITY = TokenizerIdentity("small", TOKENIZER)
@@ -357,68 +358,47 @@ def test_a_closed_client_drafts_nothing(kind: str, small: Store, story: list[int
 
 def test_threads_work_in_parallel_over_connections_of_their_own(small: Store, story: list[int]) -> None:
     local = small.drafter()
-    problems: list[BaseException] = []
     with Service(small) as service, RemoteStore(service.address, "chat", deadline=SECONDS) as remote:
         drafter = remote.drafter()
         start = threading.Barrier(8)
 
         def run(seed: int) -> None:
-            try:
-                start.wait()
-                for step in range(40):
-                    contexts = contexts_of(local, story, 1 + step % 3, seed * 1000 + step)
-                    assert as_bytes(drafter.draft(contexts)) == as_bytes(local.draft(contexts))
-            except BaseException as error:  # noqa: BLE001
-                problems.append(error)
+            start.wait()
+            for step in range(40):
+                contexts = contexts_of(local, story, 1 + step % 3, seed * 1000 + step)
+                assert as_bytes(drafter.draft(contexts)) == as_bytes(local.draft(contexts))
 
-        run_threads(run, 8)
-        assert not problems
+        in_threads(partial(run, seed) for seed in range(8))
         assert remote.counters["answered"] == remote.counters.calls == 320
         assert 1 <= remote.counters["connections"] == service.connections <= 8
         assert remote.counters["retries"] == 0
 
 
-def run_threads(function: Callable[[int], None], number: int) -> None:
-    threads = [threading.Thread(target=function, args=(i,)) for i in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive()
-
-
 def test_threads_and_a_service_that_comes_and_goes(small: Store, story: list[int]) -> None:
     local = small.drafter()
-    problems: list[BaseException] = []
     done = threading.Event()
     with Service(small) as service, RemoteStore(service.address, "chat", deadline=1.0) as remote:
         drafter = remote.drafter()
 
         def run(seed: int) -> None:
-            try:
-                step = 0
-                while not done.is_set():
-                    contexts = contexts_of(local, story, 2, seed * 1000 + step % 50)
-                    found = as_bytes(drafter.draft(contexts))
-                    assert found in (as_bytes(local.draft(contexts)), [(found[0][0], 0, 0)] * 2)
-                    step += 1
-            except BaseException as error:  # noqa: BLE001
-                problems.append(error)
+            step = 0
+            while not done.is_set():
+                contexts = contexts_of(local, story, 2, seed * 1000 + step % 50)
+                found = as_bytes(drafter.draft(contexts))
+                assert found in (as_bytes(local.draft(contexts)), [(found[0][0], 0, 0)] * 2)
+                step += 1
 
-        def come_and_go(_: int) -> None:
+        def come_and_go() -> None:
             try:
                 for _ in range(4):
                     enough = remote.counters["answered"] + 20
-                    until(lambda: remote.counters["answered"] > enough or problems)  # noqa: B023
+                    until(lambda: remote.counters["answered"] > enough)  # noqa: B023
                     service.stop()
                     service.start()
-            except BaseException as error:  # noqa: BLE001
-                problems.append(error)
             finally:
                 done.set()
 
-        run_threads(lambda number: run(number) if number else come_and_go(number), 9)
-        assert not problems
+        in_threads([come_and_go, *(partial(run, seed) for seed in range(1, 9))])
         assert remote.counters["answered"] > 80
 
 

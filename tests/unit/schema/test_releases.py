@@ -24,7 +24,7 @@ from schema.gates import CHECKS
 from schema.models import Build, Release, ReleaseMove
 from schema.partitions import attach_partition, create_partition
 from tests.fakes.databases import publish, rollback, write_store
-from tests.fakes.waiting import SECONDS
+from tests.fakes.waiting import SECONDS, in_threads
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ class TestManyAtOnce:
                 else:
                     break
 
-        self._run([partial(move, build_id) for build_id in ids])
+        in_threads(partial(move, build_id) for build_id in ids)
         with Session(engine) as session:
             moves = catalogue.release_history(session, "chat")
             chain = [move.to_build for move in moves]
@@ -408,7 +408,7 @@ class TestManyAtOnce:
             except CatalogueError as error:
                 errors.append(str(error))
 
-        self._run([back, back])
+        in_threads([back, back])
         assert ["has just been moved" in error for error in errors] == [True]
         with Session(engine) as session:
             assert live(session) == ids[1]
@@ -432,7 +432,7 @@ class TestManyAtOnce:
             except CatalogueError as error:
                 errors.append(str(error))
 
-        self._run([move, drop])
+        in_threads([move, drop])
         assert ["is live" in error for error in errors] == [True]
         with Session(engine) as session:
             assert live(session) == ids[0]
@@ -454,11 +454,3 @@ class TestManyAtOnce:
                 catalogue.add_build(session, write_store(folder / str(i), corpus=None)).id
                 for i in range(number)
             ]
-
-    def _run(self, calls: list[Callable[[], None]]) -> None:
-        threads = [threading.Thread(target=call) for call in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-            assert not thread.is_alive()

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ from schema.pooling import MOST_CONNECTIONS, join_pool
 from schema.trees import PostgresEntries, load_store
 from tests.fakes.proxies import freezing_proxy
 from tests.fakes.servers import postgres_server
-from tests.fakes.waiting import until
+from tests.fakes.waiting import in_threads, until
 
 Connection = psycopg.Connection[Any]
 Items = list[tuple[bytes, bytes]]
@@ -257,11 +258,7 @@ def test_threads_share_entries(loaded: Entries, crest: Crest) -> None:
             if loaded.get([key, b"none"]) != [value, None]:
                 wrong.append(key)
 
-    threads = [threading.Thread(target=look_up, args=(begin,)) for begin in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(partial(look_up, begin) for begin in range(8))
     assert wrong == []
 
 
@@ -422,11 +419,7 @@ def test_more_threads_than_connections_take_turns(database: str, crest: Crest, l
             if loaded.get([key]) != [value]:
                 wrong.append(key)
 
-    threads = [threading.Thread(target=look_up, args=(begin,)) for begin in range(3 * MOST_CONNECTIONS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(partial(look_up, begin) for begin in range(3 * MOST_CONNECTIONS))
     assert wrong == []
     assert backends(database) <= MOST_CONNECTIONS
 
@@ -439,11 +432,7 @@ def test_connections_that_the_server_ends_go_unnoticed(database: str, crest: Cre
             assert loaded.get([key]) == [value]
 
     for _ in range(3):
-        threads = [threading.Thread(target=look_up) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads([look_up] * 4)
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

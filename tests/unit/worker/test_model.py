@@ -1,8 +1,8 @@
 """The decoding worker with a real model: what it answers is what transformers says without it."""
 
 import json
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.worker.work import Facts
 from tests.fakes.dense_stores import make_dense_store, make_projection
 from tests.fakes.served import Service
-from tests.fakes.waiting import until
+from tests.fakes.waiting import in_threads, until
 from tests.fakes.workers import chain, read_stream, served_worker, text_of
 
 torch = pytest.importorskip("torch")
@@ -296,11 +296,7 @@ def test_several_clients_at_once(service: Service) -> None:
         asked = {"prompt": PROMPTS[number], "max_tokens": 30, "temperature": 0}
         together[number] = ask(service, "completions", **asked)["choices"]
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(PROMPTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(partial(one, number) for number in range(len(PROMPTS)))
     assert [together[number] for number in range(len(PROMPTS))] == alone
 
 

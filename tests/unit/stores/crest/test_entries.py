@@ -4,8 +4,8 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from draftstore.stores.crest.entries import (
     write_lmdb,
 )
 from tests.examples import examples
+from tests.fakes.waiting import in_threads
 
 Items = list[tuple[bytes, bytes]]
 
@@ -230,28 +231,14 @@ def test_closed_files_leave_nothing_open(tmp_path: Path) -> None:
     assert not mapped()
 
 
-def in_threads(work: Callable[[int], None], threads: int = 8) -> None:
+def in_quick_turns(work: Callable[[int], None], threads: int = 8) -> None:
     """Run work in several threads that change places often; raise what one of them raises."""
-    errors: list[BaseException] = []
-
-    def attempt(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        running = [threading.Thread(target=attempt, args=(number,)) for number in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
+        in_threads(partial(work, number) for number in range(threads))
     finally:
         sys.setswitchinterval(before)
-    if errors:
-        raise errors[0]
 
 
 def test_threads_share_a_reader(tmp_path: Path) -> None:
@@ -265,7 +252,7 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
             assert entries.get(keys[start : start + 50]) == values[start : start + 50]
         assert list(entries.items()) == items
 
-    in_threads(read)
+    in_quick_turns(read)
 
 
 def test_threads_open_and_close_the_same_file(tmp_path: Path) -> None:
@@ -278,7 +265,7 @@ def test_threads_open_and_close_the_same_file(tmp_path: Path) -> None:
             assert entries.get([items[number][0]]) == [items[number][1]]
             entries.close()
 
-    in_threads(open_and_close)
+    in_quick_turns(open_and_close)
 
 
 def test_children_of_a_reader_read_too(tmp_path: Path) -> None:

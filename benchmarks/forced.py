@@ -29,7 +29,7 @@ from draftstore.hf.generation import default_forward
 from draftstore.hf.targets import ModelTarget, Prefilled, vocab_size
 from draftstore.trees.tree import DraftTree
 
-MOST_NODES = 128
+MAX_NODES = 128
 LABEL = "random weights, forced outputs"
 
 
@@ -182,7 +182,7 @@ def _prefilled(model: Any, recording: Recording) -> ModelTarget:
     size = prompt.shape[1]
     config = model.config
     static = model.device.type == "cuda"  # allows CUDA graphs
-    room = size + len(recording.output) + MOST_NODES + 1
+    room = size + len(recording.output) + MAX_NODES + 1
     past: Any = StaticCache(config=config, max_cache_len=room) if static else DynamicCache(config=config)
     positions = torch.arange(size, device=model.device)[None]
     outputs = model(

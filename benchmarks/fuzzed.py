@@ -141,7 +141,7 @@ class FrameFuzzer:
 
 
 def is_frame(data: bytes) -> bool:
-    """Tell whether a stream can go on behind this input."""
+    """Return True if a stream can go on behind this input."""
     if len(data) < HEADER.size:
         return False
     length, version, *_ = HEADER.unpack_from(data)
@@ -260,7 +260,7 @@ def request(path: str, body: bytes, header: str = "Accept: */*") -> bytes:
 
 
 def expects_answer(data: bytes) -> bool:
-    """Tell whether this is a whole request as HTTP wants it, to which a server has to say something."""
+    """Return True if this is a whole request as HTTP wants it, to which a server has to say something."""
     head, end, body = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     words = lines[0].split(b" ")

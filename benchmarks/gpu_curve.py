@@ -23,7 +23,7 @@ from benchmarks.gpu_bench import POSITIONS, Part, free
 from benchmarks.gpu_sheet import seconds_of
 from draftstore.hf import graph_runner
 from draftstore.hf.graph_runner import GraphRunner
-from draftstore.hf.pass_shapes import MOST_ROWS, Entry
+from draftstore.hf.pass_shapes import MAX_ROWS, Entry
 from draftstore.hf.passes import Wants
 from draftstore.hf.pools import CachePool
 from draftstore.trees.tree import DraftTree
@@ -91,13 +91,13 @@ def runner_of(model: Any, texts: int, context: int, most: int, way: str) -> Iter
     with torch.no_grad():
         model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device), past_key_values=cache)
     capturing = patch.object(graph_runner, "captures", lambda _: False) if way == "eager" else nullcontext()
-    limits = patch.object(graph_runner, "MOST_TOGETHER", most)
+    limits = patch.object(graph_runner, "MAX_TOGETHER", most)
     compiled = uncompiled() if way == "flex" and model.device.type == "cpu" else nullcontext()
     model.set_attn_implementation(attention)
     try:
         with capturing, limits, compiled, patch.object(torch._dynamo.config, "recompile_limit", 64):
-            length = max(context, POSITIONS) + MOST_ROWS  # as in decoding: more than a pass sees
-            pool = CachePool(cache.layers[0], len(cache.layers), length, MOST_ROWS, max(texts, 2))
+            length = max(context, POSITIONS) + MAX_ROWS  # as in decoding: more than a pass sees
+            pool = CachePool(cache.layers[0], len(cache.layers), length, MAX_ROWS, max(texts, 2))
             yield GraphRunner(model, pool, 0)
     finally:
         model.set_attn_implementation(usual)

@@ -106,8 +106,8 @@ def _curve(folder: Path, name: str, cells: Cells) -> list[str]:
         alone = {k[2]: v["graphs"] for k, v in rows.items() if k[:2] == (context, 1) and "graphs" in v}
         if 1 in alone:
             curve = CostCurve(tuple(alone), tuple(alone.values()), padded=True)
-            row["foretold"] = round(float(curve.costs(texts, count)[-1]), 3)
-    ways = ("graphs", "foretold", "eager", "flex", "roofline")
+            row["predicted"] = round(float(curve.costs(texts, count)[-1]), 3)
+    ways = ("graphs", "predicted", "eager", "flex", "roofline")
     lines = [(*size, *(row.get(way, "") for way in ways)) for size, row in rows.items()]
     blocks.append(_table(("tokens before", "texts", "rows", *(f"{way}, ms" for way in ways)), lines))
     return [*blocks, *_attention(cells)]

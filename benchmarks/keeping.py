@@ -127,7 +127,7 @@ def ask(
 
 
 def is_ready(url: str) -> bool:
-    """Tell whether `/readyz` answers 200."""
+    """Return True if `/readyz` answers 200."""
     try:
         return ask(f"{url}/readyz", seconds=5.0)[0] == 200
     except TROUBLE:

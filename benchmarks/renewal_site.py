@@ -219,7 +219,7 @@ class Site:
         self.wait_for(lambda: answers[-1][0] > now, "the service does not answer any more")
 
     def completed(self, since: datetime) -> bool:
-        """Tell whether a run that began since then has come to its end."""
+        """Return True if a run that began since then has come to its end."""
         return self.flows.count("COMPLETED", since) > 0
 
     def require_live(self) -> str:

@@ -27,8 +27,8 @@ from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.jit import CORES
 from draftstore.remote.client import DEADLINE, RemoteStore
 from draftstore.remote.partitions import addresses_of, open_release, require_all
+from draftstore.storage.lease import StoreLease
 from draftstore.storage.manifest import TokenizerIdentity, load_manifest
-from draftstore.storage.using import Use
 from draftstore.stores.dresd.store import KIND as DENSE
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.recycling.store import RecyclingStore
@@ -219,7 +219,7 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
         StoreError: it cannot be opened, or belongs to another model.
         TokenizerError: it was built with another tokenizer.
     """
-    opened.callback(Use(path).close)
+    opened.callback(StoreLease(path).close)
     store: Store
     if kind == DENSE:
         store = DresdStore.open(path, target_model=model.name, hidden_size=model.hidden_size)

@@ -39,7 +39,7 @@ class Mirrored(NamedTuple):
 
 
 def is_url(place: str) -> bool:
-    """Tell whether a place is a URL, such as `s3://bucket/prefix`."""
+    """Return True if a place is a URL, such as `s3://bucket/prefix`."""
     scheme, found, _ = place.partition("://")
     return bool(found) and scheme.isalnum()
 

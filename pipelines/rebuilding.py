@@ -230,7 +230,7 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
 
 
 def is_due(ledger: Ledger, surveyed: Survey, store: Lagging) -> bool:
-    """Tell whether a store must be made again: documents went, or enough came, since.
+    """Return True if a store must be made again: documents went, or enough came, since.
 
     A store of before is good for what comes: the REST store of the same collection knows it already. What went must go
     from it as well, and it is the live one that counts: a run may have been killed before it published its own, or a

@@ -32,7 +32,7 @@ DELAYS = (2.0, 10.0, 30.0, 60.0)
 
 
 def passes_by_itself(error: BaseException) -> bool:
-    """Tell whether a retry of the step may succeed."""
+    """Return True if a retry of the step may succeed."""
     return any(
         isinstance(translate(one) or one, ClusterGoneError | DatabaseAwayError | DatabaseTimeoutError)
         or (isinstance(one, OSError) and one.errno in PASSING)

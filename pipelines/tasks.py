@@ -22,7 +22,7 @@ MOVES_SHOWN = 200
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
-    """Tell whether a failed task is worth a retry: its error is transient."""
+    """Return True if a failed task is worth a retry: its error is transient."""
     return isinstance(state.data, BaseException) and passes_by_itself(state.data)
 
 

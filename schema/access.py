@@ -96,7 +96,7 @@ def require_reader(connection: psycopg.Connection[Any]) -> None:
 
 
 def may_change(connection: psycopg.Connection[Any], name: str) -> bool | None:
-    """Tell whether a role may do more than read our tables; None if there is no such role."""
+    """Return True if a role may do more than read our tables; None if there is no such role."""
     row = connection.execute(MAY_CHANGE, {"name": name, "files": FILES}).fetchone()
     return None if row is None else bool(row[0])
 

@@ -15,7 +15,7 @@ TABLES = {NGRAMS: "ngrams", CREST: "kept_ngrams"}
 
 
 def has_statistics(build_id: int, kind: str) -> bool:
-    """Tell whether the tables of a build are filled, or its kind has none."""
+    """Return True if the tables of a build are filled, or its kind has none."""
     if kind not in TABLES:
         return True
     partition = partition_name(TABLES[kind], build_id)

@@ -76,7 +76,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_embedded(*, reading: bool = False) -> bool:
-    """Tell whether the embedded server is used because no server is named.
+    """Return True if the embedded server is used because no server is named.
 
     Args:
         reading: for the reader, whom another variable may name.

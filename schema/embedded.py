@@ -238,7 +238,7 @@ def _signal(pid: int, number: signal.Signals) -> int:
 
 
 def _is_file(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file is the one at this path."""
+    """Return True if an open file is the one at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:

@@ -14,9 +14,9 @@ from schema.builds import CatalogueError
 from schema.models import Build
 from schema.recordings import Replayed
 
-MOST_SHRINKAGE = 0.2
+MAX_SHRINKAGE = 0.2
 """Share of the live build's tokens or characters that a new build may lack."""
-MOST_BAD = 0.01
+MAX_BAD = 0.01
 """Share of the records of a corpus that may be bad."""
 
 
@@ -235,7 +235,7 @@ def _shrinkage(new: Candidate, live: Candidate | None, part: str, name: str) -> 
     if live is None:
         return None
     found, expected = new.figure(part, name), live.figure(part, name)
-    if found >= (1 - MOST_SHRINKAGE) * expected:
+    if found >= (1 - MAX_SHRINKAGE) * expected:
         return None
     share = 1 - found / expected
     return f"{found:,} {name}, {share:.0%} fewer than the {expected:,} of the live build {live.id}"
@@ -244,9 +244,9 @@ def _shrinkage(new: Candidate, live: Candidate | None, part: str, name: str) -> 
 def _few_bad_records(new: Candidate, live: Candidate | None) -> str | None:  # noqa: ARG001
     bad = new.figure("corpus", "bad_records")
     records = bad + new.figure("corpus", "empty_documents") + new.figure("counts", "documents")
-    if bad <= MOST_BAD * records:
+    if bad <= MAX_BAD * records:
         return None
-    return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}, where {MOST_BAD:.0%} may be"
+    return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}, where {MAX_BAD:.0%} may be"
 
 
 def _not_too_large(new: Candidate, live: Candidate | None) -> str | None:  # noqa: ARG001
@@ -278,9 +278,9 @@ def _compared(
     """
     pairs = list(zip(new.replays, live.replays, strict=False)) if live else []
     reasons = [worse(mine, theirs) for mine, theirs in pairs if mine.summary and theirs.summary]
-    untold = {replay.untold: None for pair in pairs for replay in pair if replay.untold}
-    if untold and not any(reasons):
-        raise UnknownFigureError("; ".join(untold))
+    skipped = {replay.skipped: None for pair in pairs for replay in pair if replay.skipped}
+    if skipped and not any(reasons):
+        raise UnknownFigureError("; ".join(skipped))
     return "; ".join(filter(None, reasons)) or None
 
 

@@ -25,7 +25,7 @@ from schema.database import connect_as, database_url, is_embedded
 from schema.errors import DatabaseAwayError
 from schema.failures import database_errors
 
-MOST_CONNECTIONS = 8
+MAX_CONNECTIONS = 8
 """Maximum connections of a process: so many lookups run concurrently, others wait."""
 CONNECT_SECONDS = 5.0
 """Maximum seconds that a call waits for a connection."""
@@ -171,7 +171,7 @@ class SharedPool:
         return ConnectionPool(
             connection_class=cast(type[LimitedConnection], self),  # the pool calls only `connect`
             min_size=0,
-            max_size=MOST_CONNECTIONS,
+            max_size=MAX_CONNECTIONS,
             reconnect_timeout=0.0,
             open=True,
         )

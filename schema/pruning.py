@@ -2,7 +2,7 @@
 
 A flow's build lies in `DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT`; nothing else is ever touched. These stay: the
 newest builds of each kind and name, what a release points at or would be rolled back to, what a process has open
-(`draftstore.storage.using`), what a live or running build is made from, and unfinished builds that may be resumed.
+(`draftstore.storage.lease`), what a live or running build is made from, and unfinished builds that may be resumed.
 
 A build is marked before its files are removed, and leaves the catalogue last, so that a killed pruning is continued by
 the next one.
@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError
 from draftstore.storage.files import remove, retired_name
+from draftstore.storage.lease import exclusive
 from draftstore.storage.manifest import manifest_digest
-from draftstore.storage.using import unused
 from schema.builds import CatalogueError, drop_build, fail_cut_off, get_build
 from schema.models import KINDS, Build, Release
 from schema.partitions import PARTITION_NAME
@@ -109,13 +109,13 @@ def prune(
         tables = _lost_tables(session, {id_ for id_, *_ in rows})
     found = Pruning([], [])
     for build in old:
-        with unused(build.path) if build.digest else nullcontext(True) as free:
+        with exclusive(build.path) if build.digest else nullcontext(True) as free:
             if not free:
                 found.in_use.append(str(build.path))
             elif dry_run or _remove_build(transaction, build):
                 found.removed.append(Removal("store", build.id, str(build.path), build.bytes))
     for folder in _lost_folders(stores, resumable, before):
-        with unused(folder) as free:
+        with exclusive(folder) as free:
             if free:
                 found.removed.append(Removal("unfinished", None, str(folder), _size(folder)))
                 if not dry_run:
@@ -176,7 +176,7 @@ def _used_builds(session: Session) -> set[int]:
 
 
 def _is_ours(path: Path, stores: Path) -> bool:
-    """Tell whether a flow built a store there, and no link leads elsewhere."""
+    """Return True if a flow built a store there, and no link leads elsewhere."""
     return path.parent.parent == stores and bool(STORE_NAME.fullmatch(path.name)) and path.resolve() == path
 
 

@@ -53,14 +53,14 @@ class Replayed(NamedTuple):
         strategy: how drafts were made.
         summary: `ReplayResult.summary()`, each lookup as in its fastest round.
         problem: why it cannot be replayed, which refuses a new build.
-        untold: why nothing can be said, which refuses nothing.
+        skipped: why nothing can be said, which refuses nothing.
     """
 
     rule: Rule
     strategy: str = ""
     summary: dict[str, Any] | None = None
     problem: str | None = None
-    untold: str | None = None
+    skipped: str | None = None
 
     @property
     def accepted_length(self) -> float | None:

@@ -58,7 +58,7 @@ def release_history(session: Session, name: str) -> list[ReleaseMove]:
 
 
 def is_rolled_back(session: Session, name: str, build_id: int) -> bool:
-    """Tell whether the last move of a release took it away from a build."""
+    """Return True if the last move of a release took it away from a build."""
     last = session.scalars(
         select(ReleaseMove).filter_by(release=name).order_by(ReleaseMove.id.desc()).limit(1)
     ).first()

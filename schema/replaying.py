@@ -16,8 +16,8 @@ from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, ReplayError
+from draftstore.storage.lease import StoreLease
 from draftstore.storage.manifest import TOKENIZER_FOLDER
-from draftstore.storage.using import Use
 from draftstore.stores.registry import kind_of, open_store
 from draftstore.text.tokenizer import load_tokenizer
 from schema.gates import Candidate
@@ -47,8 +47,8 @@ def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
         What each build did, or why that is not known.
     """
     new = builds[0]
-    if untold := _needs_model(new):
-        return [Replayed(rule, untold=untold) for _ in builds]
+    if skipped := _needs_model(new):
+        return [Replayed(rule, skipped=skipped) for _ in builds]
     with ExitStack() as opened:
         found = [_open(rule, build, new, opened) for build in builds]
         drafting = [each for each in found if isinstance(each, _Open)]
@@ -59,7 +59,7 @@ def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
         except (DraftstoreError, OSError) as error:
             problem = f"{rule.name} cannot be replayed: {error}"
             return [Replayed(rule, problem=problem) for _ in builds]
-        return [next(made) if isinstance(each, _Open) else Replayed(rule, untold=each) for each in found]
+        return [next(made) if isinstance(each, _Open) else Replayed(rule, skipped=each) for each in found]
 
 
 def _needs_model(build: Candidate) -> str | None:
@@ -75,12 +75,12 @@ def _needs_model(build: Candidate) -> str | None:
 
 def _open(rule: Rule, build: Candidate, new: Candidate, opened: ExitStack) -> _Open | str:
     """Open a build for drafting, or return why that cannot be."""
-    if untold := _needs_model(build):
-        return untold
+    if skipped := _needs_model(build):
+        return skipped
     if build.manifest["tokenizer"]["fingerprint"] != new.manifest["tokenizer"]["fingerprint"]:
         return f"builds {new.id} and {build.id} count tokens of different tokenizers"
     try:
-        opened.callback(Use(Path(build.path)).close)
+        opened.callback(StoreLease(Path(build.path)).close)
         store = open_store(build.path)
         opened.callback(store.close)
         drafter = store.drafter(store.default_strategy)

@@ -708,7 +708,7 @@ def follows(tree: Nodes, path: Ngram) -> float:
     return level_prob(levels[path] - levels[path[:-1]]) if path in levels else 0.0
 
 
-def foretold(tree: Nodes, came: Sequence[int]) -> list[tuple[float, int]]:
+def predicted(tree: Nodes, came: Sequence[int]) -> list[tuple[float, int]]:
     """Return, for each place of a text that a tree foretells, how many tokens it expects, and whether one came."""
     seen: list[tuple[float, int]] = []
     said: Ngram = ()

@@ -217,7 +217,7 @@ def _start(partial: Path, plan: dict[str, Any], overwrite: bool) -> None:
 
 
 def _has_answers(partial: Path) -> bool:
-    """Tell whether there is anything to resume from."""
+    """Return True if there is anything to resume from."""
     journal = partial / JOURNAL
     return journal.exists() and journal.stat().st_size > 0
 

@@ -19,7 +19,7 @@ from draftstore.errors import needs_extra
 def check_model(
     model: str, device: str | None, dtype: str | None, attention: str | None, as_json: bool
 ) -> None:
-    """Tell whether a model reads several tokens at once as it reads them one by one.
+    """Return True if a model reads several tokens at once as it reads them one by one.
 
     Drafts change no output of such a model. The others are refused, here with status 1. Decoding with drafts does the
     same check at the first use of a model.

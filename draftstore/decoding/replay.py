@@ -330,7 +330,7 @@ class RecordedTarget:
         return int(self._output[self._position + len(emitted)])
 
     def ends(self, emitted: Sequence[int]) -> bool:
-        """Tell whether the last recorded token was emitted."""
+        """Return True if the last recorded token was emitted."""
         return self._position + len(emitted) == len(self._output)
 
     def candidates(self) -> None:

@@ -8,7 +8,7 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 
 
-class LeftOut:
+class DisabledSession:
     """The session of a source that has failed: it proposes nothing."""
 
     needs_candidates = False

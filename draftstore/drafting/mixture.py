@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
-from draftstore.drafting.faults import Faults, LeftOut
+from draftstore.drafting.faults import DisabledSession, Faults
 from draftstore.drafting.joining import WrongTreeError, join_trees
 from draftstore.drafting.needs import HiddenNeeds
 from draftstore.drafting.projection import Projection
@@ -123,7 +123,7 @@ class MixtureSession:
     """The drafts for one text: a `Session` over several drafters' sessions.
 
     Attributes:
-        sessions: the drafters' sessions, in order; `LeftOut` where one has failed.
+        sessions: the drafters' sessions, in order; `DisabledSession` where one has failed.
         needs_candidates: whether a session needs candidates.
         needs_hidden: whether a session needs hidden states.
         projection: common projection of all sessions that need hidden states; None if they differ, or none does.
@@ -184,7 +184,7 @@ class MixtureSession:
 
     def _leave_out(self, place: int, error: Exception) -> None:
         """Ask a session no more."""
-        self.sessions = (*self.sessions[:place], LeftOut(), *self.sessions[place + 1 :])
+        self.sessions = (*self.sessions[:place], DisabledSession(), *self.sessions[place + 1 :])
         self._faults.add(place, error)
 
     def observe(

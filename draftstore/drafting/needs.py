@@ -29,7 +29,7 @@ class HiddenNeeds:
         self.projection: Projection | None = wanted[0] if shared else None
 
     def fits(self, hidden: NDArray[np.float32]) -> bool:
-        """Tell whether a state has the expected size."""
+        """Return True if a state has the expected size."""
         if self.projection is not None:
             return hidden.shape == (self.projection.dims,)
         return all(own is None or hidden.shape == (own.hidden_size,) for own in self._own)

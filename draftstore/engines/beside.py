@@ -71,7 +71,7 @@ class Trust:
 
     def __init__(self) -> None:
         """Begin with full trust."""
-        self._right = self._foretold = 0.0
+        self._right = self._predicted = 0.0
 
     def of(self, probs: Floats) -> Floats:
         """Return float64 [n], the chance of each token of a chain after those before it.
@@ -79,13 +79,13 @@ class Trust:
         Args:
             probs: float64 [n], probability of each token and all before it.
         """
-        held = (self._right + DOUBT) / (self._foretold + DOUBT)
+        held = (self._right + DOUBT) / (self._predicted + DOUBT)
         return np.asarray(np.minimum(1.0, held * _conditional(probs)))
 
     def learn(self, probs: Floats, known: Sequence[bool]) -> None:
         """Count the outcomes of a chain."""
         self._right = MEMORY * self._right + sum(known)
-        self._foretold = MEMORY * self._foretold + float(_conditional(probs)[: len(known)].sum())
+        self._predicted = MEMORY * self._predicted + float(_conditional(probs)[: len(known)].sum())
 
 
 def _conditional(probs: Floats) -> Floats:
@@ -132,7 +132,7 @@ class Contest:
         return came_true
 
     def choose(self, key: Hashable, size: int, ours: DraftTree, theirs: list[int]) -> bool:
-        """Tell whether our chain is the better one; at equal terms it is.
+        """Return True if our chain is the better one; at equal terms it is.
 
         Args:
             key: name of the text.

@@ -78,7 +78,7 @@ class DraftFigures:
             corpus: name of its corpus.
             tree: what was verified.
             path: its accepted nodes.
-            shares: tokens of the text that each source had foretold.
+            shares: tokens of the text that each source had predicted.
         """
         self._count("steps", corpus, "", 1)
         self._count("drafted_tokens", corpus, "", len(tree))
@@ -86,7 +86,7 @@ class DraftFigures:
         for place in range(len(path)):
             self._count("accepted_tokens_per_position", corpus, str(place), 1)
         for source, count in shares.items():
-            self.foretold(corpus, source, count)
+            self.predicted(corpus, source, count)
         decline = self._declines.setdefault(corpus, Decline(self._now))
         if (fallen := decline.add(1 + len(path))) is not None:
             LOG.warning(
@@ -95,9 +95,9 @@ class DraftFigures:
                 *fallen,
             )
 
-    def foretold(self, corpus: str, source: str, count: int) -> None:
+    def predicted(self, corpus: str, source: str, count: int) -> None:
         """Count tokens of texts that a source's own drafts had."""
-        self._count("foretold_tokens", corpus, source, count)
+        self._count("predicted_tokens", corpus, source, count)
 
     def _count(self, name: str, corpus: str, label: str, count: int) -> None:
         self._counts[name, corpus][label] += count
@@ -138,7 +138,7 @@ _METRICS = (
     ("drafted_tokens", "Draft tokens that were verified.", ""),
     ("accepted_tokens", "Draft tokens that became part of an answer.", ""),
     ("accepted_tokens_per_position", "The same by their place in the draft, from 0.", "position"),
-    ("foretold_tokens", "Tokens of answers that a source's own draft had.", "source"),
+    ("predicted_tokens", "Tokens of answers that a source's own draft had.", "source"),
 )
 
 

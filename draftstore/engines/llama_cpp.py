@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, StoreError, needs_extra
 from draftstore.search.ngrams import PART_ROWS, NgramTable, count_ngrams, running_total
-from draftstore.storage.access import withheld, withhold
+from draftstore.storage.access import denied_bits, deny
 from draftstore.storage.files import replacing
+from draftstore.storage.lease import StoreLease
 from draftstore.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
-from draftstore.storage.using import Use
 from draftstore.stores.crest.counts import KIND as COUNTS
 from draftstore.stores.crest.counts import parquet_name
 from draftstore.stores.rest.store import KIND as REST
@@ -33,9 +33,9 @@ from draftstore.stores.rest.store import RestStore
 
 LEAST_SUM = 2
 """Occurrences below which llama.cpp drafts nothing after two tokens; its least share of them is a half."""
-MOST_WEIGHT = 10_000
+MAX_WEIGHT = 10_000
 """What higher counts become: llama.cpp multiplies a count by 100 and by one of the text, in 32 bits."""
-MOST_SUM = 20_000_000
+MAX_SUM = 20_000_000
 """What a sum of counts is scaled down to in a whole table: llama.cpp multiplies it by 100, in 32 bits."""
 HEAD = 5
 """Numbers of a record before its followers."""
@@ -153,16 +153,16 @@ def export_cache(
     manifest = load_manifest(store)
     out.parent.mkdir(parents=True, exist_ok=True)
     least = max(min_count or 1, 1 if whole else LEAST_SUM)
-    use = Use(store)
+    lease = StoreLease(store)
     try:
         with replacing(out) as temporary, temporary.open("w+b") as file:
-            withhold(temporary, withheld([store / MANIFEST_NAME]))
+            deny(temporary, denied_bits([store / MANIFEST_NAME]))
             values, words = _write(file, _tables(store, manifest, progress), least, whole=whole)
             kept = words if max_bytes is None else _cut(file, values, words, max_bytes)
             if not len(kept):
                 raise BuildError(_why_nothing(store, least, whole, max_bytes if len(words) else None))
     finally:
-        use.close()
+        lease.close()
     followers = int((kept - HEAD).sum()) // 2
     return Export(out, len(kept), followers, len(words) - len(kept), 4 * int(kept.sum()))
 
@@ -234,7 +234,7 @@ def _write(
             kept = _scaled(found.select(chosen))
         else:
             taken = best[chosen]
-            counts = np.minimum(found.counts[taken], MOST_WEIGHT)
+            counts = np.minimum(found.counts[taken], MAX_WEIGHT)
             kept = Followers(found.ngrams[chosen], np.ones_like(taken), found.tokens[taken], counts)
         file.write(kept.encode().tobytes())
         values.append(np.where(drafts, most, most - (1 << 40))[chosen])
@@ -244,8 +244,8 @@ def _write(
 
 def _scaled(found: Followers) -> Followers:
     """Return followers with counts whose sums llama.cpp can multiply."""
-    sums = np.maximum(np.repeat(found.sums(), found.sizes), MOST_SUM)
-    return found._replace(counts=np.maximum(found.counts * MOST_SUM // sums, 1))
+    sums = np.maximum(np.repeat(found.sums(), found.sizes), MAX_SUM)
+    return found._replace(counts=np.maximum(found.counts * MAX_SUM // sums, 1))
 
 
 def _cut(

@@ -36,7 +36,7 @@ class _Known:
         self.size = self.step = 0
 
     def begins(self, row: Row, *, whole: bool = True) -> bool:
-        """Tell whether a row goes on with this text; unless `whole`, tokens may have come unseen."""
+        """Return True if a row goes on with this text; unless `whole`, tokens may have come unseen."""
         before = len(row.ids) - row.new
         fits = self.size == before if whole else self.size <= before
         return fits and bool(np.array_equal(self.ids[: self.size], row.ids[: self.size]))

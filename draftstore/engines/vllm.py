@@ -164,7 +164,7 @@ class _Beside:
         call: tuple[Any, Any, Any, Any],
     ) -> None:
         """Replace those of our chains of which less is expected; see `Drafter.propose` for the call."""
-        proposer.figures.foretold(
+        proposer.figures.predicted(
             "", f"beside:{self.name}", self._contest.learn(keys, [row.ids for row in rows])
         )
         sampled, sizes, ids, slot_mappings = call

@@ -15,7 +15,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftstore.decoding.loop import Step
 from draftstore.errors import DecodingError
-from draftstore.hf.batches import MOST_TEXTS, Batch, tokens_for
+from draftstore.hf.batches import MAX_TEXTS, Batch, tokens_for
 from draftstore.hf.checks import KNOWN
 from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member
@@ -58,7 +58,7 @@ def check_batch(
 
 
 def _moved(positions: torch.Tensor | None, mask: torch.Tensor | None) -> bool:
-    """Tell whether positions are others than the numbers of the tokens that a mask shows."""
+    """Return True if positions are others than the numbers of the tokens that a mask shows."""
     if positions is None:
         return False
     seen = torch.ones_like(positions) if mask is None else mask[:, -positions.shape[-1] :]
@@ -120,7 +120,7 @@ def generate_texts(
 
 def _batch(model: Any, texts: Sequence[GeneratedText]) -> Batch:
     """Return a batch with room for texts as long as these may become."""
-    most = min(len(texts), MOST_TEXTS)
+    most = min(len(texts), MAX_TEXTS)
     lengths = [text.stops.max_length or positions_of(model) or 0 for text in texts]
     return Batch(model, most=most, tokens=tokens_for(most, max(lengths)) if all(lengths) else None)
 

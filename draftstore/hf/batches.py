@@ -30,13 +30,13 @@ from draftstore.hf.graph_runner import GraphRunner, captures
 from draftstore.hf.graphs import mark_of
 from draftstore.hf.loading import positions_of
 from draftstore.hf.members import Member, Outcome, Turn, draft_together
-from draftstore.hf.pass_shapes import LEAST_WIDTH, MOST_ROWS, TEXTS, padded
+from draftstore.hf.pass_shapes import LEAST_WIDTH, MAX_ROWS, TEXTS, padded
 from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.pools import CachePool, fits_pool
 from draftstore.hf.targets import vocab_size
 from draftstore.trees.tree import DraftTree
 
-MOST_TEXTS = TEXTS[-1]
+MAX_TEXTS = TEXTS[-1]
 CHUNK = 512
 """Tokens of prompts that are read between two passes."""
 ATTENTION = ("sdpa", "eager")
@@ -72,7 +72,7 @@ class Batch:
     """
 
     def __init__(
-        self, model: Any, *, most: int = MOST_TEXTS, tokens: int | None = None, chunk: int = CHUNK
+        self, model: Any, *, most: int = MAX_TEXTS, tokens: int | None = None, chunk: int = CHUNK
     ) -> None:
         """Prepare an empty batch.
 
@@ -87,7 +87,7 @@ class Batch:
         """
         if why := why_alone(model):
             raise DecodingError(f"no batches: {why}; decode one text at a time")
-        self.most = max(1, min(most, MOST_TEXTS))
+        self.most = max(1, min(most, MAX_TEXTS))
         self.last_pass: tuple[int, float] | None = None
         self._model = model
         self._chunk = chunk
@@ -97,11 +97,11 @@ class Batch:
         self._runner = _take_runner(model, self.most)
         pool = self._runner.pool
         each = (pool.most_tokens() if tokens is None else tokens) // pool.slots
-        self.positions = max(each, pool.length) - MOST_ROWS  # what there is already takes no more memory
+        self.positions = max(each, pool.length) - MAX_ROWS  # what there is already takes no more memory
         if self.positions < 1:
             raise DecodingError(
                 f"{tokens or pool.most_tokens():,} tokens are too few for {self.most} texts and the rows of a pass: "
-                f"allow {pool.slots * 2 * MOST_ROWS:,}, or decode fewer texts together"
+                f"allow {pool.slots * 2 * MAX_ROWS:,}, or decode fewer texts together"
             )
 
     def close(self) -> None:
@@ -173,8 +173,10 @@ class Batch:
             begin = perf_counter_ns()
             tokens = member.prompt[member.past : member.past + left]
             try:
-                told = member.told(self._vocab_size)
-                rows = runner.read(runner.pool.slots - 1, tokens, member.past, member.first_wants, told)
+                prompt_candidates = member.prompt_candidates(self._vocab_size)
+                rows = runner.read(
+                    runner.pool.slots - 1, tokens, member.past, member.first_wants, prompt_candidates
+                )
             except Exception as error:  # noqa: BLE001 (of this text alone, as where there is no memory for its rows)
                 outcomes.append(Outcome(self._reading.popleft(), None, error))
                 continue
@@ -232,11 +234,11 @@ class Batch:
         On a GPU all memory is taken at once, since graphs know its addresses.
         """
         pool = self._runner.pool
-        wanted = length + MOST_ROWS
+        wanted = length + MAX_ROWS
         if pool.length < wanted:
-            most = self.positions + MOST_ROWS
+            most = self.positions + MAX_ROWS
             if captures(self._model.device):
-                wanted = max(wanted, min(most, (positions_of(self._model) or most) + MOST_ROWS))
+                wanted = max(wanted, min(most, (positions_of(self._model) or most) + MAX_ROWS))
             wanted = max(wanted, min(pool.length * 3 // 2, most))
             used = max(member.past for member in (*self._members, *self._reading))
             pool.resize(-(-wanted // LEAST_WIDTH) * LEAST_WIDTH, used, len(self._members))
@@ -246,7 +248,7 @@ class Batch:
 
 def tokens_for(texts: int, length: int) -> int:
     """Return the tokens that a batch of some texts of a length must have room for: slots, and rows of a pass, count."""
-    return (padded(texts, TEXTS) + 1) * (length + MOST_ROWS)
+    return (padded(texts, TEXTS) + 1) * (length + MAX_ROWS)
 
 
 _IDLE: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDictionary()
@@ -274,5 +276,5 @@ def _take_runner(model: Any, most: int) -> GraphRunner:
         name = type(model).__name__
         raise DecodingError(f"no batches: the layers of {name} are not alike; decode one text at a time")
     with torch.inference_mode(mode=False):  # the buffers must be writable outside of it
-        pool = CachePool(cache.layers[0], len(cache.layers), 0, MOST_ROWS, slots)
+        pool = CachePool(cache.layers[0], len(cache.layers), 0, MAX_ROWS, slots)
         return GraphRunner(model, pool, mark, exact=exact)

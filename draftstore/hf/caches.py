@@ -71,14 +71,14 @@ def rollback_cache(cache: Cache, drafting: bool = True) -> RollbackCache:
 
 
 def can_go_back(cache: Cache) -> bool:
-    """Tell whether a cache, possibly still empty, supports removal of rows."""
+    """Return True if a cache, possibly still empty, supports removal of rows."""
     if isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer):
         return True
     return cache.is_croppable and not any(map(_stores_otherwise, cache.layers))
 
 
 def _stores_otherwise(layer: Any) -> bool:
-    """Tell whether a layer has its own storage format but standard truncation: quantized layers."""
+    """Return True if a layer has its own storage format but standard truncation: quantized layers."""
     kind = type(layer)
     return (
         isinstance(layer, DynamicLayer)
@@ -88,7 +88,7 @@ def _stores_otherwise(layer: Any) -> bool:
 
 
 def _consists_of(cache: Cache, layer_type: type) -> bool:
-    """Tell whether all layers of a cache have exactly this type and stay on their device."""
+    """Return True if all layers of a cache have exactly this type and stay on their device."""
     return not cache.offloading and all(type(layer) is layer_type for layer in cache.layers)
 
 

@@ -95,13 +95,13 @@ def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> 
 
 
 def _linear_layers(model: Any) -> bool:
-    """Tell whether a model has layers with a recurrent state instead of keys and values."""
+    """Return True if a model has layers with a recurrent state instead of keys and values."""
     types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     return any(kind in ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba") for kind in types)
 
 
 def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a model can verify trees; otherwise only chains.
+    """Return True if a model can verify trees; otherwise only chains.
 
     Args:
         model: model of transformers.
@@ -122,7 +122,7 @@ def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, An
 
 
 def sees_whole_text(config: Any) -> bool:
-    """Tell whether every layer attends to the whole text before a token, and to nothing behind it."""
+    """Return True if every layer attends to the whole text before a token, and to nothing behind it."""
     return getattr(config, "is_causal", True) and set(get_layer_types_and_kwargs(config)[0]) == {
         "full_attention"
     }

@@ -19,8 +19,8 @@ from draftstore.hf.masks import shape_of
 from draftstore.hf.pass_shapes import (
     BUCKETS,
     LEAST_WIDTH,
-    MOST_ROWS,
-    MOST_TOGETHER,
+    MAX_ROWS,
+    MAX_TOGETHER,
     TEXTS,
     Entry,
     PassShape,
@@ -31,7 +31,7 @@ from draftstore.hf.passes import CANDIDATES, Pass, PassPart, Wants, last_hidden,
 from draftstore.hf.pools import CachePool, host_buffer
 from draftstore.hf.prompts import PromptCandidates, gathering
 
-MOST_GRAPHS = 128
+MAX_GRAPHS = 128
 """Maximum graphs of a model; the least recently used one is dropped."""
 WARM_UPS = 2
 """Warm-up passes before capture, in which libraries choose kernels and allocate memory."""
@@ -102,9 +102,9 @@ class GraphRunner:
         self._captured: OrderedDict[PassShape, CapturedPass | None] = OrderedDict()
         self._logits: torch.Tensor | None = None
         self._dtype = model.dtype
-        most = max(MOST_ROWS, pool.slots, MOST_TOGETHER if pool.slots > 1 else 0)
+        most = max(MAX_ROWS, pool.slots, MAX_TOGETHER if pool.slots > 1 else 0)
         self._integers = torch.zeros(4 * most, dtype=torch.int64, device=device)
-        self._bias = torch.zeros(MOST_ROWS * most, dtype=torch.float32, device=device)
+        self._bias = torch.zeros(MAX_ROWS * most, dtype=torch.float32, device=device)
         self._host_integers = host_buffer(len(self._integers), torch.int64, device)
         self._host_bias = host_buffer(len(self._bias), torch.float32, device)
         self._host_choices = host_buffer(most * (1 + CANDIDATES), torch.int64, device)
@@ -193,7 +193,7 @@ class GraphRunner:
         """Run a pass as a graph, captured if it is the first of its shape; None if it cannot be captured."""
         if shape not in self._captured:
             self._captured[shape] = self._capture(shape)
-            if len(self._captured) > MOST_GRAPHS:
+            if len(self._captured) > MAX_GRAPHS:
                 self._captured.popitem(last=False)
         self._captured.move_to_end(shape)
         captured = self._captured[shape]
@@ -245,7 +245,7 @@ class GraphRunner:
         tokens: NDArray[np.int64],
         past: int,
         wants: Wants,
-        told: PromptCandidates | None = None,
+        prompt_candidates: PromptCandidates | None = None,
     ) -> Pass:
         """Read tokens of one text at once, without a graph; return the outputs of the last one.
 
@@ -254,10 +254,10 @@ class GraphRunner:
             tokens: int64 [any].
             past: tokens of the text before, which are its positions too.
             wants: outputs needed.
-            told: gathers the candidates at all of them.
+            prompt_candidates: gathers the candidates at all of them.
         """
         model: Any = self._model()
-        kept = {"logits_to_keep": 0 if told else 1} if model._supports_logits_to_keep() else {}
+        kept = {"logits_to_keep": 0 if prompt_candidates else 1} if model._supports_logits_to_keep() else {}
         count, width = len(tokens), past + len(tokens)
         with torch.inference_mode(mode=False), torch.no_grad():
             ids = torch.from_numpy(tokens).to(self._device)[None]
@@ -265,7 +265,11 @@ class GraphRunner:
             self.pool.texts, self.pool.width, self.pool.places = slice(slot, slot + 1), width, places
             bias = torch.zeros((1, 1, count, width), dtype=self._dtype, device=self._device)
             bias[..., past:].masked_fill_(places[:, None] > places[..., None], -torch.inf)
-            with gathering(told, model), shared_keys(), last_hidden(model, wants.hidden) as hidden:
+            with (
+                gathering(prompt_candidates, model),
+                shared_keys(),
+                last_hidden(model, wants.hidden) as hidden,
+            ):
                 outputs = model(
                     input_ids=ids,
                     attention_mask=bias,
@@ -326,7 +330,7 @@ def _parts(integers: Any, texts: int, rows: int) -> tuple[Any, Any, Any]:
 
 
 def captures(device: torch.device) -> bool:
-    """Tell whether passes on a device are captured as graphs."""
+    """Return True if passes on a device are captured as graphs."""
     return device.type == "cuda"
 
 

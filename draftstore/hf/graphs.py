@@ -37,7 +37,7 @@ from draftstore.errors import DecodingError
 from draftstore.hf.caches import FixedCache
 from draftstore.hf.checks import rope_settings, takes_trees
 from draftstore.hf.graph_runner import GraphRunner
-from draftstore.hf.pass_shapes import LEAST_WIDTH, MOST_ROWS, Entry
+from draftstore.hf.pass_shapes import LEAST_WIDTH, MAX_ROWS, Entry
 from draftstore.hf.passes import Rows, Wants
 from draftstore.hf.pools import CachePool, fits_pool
 from draftstore.hf.targets import Forward, Prefilled
@@ -107,13 +107,13 @@ class GraphForward:
         self._hidden = length - self._length
         self._size = int(self._cache.get_max_length()) - self._hidden
         self._shift = int(kwargs["position_ids"][0, -1]) - self._length
-        self._runner = _runner_of(prefilled.model, self._cache, self._size + MOST_ROWS)
+        self._runner = _runner_of(prefilled.model, self._cache, self._size + MAX_ROWS)
         self._runner.begin(self)
         self._runner.pool.fill(self._cache, columns)
 
     def room(self) -> int:
         """Return the maximum nodes of the next pass: room in the given cache, and the largest graph."""
-        return min(self._size - self._length, MOST_ROWS) - 1
+        return min(self._size - self._length, MAX_ROWS) - 1
 
     def run(self, tokens: NDArray[np.int64], tree: DraftTree, wants: Wants) -> Rows:
         """Run a pass; see `Forward`."""
@@ -149,7 +149,7 @@ def _runner_of(model: Any, cache: StaticCache, length: int) -> GraphRunner:
     if runner is None or runner.mark != mark or not runner.pool.fits(cache, length):
         with torch.inference_mode(mode=False):  # the buffers must be writable outside of it
             layer, size = cache.layers[0], -(-length // LEAST_WIDTH) * LEAST_WIDTH
-            pool = CachePool(layer, len(cache.layers), size, MOST_ROWS)
+            pool = CachePool(layer, len(cache.layers), size, MAX_ROWS)
             runner = GraphRunner(model, pool, mark)
         _RUNNERS[model] = runner
     return runner

@@ -56,7 +56,7 @@ class Member:
         """What is needed of its prompt."""
         return Wants(self.generated.chooser.greedy, self.drafting, self.drafting)
 
-    def told(self, vocab_size: int) -> PromptCandidates | None:
+    def prompt_candidates(self, vocab_size: int) -> PromptCandidates | None:
         """Return what gathers the candidates at its prompt, the same until that is read."""
         if self.past == 0:
             self._told = PromptCandidates.of(self.prompt, self._drafter, vocab_size)

@@ -13,8 +13,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 """Possible numbers of rows of each text in a pass."""
 TEXTS = (1, 2, 4, 8, 16, 32, 64)
 """Possible numbers of texts in a pass."""
-MOST_ROWS = BUCKETS[-1]
-MOST_TOGETHER = 512
+MAX_ROWS = BUCKETS[-1]
+MAX_TOGETHER = 512
 """Maximum rows of a pass over several texts: more of them cost as much as passes of their own."""
 LEAST_WIDTH = 256
 """Minimum columns of attention; the number doubles as the text grows, up to the length of the pool."""
@@ -59,5 +59,5 @@ def padded(count: int, sizes: Sequence[int]) -> int:
 
 def most_rows(texts: int) -> int:
     """Return the maximum rows of each text in a pass."""
-    most = min(MOST_ROWS, max(1, MOST_TOGETHER // texts))
+    most = min(MAX_ROWS, max(1, MAX_TOGETHER // texts))
     return max(size for size in BUCKETS if size <= most)

@@ -78,7 +78,7 @@ class CachePool:
         return int(self.keys.shape[3])
 
     def fits(self, cache: StaticCache, length: int) -> bool:
-        """Tell whether a cache's texts fit."""
+        """Return True if a cache's texts fit."""
         layer: Any = cache.layers[0]
         alike = (layer.keys.dtype, layer.keys.device) == (self.keys.dtype, self.keys.device)
         return alike and self.length >= length
@@ -219,7 +219,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def fits_pool(cache: Cache) -> bool:
-    """Tell whether the layers of a filled cache all have the same shape."""
+    """Return True if the layers of a filled cache all have the same shape."""
     layers: list[Any] = list(cache.layers)
     return len({(layer.keys.shape, layer.values.shape) for layer in layers}) == 1
 

@@ -1,8 +1,8 @@
 """The model's candidates at all positions of a prompt: no further pass, only more rows for the model's head.
 
-    told = PromptCandidates(ids, vocab_size)
-    with told.reading(model): ...        a pass over the next tokens of the prompt, asked for the logits of all of them
-    told.rows(last)                      int32 [n, 8], for the drafter's session
+    prompt_candidates = PromptCandidates(ids, vocab_size)
+    with prompt_candidates.reading(model): ...        a pass over the next tokens of the prompt, asked for the logits of all of them
+    prompt_candidates.rows(last)                      int32 [n, 8], for the drafter's session
 
 The pass computes the states of all positions anyway, and plain decoding asks the head for the last one alone. Here the
 head meets all of them, takes a few at a time, keeps their top 8, and hands on the last: memory stays that of a slice,
@@ -121,9 +121,9 @@ class PromptCandidates:
         return rows[self._seen]
 
 
-def gathering(told: PromptCandidates | None, model: Any) -> AbstractContextManager[None]:
+def gathering(prompt_candidates: PromptCandidates | None, model: Any) -> AbstractContextManager[None]:
     """Gather candidates, if they are wanted; see `PromptCandidates.reading`."""
-    return nullcontext() if told is None else told.reading(model)
+    return nullcontext() if prompt_candidates is None else prompt_candidates.reading(model)
 
 
 def last_places(ids: NDArray[np.integer[Any]], seen: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -51,13 +51,13 @@ class Run:
         """
         text = self._generated
         cached = model_kwargs["past_key_values"].get_seq_length()  # what is read then is the model's affair
-        told = None if cached else text.told(drafter, vocab_size(self._model))
-        step, verdict = self._prefill(model_kwargs, drafter, told)
+        prompt_candidates = None if cached else text.prompt_candidates(drafter, vocab_size(self._model))
+        step, verdict = self._prefill(model_kwargs, drafter, prompt_candidates)
         yield step
         if text.over:
             return
-        session = text.session(drafter, verdict, told)
-        del verdict, told  # frees the prefill's outputs
+        session = text.session(drafter, verdict, prompt_candidates)
+        del verdict, prompt_candidates  # frees the prefill's outputs
         memory = rollback_cache(self._kwargs["past_key_values"], drafter is not None)
         prefilled = Prefilled(self._model, memory, self._kwargs, text.text)
         forward = factory(prefilled)
@@ -78,15 +78,18 @@ class Run:
             target.close()
 
     def _prefill(
-        self, model_kwargs: dict[str, Any], drafter: Drafter | None, told: PromptCandidates | None
+        self,
+        model_kwargs: dict[str, Any],
+        drafter: Drafter | None,
+        prompt_candidates: PromptCandidates | None,
     ) -> tuple[Step, ModelVerdict]:
         """Run the prompt through the model as plain generate does, and emit the first token."""
         begin = perf_counter_ns()
         drafting, chooser = drafter is not None, self._generated.chooser
         asked = dict(model_kwargs)
-        if told is not None and "logits_to_keep" in asked:
+        if prompt_candidates is not None and "logits_to_keep" in asked:
             asked["logits_to_keep"] = 0  # all of them
-        with gathering(told, self._model), last_hidden(self._model, drafting) as hidden:
+        with gathering(prompt_candidates, self._model), last_hidden(self._model, drafting) as hidden:
             outputs = self._model._prefill(
                 self._input_ids,
                 self._config,

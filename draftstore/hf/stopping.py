@@ -49,7 +49,7 @@ class StopRules:
                 self._tests.append(test)
 
     def __call__(self, emitted: Sequence[int]) -> bool:
-        """Tell whether the text ends with the last emitted token. All criteria are called, since some have state."""
+        """Return True if the text ends with the last emitted token. All criteria are called, since some have state."""
         length, token = len(self._text) + len(emitted), emitted[-1]
         over = False
         for test in self._tests:

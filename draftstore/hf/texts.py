@@ -73,7 +73,7 @@ class GeneratedText:
         self._streamer = streamer
 
     def ends(self, emitted: Sequence[int]) -> bool:
-        """Tell whether the text ends with the last emitted token, and stream that token."""
+        """Return True if the text ends with the last emitted token, and stream that token."""
         self.over = self.stops(emitted)
         if self._streamer is not None:
             self._streamer.put(torch.tensor(emitted[-1:]))
@@ -93,19 +93,22 @@ class GeneratedText:
         self.text.extend(accepted.tokens.tolist())
         return accepted
 
-    def told(self, drafter: Drafter | None, vocab_size: int) -> PromptCandidates | None:
+    def prompt_candidates(self, drafter: Drafter | None, vocab_size: int) -> PromptCandidates | None:
         """Return what gathers the candidates at its prompt with its padding, before that is read."""
         return PromptCandidates.of(np.array(self.text.ids), drafter, vocab_size, self._seen)
 
     def session(
-        self, drafter: Drafter | None, verdict: ModelVerdict, told: PromptCandidates | None = None
+        self,
+        drafter: Drafter | None,
+        verdict: ModelVerdict,
+        prompt_candidates: PromptCandidates | None = None,
     ) -> Session:
         """Start its drafts, after the first token; without a drafter there are none."""
         if drafter is None:
             return NoDrafts()
         candidates = verdict.candidates()
-        if told is not None and candidates is not None:
-            candidates = told.rows(candidates)
+        if prompt_candidates is not None and candidates is not None:
+            candidates = prompt_candidates.rows(candidates)
         return drafter.session(self.ids(), hidden=verdict.hidden(0), candidates=candidates)
 
     def depth(self, model: Any, shift: int) -> Callable[[], int]:

@@ -10,11 +10,11 @@ from draftstore.remote.addresses import Endpoint
 from draftstore.remote.connection import start_connecting
 from draftstore.remote.counters import Counters, Outcome
 from draftstore.remote.pool import Transport
-from draftstore.remote.protocol import SILENCE, ConnectionState, Trouble
+from draftstore.remote.protocol import SILENCE, ConnectionState, RequestFailed
 from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.wire import Frame
 
-MOST_UNSENT = 4 << 20
+MAX_UNSENT = 4 << 20
 """Maximum bytes of unsent requests; beyond that, requests fail at once."""
 SHORTEST_WAIT = 0.001
 """Seconds of the shortest timer. uvloop rounds down to whole milliseconds, and a timer of zero would go off before the
@@ -34,7 +34,7 @@ class SharedConnection(Transport):
         """Send a request and return its answer, or a failure of the whole connection.
 
         Raises:
-            Trouble: no answer arrived.
+            RequestFailed: no answer arrived.
         """
         attempt = 1
         while True:
@@ -43,7 +43,7 @@ class SharedConnection(Transport):
                 if connection is None or not connection.usable:
                     connection = self._connection = await self._connect(end)
                 return await connection.ask(request, end)
-            except Trouble as trouble:
+            except RequestFailed as trouble:
                 if not self._again(trouble, attempt):
                     raise
             attempt += 1
@@ -62,7 +62,7 @@ class SharedConnection(Transport):
         """Return a new connection, shared by all waiters; connecting continues after the deadline.
 
         Raises:
-            Trouble: connecting failed, or is not finished yet.
+            RequestFailed: connecting failed, or is not finished yet.
         """
         task = self._connecting
         if task is None:
@@ -70,9 +70,9 @@ class SharedConnection(Transport):
             task.add_done_callback(self._made)
         await asyncio.wait([task], timeout=max(0.0, end - monotonic()))
         if not task.done():
-            raise Trouble(Outcome.TIMEOUT, "the connection is not there yet")
+            raise RequestFailed(Outcome.TIMEOUT, "the connection is not there yet")
         if task.cancelled():
-            raise Trouble(Outcome.UNREACHABLE, "the client is closed")
+            raise RequestFailed(Outcome.UNREACHABLE, "the client is closed")
         return task.result()
 
     def _made(self, task: "asyncio.Task[AsyncConnection]") -> None:
@@ -85,7 +85,7 @@ class SharedConnection(Transport):
         """Open a connection.
 
         Raises:
-            Trouble: nobody listens there, or no more connections are accepted.
+            RequestFailed: nobody listens there, or no more connections are accepted.
         """
         loop = asyncio.get_running_loop()
         made, place, connected = start_connecting(self._endpoint)
@@ -107,7 +107,7 @@ class SharedConnection(Transport):
         except OSError as error:
             made.close()
             self._endpoint.failed(place)
-            raise Trouble(Outcome.UNREACHABLE, f"no connection: {error}") from error
+            raise RequestFailed(Outcome.UNREACHABLE, f"no connection: {error}") from error
         except BaseException:
             made.close()
             raise
@@ -122,7 +122,7 @@ class AsyncConnection(asyncio.Protocol):
         """Prepare to be connected."""
         self._loop = loop
         self._state = ConnectionState(hello, counters)
-        self._waiting: dict[int, asyncio.Future[Frame | Trouble]] = {}
+        self._waiting: dict[int, asyncio.Future[Frame | RequestFailed]] = {}
         self._full = False
         self._transport: asyncio.Transport | None = None
         self.usable = False
@@ -132,17 +132,19 @@ class AsyncConnection(asyncio.Protocol):
         """Send a request and return its answer; see `Connection.ask`.
 
         Raises:
-            Trouble: no answer arrived.
+            RequestFailed: no answer arrived.
         """
         if not self.usable or self._transport is None:
-            raise Trouble(Outcome.CLOSED, "the service closed the connection")
+            raise RequestFailed(Outcome.CLOSED, "the service closed the connection")
         now = monotonic()
         if self._full or now >= end:
             self._give_up_if_hopeless(now)
-            raise Trouble(Outcome.TIMEOUT, "the service does not read" if self._full else "no time is left")
+            raise RequestFailed(
+                Outcome.TIMEOUT, "the service does not read" if self._full else "no time is left"
+            )
         self._transport.write(self._state.bytes_of(request))
         self._state.sent(request, now)
-        future: asyncio.Future[Frame | Trouble] = self._loop.create_future()
+        future: asyncio.Future[Frame | RequestFailed] = self._loop.create_future()
         self._waiting[request.id] = future
         timer = self._loop.call_later(max(end - now, SHORTEST_WAIT), self._expire, request.id)
         try:
@@ -150,7 +152,7 @@ class AsyncConnection(asyncio.Protocol):
         finally:
             timer.cancel()
             del self._waiting[request.id]
-        if isinstance(found, Trouble):
+        if isinstance(found, RequestFailed):
             raise found
         return found
 
@@ -163,7 +165,7 @@ class AsyncConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start sending requests."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is not an instance
-        self._transport.set_write_buffer_limits(high=MOST_UNSENT)
+        self._transport.set_write_buffer_limits(high=MAX_UNSENT)
         self.usable = True
 
     def data_received(self, data: bytes) -> None:
@@ -177,7 +179,7 @@ class AsyncConnection(asyncio.Protocol):
                     else:
                         self._end(frame)  # a failure of the whole connection
         except WireError as error:
-            self._end(Trouble(Outcome.GARBAGE, str(error)))
+            self._end(RequestFailed(Outcome.GARBAGE, str(error)))
         if self._state.closing:
             self.usable = False
             if all(future.done() for future in self._waiting.values()):
@@ -186,7 +188,7 @@ class AsyncConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all pending requests."""
         reason = f"the connection has gone: {exc}" if exc else "the service closed the connection"
-        self._end(Trouble(Outcome.CLOSED, reason))
+        self._end(RequestFailed(Outcome.CLOSED, reason))
 
     def pause_writing(self) -> None:
         """Pause sending until the service reads."""
@@ -198,7 +200,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def _expire(self, request_id: int) -> None:
         """Time a request out. If the loop itself is late, it first processes received data."""
-        self._settle(request_id, Trouble(Outcome.TIMEOUT, "no answer in time"))
+        self._settle(request_id, RequestFailed(Outcome.TIMEOUT, "no answer in time"))
         self._give_up_if_hopeless(monotonic())
 
     def _give_up_if_hopeless(self, now: float) -> None:
@@ -206,14 +208,14 @@ class AsyncConnection(asyncio.Protocol):
         if self._state.hopeless(now):
             self.close()
 
-    def _end(self, found: Frame | Trouble) -> None:
+    def _end(self, found: Frame | RequestFailed) -> None:
         """Accept no more requests and complete the pending ones with `found`."""
         self.usable = False
         for number in self._waiting:
             self._settle(number, found)
         self.close()
 
-    def _settle(self, request_id: int, found: Frame | Trouble) -> None:
+    def _settle(self, request_id: int, found: Frame | RequestFailed) -> None:
         """Complete a pending request."""
         future = self._waiting[request_id]
         if not future.done():

@@ -14,7 +14,7 @@ from time import monotonic
 from draftstore.errors import WireError
 from draftstore.remote.addresses import Destination, Endpoint
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.protocol import SILENCE, ConnectionState, Trouble
+from draftstore.remote.protocol import SILENCE, ConnectionState, RequestFailed
 from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.tls import TlsSocket
 from draftstore.remote.wire import HEADER, Frame
@@ -33,12 +33,12 @@ def start_connecting(endpoint: Endpoint) -> tuple[socket.socket, Destination, bo
     """Return a non-blocking socket, its destination, and whether it is connected already.
 
     Raises:
-        Trouble: nobody listens there, or no more connections are accepted.
+        RequestFailed: nobody listens there, or no more connections are accepted.
     """
     try:
         place = endpoint.pick()
     except OSError as error:
-        raise Trouble(Outcome.UNREACHABLE, str(error)) from None
+        raise RequestFailed(Outcome.UNREACHABLE, str(error)) from None
     family, address = place
     made = None
     try:
@@ -51,12 +51,12 @@ def start_connecting(endpoint: Endpoint) -> tuple[socket.socket, Destination, bo
         if error.errno == errno.EINPROGRESS:
             return made, place, False
         made.close()  # a Unix socket with a full queue: waiting does not help
-        raise Trouble(Outcome.UNREACHABLE, "the service takes no more connections") from None
+        raise RequestFailed(Outcome.UNREACHABLE, "the service takes no more connections") from None
     except OSError as error:
         if made is not None:
             made.close()
         endpoint.failed(place)
-        raise Trouble(Outcome.UNREACHABLE, f"no connection: {error}") from error
+        raise RequestFailed(Outcome.UNREACHABLE, f"no connection: {error}") from error
     return made, place, True
 
 
@@ -67,7 +67,7 @@ class Connection:
         """Start connecting; see `Transport`.
 
         Raises:
-            Trouble: nobody listens there, or no more connections are accepted.
+            RequestFailed: nobody listens there, or no more connections are accepted.
         """
         self._endpoint = endpoint
         self._socket, self._place, self._connected = start_connecting(endpoint)
@@ -91,7 +91,7 @@ class Connection:
         try:
             self._get_ready(0.0)
             self._sent = self._send_some(self._state.bytes_of(request))
-        except Trouble as trouble:
+        except RequestFailed as trouble:
             return trouble.outcome is Outcome.TIMEOUT
         except OSError:
             pass  # `ask` meets it again, and reads why
@@ -105,7 +105,7 @@ class Connection:
             end: deadline, as `time.monotonic`.
 
         Raises:
-            Trouble: no answer arrived.
+            RequestFailed: no answer arrived.
         """
         self.usable = False
         try:
@@ -113,9 +113,9 @@ class Connection:
             self._send(request, end)
             return self._receive(request, end)
         except WireError as error:
-            raise Trouble(Outcome.GARBAGE, str(error)) from None
+            raise RequestFailed(Outcome.GARBAGE, str(error)) from None
         except OSError as error:
-            raise Trouble(Outcome.CLOSED, f"the connection has gone: {error}") from None
+            raise RequestFailed(Outcome.CLOSED, f"the connection has gone: {error}") from None
 
     def close(self) -> None:
         """Close it."""
@@ -126,7 +126,7 @@ class Connection:
         """Connect and begin encryption, unless that is done.
 
         Raises:
-            Trouble: it failed, or timed out.
+            RequestFailed: it failed, or timed out.
         """
         if not self._ready:
             if not self._connected:
@@ -139,23 +139,23 @@ class Connection:
         """Wait until connected.
 
         Raises:
-            Trouble: connecting failed or timed out.
+            RequestFailed: connecting failed or timed out.
         """
         if not self._wait(end, select.POLLOUT):
             self.usable = monotonic() - self._started < SILENCE
             if not self.usable:
                 self._endpoint.failed(self._place)
-            raise Trouble(Outcome.TIMEOUT, "the connection is not there yet")
+            raise RequestFailed(Outcome.TIMEOUT, "the connection is not there yet")
         if problem := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._endpoint.failed(self._place)
-            raise Trouble(Outcome.UNREACHABLE, f"no connection: {os.strerror(problem)}")
+            raise RequestFailed(Outcome.UNREACHABLE, f"no connection: {os.strerror(problem)}")
         self._connected = True
 
     def _shake_hands(self, context: ssl.SSLContext, end: float) -> None:
         """Begin an encrypted connection, or go on with that.
 
         Raises:
-            Trouble: the service has no certificate that is trusted, or it did not answer in time.
+            RequestFailed: the service has no certificate that is trusted, or it did not answer in time.
         """
         try:
             if self._tls is None:
@@ -164,16 +164,16 @@ class Connection:
             while wanted := self._tls.shake_hands():
                 if monotonic() >= end or not self._wait(end, wanted):
                     self.usable = monotonic() - self._started < SILENCE
-                    raise Trouble(Outcome.TIMEOUT, "the connection is not there yet")
+                    raise RequestFailed(Outcome.TIMEOUT, "the connection is not there yet")
         except OSError as error:
             self._endpoint.failed(self._place)
-            raise Trouble(Outcome.UNREACHABLE, f"no encrypted connection: {error}") from error
+            raise RequestFailed(Outcome.UNREACHABLE, f"no encrypted connection: {error}") from error
 
     def _send(self, request: PreparedRequest, end: float) -> None:
         """Send a request.
 
         Raises:
-            Trouble: the service does not read; the connection stays usable if nothing was sent.
+            RequestFailed: the service does not read; the connection stays usable if nothing was sent.
         """
         data = self._state.bytes_of(request)
         sent, self._sent = self._sent, 0
@@ -196,20 +196,20 @@ class Connection:
         """Send the rest of `data` as the service reads it.
 
         Raises:
-            Trouble: the service does not read.
+            RequestFailed: the service does not read.
         """
         while sent < len(data):
             if monotonic() >= end or not self._wait(end, select.POLLOUT):
                 begun = sent > 0 or (self._tls is not None and self._tls.stuck)
                 self.usable = not begun and not self._state.hopeless(monotonic())
-                raise Trouble(Outcome.TIMEOUT, "the service does not read")
+                raise RequestFailed(Outcome.TIMEOUT, "the service does not read")
             sent += self._send_some(memoryview(data)[sent:])
 
     def _receive(self, request: PreparedRequest, end: float) -> Frame:
         """Wait for an answer. It may be there already: a service on the same core runs as soon as it is asked.
 
         Raises:
-            Trouble: it does not arrive in time, or the connection is closed.
+            RequestFailed: it does not arrive in time, or the connection is closed.
             WireError: invalid data arrived.
         """
         longest = request.longest_answer
@@ -228,7 +228,7 @@ class Connection:
                 waited = True
                 continue
             if not data:
-                raise Trouble(Outcome.CLOSED, "the service closed the connection")
+                raise RequestFailed(Outcome.CLOSED, "the service closed the connection")
             now = monotonic()
             if (frame := self._state.usual(data, request, now)) is not None:
                 self.usable = not self._state.closing
@@ -242,7 +242,7 @@ class Connection:
                     self.usable = awaited and not self._state.closing
                     return frame
         self.usable = not self._state.closing and not self._state.hopeless(monotonic())
-        raise Trouble(Outcome.TIMEOUT, "no answer in time")
+        raise RequestFailed(Outcome.TIMEOUT, "no answer in time")
 
     def _spin(self, end: float) -> bool:
         """Poll for an answer for a moment, yielding the CPU to other processes, perhaps the service."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.projection import Projection
 from draftstore.remote.counters import Outcome
-from draftstore.remote.protocol import Trouble
+from draftstore.remote.protocol import RequestFailed
 from draftstore.remote.queries import Queries
 from draftstore.remote.release import ReleaseClient
 from draftstore.remote.requests import PreparedRequest, prepare_drafts
@@ -61,7 +61,7 @@ class DraftCall:
         """Process the answer to a request.
 
         Raises:
-            Trouble: it is unusable.
+            RequestFailed: it is unusable.
         """
         self.drafts += self._client._drafts(request, answer)
 
@@ -75,7 +75,7 @@ class DraftCall:
             client.counters.answered([len(draft.tree.tokens) for draft in self.drafts])
             return False
         self.drafts = _misses(self._batch)
-        if isinstance(error, Trouble):
+        if isinstance(error, RequestFailed):
             client._fail(self._ticket, error, self._batch, self._queries)
             return True
         if error is not None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from draftstore.drafting.projection import Projection
 from draftstore.remote.counters import Outcome
-from draftstore.remote.protocol import ANY_TOKEN, Trouble, read_projection, read_releases
+from draftstore.remote.protocol import ANY_TOKEN, RequestFailed, read_projection, read_releases
 from draftstore.remote.queries import Queries
 from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.wire import MAX_PAYLOAD, Frame, Operation, frame
@@ -22,7 +22,7 @@ LONGEST_REFRESH = 4 * CHECK_SECONDS
 
 Result = TypeVar("Result")
 Dialogue = Generator[tuple[PreparedRequest, float], Frame, Result]
-"""Yields a request and its deadline; receives the answer, or a `Trouble` as an exception."""
+"""Yields a request and its deadline; receives the answer, or a `RequestFailed` as an exception."""
 
 
 class Follower:
@@ -60,7 +60,7 @@ class Follower:
         """Ask for the served releases.
 
         Raises:
-            Trouble: no answer arrived.
+            RequestFailed: no answer arrived.
         """
         return read_releases((yield self._request(Operation.RELEASES, seconds)))
 
@@ -68,7 +68,7 @@ class Follower:
         """Fetch the release's description, and its projection if that is new.
 
         Raises:
-            Trouble: no answer, the release is for another model, or it keeps moving.
+            RequestFailed: no answer, the release is for another model, or it keeps moving.
         """
         for _ in range(3):
             releases = yield from self.listing(seconds)
@@ -85,9 +85,9 @@ class Follower:
                 _check_size(projection, known)
                 self.projection = projection
                 return found
-        raise Trouble(Outcome.UNAVAILABLE, "it keeps moving to another build: try again")
+        raise RequestFailed(Outcome.UNAVAILABLE, "it keeps moving to another build: try again")
 
-    def must_refresh(self, trouble: Trouble, queries: Queries | None) -> bool:
+    def must_refresh(self, trouble: RequestFailed, queries: Queries | None) -> bool:
         """Return whether to fetch the projection: it was refused, and no refresh is running or recent."""
         known, now = self.projection, monotonic()
         if trouble.outcome is not Outcome.OTHER_PROJECTION or queries is None or now < self._next_refresh:
@@ -101,7 +101,7 @@ class Follower:
         """Fetch the projection that the release has moved to.
 
         Raises:
-            Trouble: see `learning`.
+            RequestFailed: see `learning`.
         """
         try:
             yield from self.learning(CHECK_SECONDS)
@@ -121,11 +121,11 @@ class Follower:
         """Adopt the vocabulary size from the service, unless the user gave one.
 
         Raises:
-            Trouble: the release is for another model.
+            RequestFailed: the release is for another model.
         """
         model = described.get("target_model")
         if model is not None and self._target_model not in (None, model):
-            raise Trouble(
+            raise RequestFailed(
                 Outcome.OTHER_PROJECTION,
                 f"its store is made for the model {repr(model)[:MAX_SHOWN]}, expected {self._target_model!r}: publish "
                 "a build for this model, or ask for another release",
@@ -146,10 +146,10 @@ def _check_size(projection: Projection, before: Projection | None) -> None:
     """Refuse a projection for another size of states than before: the decoding model stays the same.
 
     Raises:
-        Trouble: the sizes differ.
+        RequestFailed: the sizes differ.
     """
     if before is not None and before.hidden_size != projection.hidden_size:
-        raise Trouble(
+        raise RequestFailed(
             Outcome.OTHER_PROJECTION,
             f"it wants hidden states of {projection.hidden_size} numbers now, expected {before.hidden_size}: "
             "its store is made for another model",

@@ -3,11 +3,11 @@
 from draftstore.remote.addresses import Endpoint
 from draftstore.remote.connection import Connection
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.protocol import Trouble
+from draftstore.remote.protocol import RequestFailed
 from draftstore.remote.requests import PreparedRequest
 from draftstore.remote.wire import Frame
 
-MOST_IDLE = 64
+MAX_IDLE = 64
 """Maximum number of idle connections."""
 
 
@@ -26,7 +26,7 @@ class Transport:
         self._hello = hello
         self._counters = counters
 
-    def _again(self, trouble: Trouble, attempt: int) -> bool:
+    def _again(self, trouble: RequestFailed, attempt: int) -> bool:
         """Return whether to retry a request on a new connection."""
         if trouble.outcome is Outcome.CLOSED:
             again = attempt == 1  # the service may have been replaced
@@ -57,7 +57,7 @@ class ConnectionPool(Transport):
         try:
             connection = self._take() or self._open()
             begun = connection.begin(request)
-        except Trouble:
+        except RequestFailed:
             return None  # `ask` tries again, and says why not
         finally:
             if connection is not None and not begun:
@@ -68,13 +68,13 @@ class ConnectionPool(Transport):
         """Send a request, unless it was `begun` on a connection, and return its answer; see `Connection.ask`.
 
         Raises:
-            Trouble: no answer arrived.
+            RequestFailed: no answer arrived.
         """
         attempt = 1
         while True:
             try:
                 return self._ask_once(request, end, begun, fresh=attempt > 1)
-            except Trouble as trouble:
+            except RequestFailed as trouble:
                 if not self._again(trouble, attempt):
                     raise
             attempt += 1
@@ -102,7 +102,7 @@ class ConnectionPool(Transport):
         """Use the connection where the request was begun, an idle one or a new one; see `Connection.ask`.
 
         Raises:
-            Trouble: no answer arrived.
+            RequestFailed: no answer arrived.
         """
         connection = begun or (None if fresh else self._take())
         if connection is None:
@@ -127,7 +127,7 @@ class ConnectionPool(Transport):
 
     def _give(self, connection: Connection) -> None:
         """Keep a usable connection for the next call."""
-        if not connection.usable or self._closed or len(self._idle) >= MOST_IDLE:
+        if not connection.usable or self._closed or len(self._idle) >= MAX_IDLE:
             self._drop(connection)
         else:
             self._idle.append(connection)

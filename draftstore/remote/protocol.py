@@ -36,9 +36,9 @@ MAX_MESSAGE = 500
 """Maximum characters of a message from the service."""
 SILENCE = 1.0
 """Seconds without data after which a connection with pending requests is given up."""
-MOST_OWED = 1000
+MAX_OWED = 1000
 """Maximum pending answers before a connection is given up."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Maximum bytes of an answer, unless a request expects a longer one."""
 
 _OK = int(Status.OK)
@@ -46,7 +46,7 @@ _DRAFTED = int(Operation.DRAFT) | ANSWER
 _STATUS_OUTCOMES = {int(status): Outcome[status.name] for status in Status if status is not Status.OK}
 
 
-class Trouble(Exception):  # noqa: N818
+class RequestFailed(Exception):  # noqa: N818
     """A request without a usable answer. Never leaves the clients.
 
     Attributes:
@@ -83,7 +83,7 @@ class ConnectionState:
         self._hello = hello
         self._greeting = bool(hello)
         self._counters = counters
-        self._frames = FrameBuffer(MOST_BYTES)
+        self._frames = FrameBuffer(MAX_BYTES)
         self._owed: set[int] = set()
         self._since = 0.0
 
@@ -158,44 +158,44 @@ class ConnectionState:
 
     def hopeless(self, now: float) -> bool:
         """Return whether to give the connection up."""
-        return len(self._owed) > MOST_OWED or (bool(self._owed) and now - self._since > SILENCE)
+        return len(self._owed) > MAX_OWED or (bool(self._owed) and now - self._since > SILENCE)
 
 
 def check_answer(answer: Frame, operation: Operation) -> bytes:
     """Return the payload of a successful answer.
 
     Raises:
-        Trouble: it is a failure, or answers another operation.
+        RequestFailed: it is a failure, or answers another operation.
     """
     header, payload = answer
     if header.operation != operation | ANSWER and header.request_id:
-        raise Trouble(Outcome.GARBAGE, f"operation {header.operation}, expected {operation | ANSWER}")
+        raise RequestFailed(Outcome.GARBAGE, f"operation {header.operation}, expected {operation | ANSWER}")
     if header.status == _OK:
         return payload
     try:
         failure = decode_failure(header, payload)
     except WireError as error:
-        raise Trouble(Outcome.GARBAGE, str(error)) from None
+        raise RequestFailed(Outcome.GARBAGE, str(error)) from None
     message = "".join(letter if letter.isprintable() else " " for letter in failure.message[:MAX_MESSAGE])
-    raise Trouble(_STATUS_OUTCOMES[failure.status], message, failure)
+    raise RequestFailed(_STATUS_OUTCOMES[failure.status], message, failure)
 
 
 def read_drafts(request: PreparedRequest, answer: Frame, vocab_size: int = ANY_TOKEN) -> DraftAnswer:
     """Return the drafts of an answer, with every tree validated, since decoders trust them.
 
     Raises:
-        Trouble: the answer is a failure or invalid.
+        RequestFailed: the answer is a failure or invalid.
     """
     header, payload = answer
     if header.operation != _DRAFTED or header.status != _OK or not header.request_id:
         check_answer(answer, Operation.DRAFT)
-        raise Trouble(Outcome.GARBAGE, "an answer to a greeting where drafts were expected")
+        raise RequestFailed(Outcome.GARBAGE, "an answer to a greeting where drafts were expected")
     try:
         found = decode_answer(payload, vocab_size, request.budget)
     except WireError as error:
-        raise Trouble(Outcome.INVALID, str(error)) from None
+        raise RequestFailed(Outcome.INVALID, str(error)) from None
     if len(found.drafts) != request.batch:
-        raise Trouble(Outcome.INVALID, f"{len(found.drafts)} drafts for {request.batch} contexts")
+        raise RequestFailed(Outcome.INVALID, f"{len(found.drafts)} drafts for {request.batch} contexts")
     return found
 
 
@@ -203,16 +203,16 @@ def read_releases(answer: Frame) -> list[dict[str, Any]]:
     """Return the releases in an answer.
 
     Raises:
-        Trouble: the answer is a failure or not a list of releases.
+        RequestFailed: the answer is a failure or not a list of releases.
     """
     payload = check_answer(answer, Operation.RELEASES)
     try:
         document = json.loads(payload)
     except (ValueError, RecursionError):
-        raise Trouble(Outcome.GARBAGE, "its list of releases is not JSON") from None
+        raise RequestFailed(Outcome.GARBAGE, "its list of releases is not JSON") from None
     found = document.get("releases") if isinstance(document, dict) else None
     if not isinstance(found, list) or not all(isinstance(release, dict) for release in found):
-        raise Trouble(Outcome.GARBAGE, "its answer holds no list of releases")
+        raise RequestFailed(Outcome.GARBAGE, "its answer holds no list of releases")
     return found
 
 
@@ -220,10 +220,10 @@ def read_projection(answer: Frame) -> Projection:
     """Return the projection in an answer.
 
     Raises:
-        Trouble: the answer is a failure or not a projection.
+        RequestFailed: the answer is a failure or not a projection.
     """
     payload = check_answer(answer, Operation.PROJECTION)
     try:
         return decode_projection(payload)
     except WireError as error:
-        raise Trouble(Outcome.GARBAGE, str(error)) from None
+        raise RequestFailed(Outcome.GARBAGE, str(error)) from None

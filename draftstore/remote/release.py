@@ -21,7 +21,7 @@ from draftstore.remote.addresses import Address, Endpoint, default_socket
 from draftstore.remote.breaker import Breaker
 from draftstore.remote.counters import Counters, Outcome
 from draftstore.remote.following import Dialogue, Follower
-from draftstore.remote.protocol import ANY_TOKEN, Trouble, greeting, read_drafts
+from draftstore.remote.protocol import ANY_TOKEN, RequestFailed, greeting, read_drafts
 from draftstore.remote.queries import Queries
 from draftstore.remote.requests import MAX_CONTEXT, PreparedRequest, prepare_drafts
 from draftstore.remote.tls import Tls, client_context
@@ -154,20 +154,20 @@ class ReleaseClient:
         """Return the drafts of an answer; fixes the tokenizer at the first answer, unless one was given.
 
         Raises:
-            Trouble: the answer is a failure, is invalid, or comes from another tokenizer.
+            RequestFailed: the answer is a failure, is invalid, or comes from another tokenizer.
         """
         _, tokenizer, _, drafts = read_drafts(request, answer, self._follower.vocab_size)
         if self._tokenizer is None:
             self._tokenizer = tokenizer
         elif tokenizer != self._tokenizer:
-            raise Trouble(
+            raise RequestFailed(
                 Outcome.OTHER_TOKENIZER,
                 f"its drafts come from the tokenizer {tokenizer:016x}, expected {self._tokenizer:016x}: "
                 "publish a build for this model's tokenizer, or ask for another release",
             )
         return drafts
 
-    def _fail(self, ticket: int, trouble: Trouble, batch: int, queries: Queries | None) -> None:
+    def _fail(self, ticket: int, trouble: RequestFailed, batch: int, queries: Queries | None) -> None:
         """Record a failed call and update the breaker."""
         outcome, opened = trouble.outcome, False
         retry_after = trouble.failure.retry_after if trouble.failure else 0.0
@@ -186,7 +186,7 @@ class ReleaseClient:
         if self._follower.must_refresh(trouble, queries):
             self._start_refresh()
 
-    def _warn(self, trouble: Trouble, kind: str) -> None:
+    def _warn(self, trouble: RequestFailed, kind: str) -> None:
         """Log a warning, unless one of its kind was logged recently."""
         now = monotonic()
         if now - self._warned.get(kind, -math.inf) < WARN_SECONDS:
@@ -208,7 +208,7 @@ class ReleaseClient:
         try:
             self._drafts(request, (yield request, monotonic() + seconds))
             found = yield from self._follower.learning(seconds)
-        except Trouble as trouble:
+        except RequestFailed as trouble:
             raise self._error(trouble) from None
         self._breaker.reset()
         return found
@@ -221,17 +221,17 @@ class ReleaseClient:
         """
         try:
             return (yield from self._follower.listing(seconds))
-        except Trouble as trouble:
+        except RequestFailed as trouble:
             raise self._error(trouble) from None
 
     def _refreshing(self) -> Dialogue[None]:
         """Fetch the release's new projection, or log the failure."""
         try:
             yield from self._follower.refreshing()
-        except Trouble as trouble:
+        except RequestFailed as trouble:
             self._warn(trouble, "refresh")
 
-    def _error(self, trouble: Trouble) -> LookupServiceError:
+    def _error(self, trouble: RequestFailed) -> LookupServiceError:
         """Return the exception for `check` and `releases`."""
         text = f"no drafts of {self.name!r} from {self.address}: {str(trouble).rstrip('.')}"
         hint = _HINTS.get(trouble.outcome)

@@ -30,7 +30,7 @@ class PreparedRequest(NamedTuple):
         data: the frame.
         batch: number of drafts.
         budget: maximum nodes of each.
-        longest_answer: maximum size of the answer, where that may exceed `MOST_BYTES`.
+        longest_answer: maximum size of the answer, where that may exceed `MAX_BYTES`.
     """
 
     id: int

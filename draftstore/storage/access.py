@@ -8,7 +8,7 @@ from pathlib import Path
 _READABLE = ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO))
 
 
-def withheld(sources: Iterable[Path]) -> int:
+def denied_bits(sources: Iterable[Path]) -> int:
     """Return the permissions of group and others that some source denies, as bits of a mode.
 
     A file that only its group may read denies the group, too, unless that is the group of what this process writes.
@@ -27,7 +27,7 @@ def withheld(sources: Iterable[Path]) -> int:
     return bits
 
 
-def withhold(directory: Path, bits: int) -> None:
+def deny(directory: Path, bits: int) -> None:
     """Take permissions away from a directory and everything in it."""
     for path in [directory, *directory.rglob("*")]:
         mode = path.stat().st_mode

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftstore.errors import BuildError, DraftstoreError, StoreError
-from draftstore.storage.access import withheld, withhold
+from draftstore.storage.access import denied_bits, deny
 from draftstore.storage.files import (
     json_text,
     locked_directory,
@@ -96,9 +96,9 @@ def build_store(
 
     def build(partial: Path) -> BuildResult:
         _start(partial, plan)
-        bits = withheld(sources())
+        bits = denied_bits(sources())
         report = fill(partial)
-        withhold(partial / STORE, bits)
+        deny(partial / STORE, bits)
         return BuildResult(out, load_manifest(partial / STORE, plan["kind"]), report, reused=False)
 
     return staged(out, STORE, find, build)
@@ -180,7 +180,7 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
 
 
 def _has_leftovers(out: Path, made: str) -> bool:
-    """Tell whether a build was killed between publishing its result and removing its working directory."""
+    """Return True if a build was killed between publishing its result and removing its working directory."""
     partial = _partial_name(out)
     published = (partial / FINISHED).exists() and not (partial / made).exists()
     emptied = partial.exists() and not (partial / PLAN).exists()

@@ -197,7 +197,7 @@ def _matched_kind(name: str, patterns: Sequence[str]) -> str | None:
 
 
 def _is_passed_over(name: str, patterns: Sequence[str]) -> bool:
-    """Tell whether a folder's unmatched file is a readable data file that was not excluded on purpose."""
+    """Return True if a folder's unmatched file is a readable data file that was not excluded on purpose."""
     asked = tuple(patterns) == SOURCE_PATTERNS or any(_matches(name, pattern) for pattern in patterns)
     return asked and kind_of_name(name) is not None
 

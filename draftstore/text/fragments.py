@@ -40,7 +40,7 @@ class Fragment:
         return cls(len(text), int(sums[-1]), text_digest(text).hex())
 
     def occurs_in(self, text: str) -> bool:
-        """Tell whether a text contains the fragment, exactly as it was spelled."""
+        """Return True if a text contains the fragment, exactly as it was spelled."""
         if len(text) < self.length:
             return False
         with np.errstate(over="ignore"):

@@ -67,7 +67,7 @@ class Pieces:
         return text.rstrip(BROKEN) if self._ends_inside(text) else text
 
     def _ends_inside(self, text: str) -> bool:
-        """Tell whether the window's text ends inside a character; U+FFFD may also be genuine text."""
+        """Return True if the window's text ends inside a character; U+FFFD may also be genuine text."""
         if not text.endswith(BROKEN) or self._window[-len(self._spelled) :] == self._spelled:
             return False
         return self._tokenizer.exact_text(self._window[-1]) is None

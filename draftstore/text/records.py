@@ -208,7 +208,7 @@ def _line_records(
 
 
 def _is_begun(line: bytes | None) -> bool:
-    """Tell whether a line begins as an object and has no line feed, as the last line of a file that was cut."""
+    """Return True if a line begins as an object and has no line feed, as the last line of a file that was cut."""
     return line is not None and not line.endswith(b"\n") and line.lstrip().startswith(b"{")
 
 

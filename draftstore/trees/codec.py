@@ -193,7 +193,7 @@ def _check_tree(
 
 @leaf_kernel
 def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, start: Any, i: Any) -> Any:
-    """Tell whether node i sorts after the one before it by level, depth, token and parent."""
+    """Return True if node i sorts after the one before it by level, depth, token and parent."""
     here, before = start + i, start + i - 1
     if levels[here] != levels[before]:
         return levels[here] > levels[before]

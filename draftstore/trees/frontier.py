@@ -107,7 +107,7 @@ def depth_of(nodes: Any, node: Any) -> Any:
 
 @leaf_kernel
 def may_have_children(nodes: Any, node: Any, tail: Any) -> Any:
-    """Tell whether the best possible child of a node would fit among the first `tail`."""
+    """Return True if the best possible child of a node would fit among the first `tail`."""
     if tail < len(nodes.keys):
         return True
     level = nodes.keys[node] >> _LEVEL_SHIFT

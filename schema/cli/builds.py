@@ -206,7 +206,7 @@ def _live(session: Session) -> dict[int, list[str]]:
 
 
 def _is_still(directory: Path, build: Build) -> bool:
-    """Tell whether a directory still holds the store of a build."""
+    """Return True if a directory still holds the store of a build."""
     try:
         return manifest_digest(directory) == build.digest
     except StoreError:

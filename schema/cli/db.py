@@ -63,7 +63,7 @@ def url(as_json: bool) -> None:
 @db.command("status")
 @json_option
 def show_status(as_json: bool) -> None:
-    """Tell whether the server runs, where, and which revision its tables have; this starts nothing.
+    """Return True if the server runs, where, and which revision its tables have; this starts nothing.
 
     \b
     Example:

@@ -113,7 +113,7 @@ def socket_folder(plan: ClusterPlan, previous: str | None) -> Path:
 
 
 def _is_private(folder: Path, uid: int) -> bool:
-    """Tell whether a path is a folder (not a link) that belongs to the account and is closed to others."""
+    """Return True if a path is a folder (not a link) that belongs to the account and is closed to others."""
     try:
         found = folder.lstat()
     except OSError:
@@ -156,7 +156,7 @@ def server_command(plan: ClusterPlan, binaries: Path, sockets: Path) -> list[str
 
 
 def is_ready(plan: ClusterPlan, pid: int) -> bool:
-    """Tell whether the server with this process id accepts connections, according to its pid file."""
+    """Return True if the server with this process id accepts connections, according to its pid file."""
     try:
         lines = (Path(plan.base) / DATA / "postmaster.pid").read_text(errors="replace").splitlines()
     except OSError:

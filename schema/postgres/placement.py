@@ -135,7 +135,7 @@ def _account() -> pwd.struct_passwd:
 
 
 def _can_reach(base: Path, account: pwd.struct_passwd) -> bool:
-    """Tell whether the account can traverse the existing parents of a folder."""
+    """Return True if the account can traverse the existing parents of a folder."""
     return all(_may_enter(folder, account) for folder in (base, *base.parents) if folder.exists())
 
 

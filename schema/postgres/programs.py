@@ -76,7 +76,7 @@ def usable_binaries(plan: ClusterPlan, keep: int) -> Path:
 
 
 def _runs(plan: ClusterPlan, binaries: Path, keep: int) -> bool:
-    """Tell whether the account can run the server and read its files."""
+    """Return True if the account can run the server and read its files."""
     check = 'test -r "$1/share/postgresql/postgres.bki" && exec "$1/bin/postgres" --version'
     try:
         return run(plan, ["/bin/sh", "-c", check, "sh", str(binaries)], keep)[0] == 0

@@ -138,7 +138,7 @@ class ServerSupervisor:
                 last_look = now
 
     def alone(self) -> bool:
-        """Tell whether no client is left; if so, the clients' lock is held on return."""
+        """Return True if no client is left; if so, the clients' lock is held on return."""
         try:
             fcntl.flock(self.clients, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -68,7 +68,7 @@ class ListenAddress(NamedTuple):
         return list(dict.fromkeys(str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0])))
 
     def is_loopback(self) -> bool:
-        """Tell whether only this machine can reach it.
+        """Return True if only this machine can reach it.
 
         Raises:
             LookupServiceError: the name is unknown.

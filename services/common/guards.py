@@ -114,7 +114,7 @@ def own_names(endpoint: ListenAddress, allowed: Collection[str], *, tokens: bool
 
 
 def is_own_host(host: str, names: Collection[str]) -> bool:
-    """Tell whether a Host header names this machine: localhost, any address, or one of `names`."""
+    """Return True if a Host header names this machine: localhost, any address, or one of `names`."""
     bare = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
     bare = bare.lower().removesuffix(".")
     if bare == "localhost" or bare.endswith(".localhost") or bare in names:

@@ -50,7 +50,7 @@ class Grant:
     max_budget: int | None = None
 
     def allows(self, release: str) -> bool:
-        """Tell whether the token covers a release, whether or not that exists."""
+        """Return True if the token covers a release, whether or not that exists."""
         return release in self.releases or EVERY in self.releases
 
 

@@ -23,7 +23,7 @@ from services.worker.work import Engine
 from services.worker.writing import EndedError
 
 LOG = logging.getLogger(__name__)
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Consecutive failed passes after which the worker reports itself as unhealthy."""
 LONGEST_WAIT = 60.0
 """Maximum seconds of `Retry-After`."""
@@ -97,7 +97,7 @@ class Decoder:
     @property
     def healthy(self) -> bool:
         """Whether the thread is running and does not fail on every request."""
-        return self.state is not DecoderState.ENDED and self._failures < MOST_FAILURES
+        return self.state is not DecoderState.ENDED and self._failures < MAX_FAILURES
 
     @property
     def idle(self) -> bool:
@@ -345,5 +345,5 @@ class Decoder:
 
 
 def _is_fault(event: Answered | ApiError | None) -> bool:
-    """Tell whether an answer ended by a fault of the engine."""
+    """Return True if an answer ended by a fault of the engine."""
     return isinstance(event, ApiError) and event.status >= 500

@@ -19,12 +19,12 @@ from draftstore.trees.frontier import MAX_BUDGET
 from services.worker.fields import check_fields
 from services.worker.problems import ApiError
 
-MOST_STOPS = 16
+MAX_STOPS = 16
 LONGEST_STOP = 128
 """Characters."""
-MOST_MESSAGES = 4096
-MOST_STOP_IDS = 256
-MOST_TOP = 20
+MAX_MESSAGES = 4096
+MAX_STOP_IDS = 256
+MAX_TOP = 20
 AS_MANY_AS_FIT = -1
 """Tokens of an answer that only the model's positions and the worker limit."""
 ROLES = {"developer": "system"}
@@ -139,7 +139,7 @@ class Drafting(_Strict):
 Prompt: TypeAlias = str | list[int]
 Whole = Annotated[int, BeforeValidator(_as_whole)]
 Count = Annotated[Whole, Field(ge=1, le=1 << 31)]
-Top = Annotated[Whole, Field(ge=0, le=MOST_TOP)]
+Top = Annotated[Whole, Field(ge=0, le=MAX_TOP)]
 Limit = Annotated[Whole, Field(ge=AS_MANY_AS_FIT, le=1 << 31), AfterValidator(_not_zero)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -166,11 +166,11 @@ class Ask(_Strict):
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     seed: Annotated[Whole, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[Annotated[Whole, Field(ge=0)]] | None = Field(None, max_length=MOST_STOP_IDS)
+    stop_token_ids: list[Annotated[Whole, Field(ge=0)]] | None = Field(None, max_length=MAX_STOP_IDS)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
         BeforeValidator(_as_stops),
-        Field(max_length=MOST_STOPS),
+        Field(max_length=MAX_STOPS),
     ] = []
     prediction: Prediction | None = None
     draftstore: Drafting | None = None
@@ -203,7 +203,7 @@ class CompletionAsk(Ask):
 class ChatAsk(Ask):
     """A conversation to answer."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: Limit | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None

@@ -21,7 +21,7 @@ from typing import Any
 from draftstore.errors import DraftstoreError
 
 LOG = logging.getLogger(__name__)
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Maximum queued lines; more are dropped."""
 MODE = 0o600
 
@@ -43,7 +43,7 @@ class ResponseLog:
         self.path = path
         self._most = most_bytes // 2
         self._count = count
-        self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._failing = False
         try:
             with _locked(path):
@@ -146,7 +146,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Tell whether an open file is still the one at a path."""
+    """Return True if an open file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

@@ -18,7 +18,7 @@ class StopStrings:
         self._found = False
 
     def found(self) -> bool:
-        """Tell whether a stop string was found."""
+        """Return True if a stop string was found."""
         return self._found
 
     def push(self, text: str) -> str:

@@ -80,13 +80,13 @@ class Run(NamedTuple):
         answers: int [any] each.
         passes: after those that read the prompts.
         preemptions: of requests.
-        foretold: tokens that each source had.
+        predicted: tokens that each source had.
     """
 
     answers: Texts
     passes: int
     preemptions: int
-    foretold: dict[str, int]
+    predicted: dict[str, int]
 
     @property
     def accepted_length(self) -> float:
@@ -125,7 +125,7 @@ def run(model: Path, prompts: Texts, *, drafts: bool, tokens: int = TOKENS, **se
     assert made.proposer is not None
     assert made.proposer.figures.failures == 0
     return Run(
-        answers, made.passes - len(answers), preempted, made.proposer.figures.by_label("foretold_tokens")
+        answers, made.passes - len(answers), preempted, made.proposer.figures.by_label("predicted_tokens")
     )
 
 
@@ -148,7 +148,7 @@ def store(
 
 
 @pytest.fixture(scope="module")
-def foretold(plain: Run, prompts: Texts, store: Path, vocab_size: int, tokenizer: TextTokenizer) -> float:
+def predicted(plain: Run, prompts: Texts, store: Path, vocab_size: int, tokenizer: TextTokenizer) -> float:
     """Return the accepted length of our replay with chains of the same length."""
     recordings = [
         Recording(str(place), np.array(prompt, np.int32), np.array(answer, np.int32))
@@ -160,14 +160,14 @@ def foretold(plain: Run, prompts: Texts, store: Path, vocab_size: int, tokenizer
 
 
 def test_a_local_store_and_the_request(
-    model: Path, plain: Run, prompts: Texts, store: Path, foretold: float, monkeypatch: pytest.MonkeyPatch
+    model: Path, plain: Run, prompts: Texts, store: Path, predicted: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTSTORE_STORES", str(store))
     done = run(model, prompts, drafts=True)
     assert done.answers == plain.answers
-    print(f"tokens a pass: {done.accepted_length:.4f}, replay {foretold:.4f}; {done.foretold}")
-    assert done.accepted_length == pytest.approx(foretold, rel=0.02)
-    assert done.foretold[f"rest:{RELEASE}"] > PROMPTS
+    print(f"tokens a pass: {done.accepted_length:.4f}, replay {predicted:.4f}; {done.predicted}")
+    assert done.accepted_length == pytest.approx(predicted, rel=0.02)
+    assert done.predicted[f"rest:{RELEASE}"] > PROMPTS
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def test_the_lookup_service(
     plain: Run,
     prompts: Texts,
     store: Path,
-    foretold: float,
+    predicted: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with lookup_service(store) as (socket, process):
@@ -210,13 +210,13 @@ def test_the_lookup_service(
         monkeypatch.setattr(Counting, "then", {40: process.kill} if killed else {})
         done = run(model, prompts, drafts=True)
         assert (process.poll() is not None) is killed
-    print(f"tokens a pass: {done.accepted_length:.4f}; {done.foretold}")
+    print(f"tokens a pass: {done.accepted_length:.4f}; {done.predicted}")
     assert done.answers == plain.answers
-    assert done.foretold[f"lookup:{RELEASE}"] > 0
+    assert done.predicted[f"lookup:{RELEASE}"] > 0
     if killed:
-        assert 1.0 < done.accepted_length < foretold
+        assert 1.0 < done.accepted_length < predicted
     else:
-        assert done.accepted_length == pytest.approx(foretold, rel=0.02)
+        assert done.accepted_length == pytest.approx(predicted, rel=0.02)
 
 
 def test_prompts_in_chunks_and_preemptions(

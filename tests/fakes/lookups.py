@@ -119,7 +119,7 @@ class Caller:
         return self.ask(wire.frame(wire.Operation.HELLO, self.next_id(), token.encode()))
 
     def ended(self) -> bool:
-        """Tell whether the server closes the connection, without another frame."""
+        """Return True if the server closes the connection, without another frame."""
         try:
             return self.receive() is None
         except ConnectionResetError:

@@ -50,7 +50,7 @@ def in_threads(calls: Iterable[Callable[[], object]]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended and was not waited for does not."""
+    """Return True if a process runs; one that has ended and was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

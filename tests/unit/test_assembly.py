@@ -15,8 +15,8 @@ from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.drafting.recycling import RecyclingDrafter
 from draftstore.drafting.request import RequestDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError, StoreError, TokenizerError
+from draftstore.storage.lease import exclusive
 from draftstore.storage.manifest import TokenizerIdentity
-from draftstore.storage.using import unused
 from draftstore.stores.dresd.store import DresdStore
 from draftstore.stores.recycling.build import save_recycling
 from draftstore.stores.registry import open_store
@@ -72,7 +72,10 @@ def test_one_store_drafts_as_it_does_alone(
 
 def test_its_stores_are_in_use_until_it_is_closed(small_store: Path, small_tokenizer: TextTokenizer) -> None:
     for in_use in (True, False):
-        with assembled(Sources(stores=(small_store,) * in_use), small_tokenizer), unused(small_store) as free:
+        with (
+            assembled(Sources(stores=(small_store,) * in_use), small_tokenizer),
+            exclusive(small_store) as free,
+        ):
             assert free is not in_use
 
 

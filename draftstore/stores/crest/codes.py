@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 NUMBERS, TOKENS, PARENTS, LEVELS = range(4)
 ALPHABETS = 4
 ESCAPE = 1 << 32
-MOST_BITS = 32
+MAX_BITS = 32
 HEAD_BITS = 11
-HEAD, ROW = 1 << HEAD_BITS, MOST_BITS + 1
+HEAD, ROW = 1 << HEAD_BITS, MAX_BITS + 1
 LIMITS = ALPHABETS * HEAD
 FIRSTS = LIMITS + ALPHABETS * ROW
 RANKED = FIRSTS + ALPHABETS * ROW
@@ -59,8 +59,8 @@ def fit_codes(seen: Sequence[NDArray[np.int64]]) -> bytes:
         symbols, counts = np.unique(values, return_counts=True)
         rare = max(1, int(np.count_nonzero(counts == 1)))  # as many are yet to be seen: Good and Turing
         if alphabet == NUMBERS:
-            wanted = np.arange(MOST_BITS + 1)
-            counts = 1 + np.bincount(values, minlength=MOST_BITS + 1)
+            wanted = np.arange(MAX_BITS + 1)
+            counts = 1 + np.bincount(values, minlength=MAX_BITS + 1)
             symbols, rare = wanted, 1
         bits = _huffman_bits([*counts.tolist(), rare])
         steps = np.diff(symbols, prepend=0).astype("<u4")
@@ -69,7 +69,7 @@ def fit_codes(seen: Sequence[NDArray[np.int64]]) -> bytes:
 
 
 def _huffman_bits(weights: Sequence[int]) -> list[int]:
-    """Return the length of each symbol's code, at most MOST_BITS; at least two symbols."""
+    """Return the length of each symbol's code, at most MAX_BITS; at least two symbols."""
     while True:
         parents = [0] * (2 * len(weights) - 1)
         heap = [(weight, place) for place, weight in enumerate(weights)]
@@ -81,7 +81,7 @@ def _huffman_bits(weights: Sequence[int]) -> list[int]:
         depths = [0] * len(parents)
         for place in range(len(parents) - 2, -1, -1):
             depths[place] = depths[parents[place]] + 1
-        if max(depths) <= MOST_BITS:
+        if max(depths) <= MAX_BITS:
             return depths[: len(weights)] if len(weights) > 1 else [1]
         weights = [(weight + 1) // 2 for weight in weights]  # more alike, so less deep
 
@@ -136,9 +136,9 @@ def _tables(
     limits, firsts = np.zeros((ALPHABETS, ROW), np.int64), np.zeros((ALPHABETS, ROW), np.int64)
     for alphabet in range(ALPHABETS):
         start, lengths = starts[alphabet], bits[alphabet]
-        if lengths.min() < 1 or lengths.max() > MOST_BITS:
+        if lengths.min() < 1 or lengths.max() > MAX_BITS:
             raise ValueError("a code has no length")
-        if np.sum(1 << (MOST_BITS - lengths)) > 1 << MOST_BITS:
+        if np.sum(1 << (MAX_BITS - lengths)) > 1 << MAX_BITS:
             raise ValueError("more codes than bits can tell apart")
         order = np.argsort(lengths, kind="stable")
         ranked[start : starts[alphabet + 1]] = symbols[alphabet][order]
@@ -146,12 +146,12 @@ def _tables(
         found = np.repeat(symbols[alphabet][short] * 64 + lengths[short], 1 << (HEAD_BITS - lengths[short]))
         heads[alphabet, : len(found)] = found
         code = place = 0
-        for length, count in enumerate(np.bincount(lengths, minlength=MOST_BITS + 1).tolist()):
+        for length, count in enumerate(np.bincount(lengths, minlength=MAX_BITS + 1).tolist()):
             code *= 2
             firsts[alphabet, length] = RANKED + start + place - code
             codes[start + order[place : place + count]] = np.arange(code, code + count)
             code, place = code + count, place + count
-            limits[alphabet, length] = code << (MOST_BITS - length)
+            limits[alphabet, length] = code << (MAX_BITS - length)
     writing = Writing(starts, np.concatenate(symbols), codes, np.concatenate(bits))
     return writing, np.concatenate([heads.ravel(), limits.ravel(), firsts.ravel(), ranked])
 

@@ -17,7 +17,7 @@ from draftstore.stores.crest.codes import (
     HEAD_BITS,
     LEVELS,
     LIMITS,
-    MOST_BITS,
+    MAX_BITS,
     NUMBERS,
     PARENTS,
     ROW,
@@ -39,7 +39,7 @@ from draftstore.trees.codec import (
     write_tree,
 )
 
-MOST_NODE_BYTES = 36
+MAX_NODE_BYTES = 36
 """Three escapes of 32 bits, each with a number of 64."""
 PADDING = 64
 """Zeros that must follow entries that are read: more than the bytes of a node or of the three numbers before them."""
@@ -107,7 +107,7 @@ def code_entries(codes: Any, data: Any, stops: Any) -> Any:
         size = tree_size(data, start + ENTRY_HEAD, stops[entry])
         if size < 0:
             return size, np.zeros(0, np.uint8), ends
-        room += PADDING + size * MOST_NODE_BYTES
+        room += PADDING + size * MAX_NODE_BYTES
         start = stops[entry]
     out = np.zeros(room, np.uint8)
     bit, start = np.int64(0), np.int64(0)
@@ -146,15 +146,15 @@ def _next_bits(data: Any, bit: Any) -> Any:
 def _get_symbol(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
     """Read a code; return its symbol, or -1, and the position after it."""
     ahead = _next_bits(data, bit)
-    head = codes[alphabet * HEAD + (ahead >> (MOST_BITS - HEAD_BITS))]
+    head = codes[alphabet * HEAD + (ahead >> (MAX_BITS - HEAD_BITS))]
     if head > 0:
         return head >> 6, bit + (head & 63)
     row, length = alphabet * ROW, HEAD_BITS + 1
-    while length < MOST_BITS and ahead >= codes[LIMITS + row + length]:
+    while length < MAX_BITS and ahead >= codes[LIMITS + row + length]:
         length += 1
     if ahead >= codes[LIMITS + row + length]:
         return np.int64(-1), bit
-    place = codes[FIRSTS + row + length] + (ahead >> (MOST_BITS - length))
+    place = codes[FIRSTS + row + length] + (ahead >> (MAX_BITS - length))
     return codes[place], bit + length
 
 
@@ -162,9 +162,9 @@ def _get_symbol(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
 def _get_number(codes: Any, data: Any, bit: Any) -> Any:
     """Read a number; return it, or -1, and the position after it."""
     count, bit = _get_symbol(codes, NUMBERS, data, bit)
-    if count <= 1 or count > MOST_BITS:
+    if count <= 1 or count > MAX_BITS:
         return (count if count <= 1 else np.int64(-1)), bit
-    rest = _next_bits(data, bit) >> (MOST_BITS + 1 - count)
+    rest = _next_bits(data, bit) >> (MAX_BITS + 1 - count)
     return np.int64(1) << (count - 1) | rest, bit + count - 1
 
 

@@ -86,7 +86,7 @@ def _require_space(store: Path, needed: int) -> None:
 
 
 def _has_sizes(store: Path, sizes: dict[str, int]) -> bool:
-    """Tell whether the arrays have their sizes; publishing a store moves them away."""
+    """Return True if the arrays have their sizes; publishing a store moves them away."""
     return all((store / name).is_file() and (store / name).stat().st_size == sizes[name] for name in sizes)
 
 

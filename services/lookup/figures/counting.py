@@ -74,7 +74,7 @@ class ReleaseCounters:
         words[at.NODES] += nodes
         words[at.REQUESTED] += request_bytes
         words[at.ANSWERED] += answer_bytes
-        words[at.LAPSE] += nanos
+        words[at.LATENCY_SUM] += nanos
         words[at.LAPSES + bisect_left(_NANOS, nanos)] += 1
         words[at.BATCHES + bisect_left(at.BATCH_BUCKETS, contexts)] += 1
         if misses:

@@ -38,7 +38,7 @@ def _offsets(*sizes: int) -> tuple[int, ...]:
 
 # An entry. The number of queries is the sum of its batches, that of contexts the sum of its matches.
 (
-    VERSION, NAME, KIND, BUILD, TOKENIZER, READY, MISSES, NODES, REQUESTED, ANSWERED, SWAPS, UNOPENED, LAPSE,
+    VERSION, NAME, KIND, BUILD, TOKENIZER, READY, MISSES, NODES, REQUESTED, ANSWERED, SWAPS, UNOPENED, LATENCY_SUM,
     FAILURES, BATCHES, MATCHES, LAPSES, ENTRY,
 ) = _offsets(
     1, NAME_WORDS, LABEL_WORDS, LABEL_WORDS, LABEL_WORDS, *[1] * 8,

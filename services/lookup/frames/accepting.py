@@ -92,12 +92,12 @@ class Acceptor:
         self._waits_since = None
 
     def _is_for_another(self) -> bool:
-        """Tell whether another worker has fewer connections."""
+        """Return True if another worker has fewer connections."""
         others = self._others()
         return bool(others) and len(self._connections) + len(self._begun) > min(others)
 
     def _may_wait(self) -> bool:
-        """Tell whether the other worker still has time to accept."""
+        """Return True if the other worker still has time to accept."""
         now = self._loop.time()
         if self._waits_since is None:
             self._waits_since = now

@@ -19,7 +19,7 @@ from services.lookup.frames.answering import Answerer
 from services.lookup.frames.connection import FrameConnection
 from services.lookup.frames.turns import Turns
 
-MOST_HANDSHAKES = 128
+MAX_HANDSHAKES = 128
 """Maximum clients whose handshake is not complete."""
 SHUTDOWN_SECONDS = 1.0
 """Seconds for a client to acknowledge the end of an encrypted connection."""
@@ -72,7 +72,7 @@ class FrameServer(Turns):
         Raises:
             OSError: the handshake failed, or too many are waited for.
         """
-        if self._handshakes >= MOST_HANDSHAKES:
+        if self._handshakes >= MAX_HANDSHAKES:
             raise ConnectionAbortedError
         self._handshakes += 1
         try:

@@ -153,7 +153,7 @@ class UnixListener:
 
 
 def _answers(path: Path) -> bool:
-    """Tell whether somebody listens on a Unix socket."""
+    """Return True if somebody listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

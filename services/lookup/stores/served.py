@@ -26,8 +26,8 @@ from draftstore.drafting.drafter import StoreDrafter, projection_of
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.remote.queries import encode_projection
 from draftstore.remote.wire import short_hash
+from draftstore.storage.lease import StoreLease
 from draftstore.storage.manifest import load_manifest, manifest_digest
-from draftstore.storage.using import Use
 from draftstore.stores.crest.entries import POSTGRES
 from draftstore.stores.partition import Extents, Partition
 from draftstore.stores.registry import Store, kind_of, open_store
@@ -70,7 +70,7 @@ class ServedStore:
         store: Store,
         digest: str,
         backend: str,
-        use: Use | None = None,
+        lease: StoreLease | None = None,
         partition: Partition | None = None,
     ) -> None:
         """Take ownership of an open store, and of the mark that it is in use.
@@ -89,7 +89,7 @@ class ServedStore:
         self.opened_at = datetime.now(UTC)
         self._store: Store | None = store
         self._closed = False
-        self._use = use
+        self._lease = lease
         self._extents: Extents = {}
         self.partition: Partition | None = None
         if partition is not None:
@@ -172,8 +172,8 @@ class ServedStore:
         self._drafters.clear()
         if store is not None:
             store.close()
-        if self._use is not None:
-            self._use.close()
+        if self._lease is not None:
+            self._lease.close()
         self._closed = True
 
     def describe(self) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def open_served(target: Target, partition: Partition | None = None, *, warm: boo
         OSError: a file cannot be read.
     """
     with ExitStack() as opened:
-        use = Use(target.path)
-        opened.callback(use.close)
+        lease = StoreLease(target.path)
+        opened.callback(lease.close)
         digest = _require_digest(target, target.digest)
         manifest = load_manifest(target.path)
         backend = kind_of(manifest.kind).backend(manifest, target.backend)
@@ -227,7 +227,7 @@ def open_served(target: Target, partition: Partition | None = None, *, warm: boo
         opened.callback(store.close)
         # A new build replaces the whole directory: files of both builds may have been opened here.
         _require_digest(target, digest)
-        served = ServedStore(target.name, store, digest, backend or FILES, use, partition)
+        served = ServedStore(target.name, store, digest, backend or FILES, lease, partition)
         if warm:
             served.warm()
         opened.pop_all()
@@ -272,7 +272,7 @@ class OpenStores:
             raise UnknownReleaseError(f"nothing is served under the name {name!r}") from None
 
     def still(self, served: ServedStore) -> bool:
-        """Tell whether a store is what its name stands for."""
+        """Return True if a store is what its name stands for."""
         return self._stores.get(served.name) is served
 
     def borrow(self, name: str) -> ServedStore:

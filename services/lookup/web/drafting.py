@@ -30,9 +30,9 @@ from services.lookup.web.messages import (
 from services.lookup.web.texts import encode_text, pack_contexts, show_draft
 from services.lookup.web.upstream import Drafted, Upstream
 
-MOST_AT_ONCE = 32
+MAX_AT_ONCE = 32
 THREADS = 2
-MOST_PROBLEMS = 3
+MAX_PROBLEMS = 3
 """Maximum problems reported at once."""
 ADVICE = "send only the last tokens of a text: they alone decide the draft"
 EXAMPLE = {"release": "chat", "text": "The quick brown", "budget": 16}
@@ -51,7 +51,7 @@ class DraftDesk:
         self,
         upstream: Upstream,
         lexicon: Lexicon,
-        most_at_once: int = MOST_AT_ONCE,
+        most_at_once: int = MAX_AT_ONCE,
         max_budget: int = SHARED_BUDGET,
     ) -> None:
         """Answer with drafts from the workers.
@@ -191,8 +191,8 @@ def _wrong(document: Any, error: ValidationError) -> str:
     if not document.keys() & {"text", "contexts"}:
         problems = [problem for problem in problems if not problem.startswith("text:")]
         problems.insert(0, "give `text`, or token ids in `contexts`")
-    more = len(problems) - MOST_PROBLEMS
-    return "; ".join(problems[:MOST_PROBLEMS]) + (f" (and {more} more)" if more > 0 else "")
+    more = len(problems) - MAX_PROBLEMS
+    return "; ".join(problems[:MAX_PROBLEMS]) + (f" (and {more} more)" if more > 0 else "")
 
 
 def _number(text: str) -> float:

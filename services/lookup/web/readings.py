@@ -25,7 +25,7 @@ def read_figures(figures: SharedCounters) -> Reading:
 
 
 def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> ReadyReply:
-    """Tell whether drafts are served: at least one worker serves at least one release, and will go on to.
+    """Return True if drafts are served: at least one worker serves at least one release, and will go on to.
 
     A release that cannot be opened is reported, but does not make the service unready.
 

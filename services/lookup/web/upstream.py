@@ -16,7 +16,7 @@ from draftstore.remote import wire
 from draftstore.remote.addresses import Address, Endpoint
 from draftstore.remote.async_connection import SharedConnection
 from draftstore.remote.counters import Counters, Outcome
-from draftstore.remote.protocol import Trouble, greeting, read_drafts, read_releases
+from draftstore.remote.protocol import RequestFailed, greeting, read_drafts, read_releases
 from draftstore.remote.requests import PreparedRequest, prepare_draft
 
 DEADLINE = 5.0
@@ -73,7 +73,7 @@ class Upstream:
             frame = await self._ask(request)
             micros = (perf_counter() - begin) * 1e6
             return Drafted(read_drafts(request, frame), micros)
-        except Trouble as trouble:
+        except RequestFailed as trouble:
             raise self._error(trouble) from None
 
     async def releases(self) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class Upstream:
             return read_releases(
                 await self._ask(PreparedRequest(number, data, longest_answer=wire.MAX_PAYLOAD))
             )
-        except Trouble as trouble:
+        except RequestFailed as trouble:
             raise self._error(trouble) from None
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class Upstream:
         """Return the answer to a request.
 
         Raises:
-            Trouble: no answer arrived.
+            RequestFailed: no answer arrived.
             ServiceAwayError: the workers refuse the token.
         """
         answer = await self._connection.ask(request, monotonic() + self._deadline)
@@ -108,7 +108,7 @@ class Upstream:
             raise ServiceAwayError("the workers do not know the token of the HTTP side: restart the service")
         return answer
 
-    def _error(self, trouble: Trouble) -> LookupServiceError:
+    def _error(self, trouble: RequestFailed) -> LookupServiceError:
         """Return the error to raise for a failure."""
         if trouble.failure is not None:
             return RefusedError(trouble.failure)

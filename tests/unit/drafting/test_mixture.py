@@ -222,7 +222,7 @@ def test_drafters_are_judged_by_the_text_that_came(steps: list[tuple[list[Nodes]
         session.propose()
         session.observe(ids)
         for drafter, tree in enumerate(forest):
-            for counts in reference.foretold(tree, ids):
+            for counts in reference.predicted(tree, ids):
                 expected[drafter] = MEMORY * expected[drafter] + counts
     assert session.seen == pytest.approx(expected, rel=1e-6)
 

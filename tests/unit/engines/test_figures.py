@@ -22,7 +22,7 @@ def test_prometheus_reads_them() -> None:
         'draftstore_engine_drafted_tokens_total{corpus="",engine="vllm"} 3.0',
         'draftstore_engine_accepted_tokens_total{corpus="",engine="vllm"} 2.0',
         'draftstore_engine_accepted_tokens_per_position_total{corpus="",engine="vllm",position="1"} 1.0',
-        'draftstore_engine_foretold_tokens_total{corpus="",engine="vllm",source="rest:chat"} 2.0',
+        'draftstore_engine_predicted_tokens_total{corpus="",engine="vllm",source="rest:chat"} 2.0',
         'draftstore_engine_failures_total{engine="vllm"} 0.0',
     ):
         assert line in text

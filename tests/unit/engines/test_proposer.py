@@ -65,7 +65,7 @@ def test_what_was_made_of_a_draft_is_seen_from_the_text() -> None:
     figures = drafts.figures
     assert [figures.total(name) for name in ("steps", "drafted_tokens", "accepted_tokens")] == [2, 2, 2]
     assert figures.by_label("accepted_tokens_per_position") == {"0": 1, "1": 1}
-    assert figures.by_label("foretold_tokens") == {"request": 2}
+    assert figures.by_label("predicted_tokens") == {"request": 2}
     assert figures.accepted_length == 2.0
 
 

@@ -133,9 +133,9 @@ def test_another_drafter_is_taken_where_it_is_better(monkeypatch: pytest.MonkeyP
     assert made.proposer is not None
     figures = made.proposer.figures
     assert (
-        figures.by_label("foretold_tokens")[f"beside:{HERE}.Oracle"] >= figures.total("accepted_tokens") > 30
+        figures.by_label("predicted_tokens")[f"beside:{HERE}.Oracle"] >= figures.total("accepted_tokens") > 30
     )
-    assert not figures.by_label("foretold_tokens").get("request")  # nothing repeats
+    assert not figures.by_label("predicted_tokens").get("request")  # nothing repeats
 
 
 class Odd(Fails):

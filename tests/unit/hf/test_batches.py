@@ -24,7 +24,7 @@ from draftstore.hf import batches, generate, pools
 from draftstore.hf.batches import Batch, why_alone
 from draftstore.hf.graph_runner import GraphRunner
 from draftstore.hf.members import Member, Outcome
-from draftstore.hf.pass_shapes import MOST_ROWS, most_rows
+from draftstore.hf.pass_shapes import MAX_ROWS, most_rows
 from draftstore.hf.planning import TYPICAL
 from draftstore.hf.texts import prepare_text
 from draftstore.trees.tree import DraftTree
@@ -439,7 +439,7 @@ def test_the_pool_grows_with_the_texts_and_keeps_them() -> None:
 
 
 def test_no_more_tokens_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Batch(model_of(0), most=3, tokens=4 * (MOST_ROWS + 30))
+    batch = Batch(model_of(0), most=3, tokens=4 * (MAX_ROWS + 30))
     assert batch.positions == 30
     batch.join(member_of(Alone(0, (9,) * 30, None, ()), None))
     with pytest.raises(
@@ -656,4 +656,4 @@ def test_models_that_take_one_text_at_a_time(model: Callable[[], Any], words: st
 
 def test_models_that_take_batches() -> None:
     assert [why_alone(model_of(number)) for number in range(len(MODELS))] == [None] * len(MODELS)
-    assert batches.MOST_TEXTS == 64
+    assert batches.MAX_TEXTS == 64

@@ -28,7 +28,7 @@ from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Text
 from draftstore.hf.graphs import GraphForward, graph_forward, why_not
 from draftstore.hf.members import Member
-from draftstore.hf.pass_shapes import BUCKETS, MOST_ROWS, PassShape
+from draftstore.hf.pass_shapes import BUCKETS, MAX_ROWS, PassShape
 from draftstore.hf.passes import Wants
 from draftstore.hf.targets import Prefilled, TreeForward
 from draftstore.hf.texts import prepare_text
@@ -211,7 +211,7 @@ def test_a_pass_can_be_undone(data: Path) -> None:
 def test_room_ends_with_the_cache_and_with_the_largest_graph(data: Path) -> None:
     model, ids = stories(data), story_ids(data)
     forward = GraphForward(prefilled(model, ids, room=300))
-    assert forward.room() == MOST_ROWS - 1
+    assert forward.room() == MAX_ROWS - 1
     forward.close()
     forward = GraphForward(prefilled(model, ids, room=3))
     assert forward.room() == 2
@@ -260,7 +260,7 @@ def test_pool_and_buffers_serve_all_texts_that_fit(data: Path) -> None:
     assert graphs._RUNNERS[model] is runner
     with_graphs(model, torch.tensor([[4, 5]]), None, max_new_tokens=400)
     assert graphs._RUNNERS[model] is not runner
-    assert graphs._RUNNERS[model].pool.length >= 402 + MOST_ROWS
+    assert graphs._RUNNERS[model].pool.length >= 402 + MAX_ROWS
 
 
 def test_weights_that_moved_need_a_new_runner() -> None:
@@ -377,7 +377,7 @@ def runner_without_values(architecture: str, rope: str, texts: int = 1) -> graph
     model = moved(tiny.__wrapped__(architecture, dtype=torch.bfloat16, **changes), "meta")
     cache: Any = StaticCache(config=model.config, max_cache_len=32)
     cache.early_initialization(1, 2, 8, torch.bfloat16, torch.device("meta"))
-    runner = graph_runner.GraphRunner(model, pools.CachePool(cache.layers[0], 2, 256, MOST_ROWS, texts), 0)
+    runner = graph_runner.GraphRunner(model, pools.CachePool(cache.layers[0], 2, 256, MAX_ROWS, texts), 0)
     runner.model = model  # type: ignore[attr-defined]
     return runner
 
@@ -540,8 +540,8 @@ def test_batches_are_captured_too(data: Path, played: Played, monkeypatch: pytes
     monkeypatch.setattr(batches, "captures", lambda device: True)
     model = stories(data)
     truths = [plainly(model, story_ids(data, story)) for story in STORIES]
-    for most in (graph_runner.MOST_GRAPHS, 3):
-        monkeypatch.setattr(graph_runner, "MOST_GRAPHS", most)
+    for most in (graph_runner.MAX_GRAPHS, 3):
+        monkeypatch.setattr(graph_runner, "MAX_GRAPHS", most)
         assert generated(data, model, truths) == [truth[0].tolist() for truth in truths]
     assert {shape.texts for shape in played.shapes} == {1, 2, 4, 8}
     assert {shape.rows for shape in played.shapes} <= set(BUCKETS)
@@ -573,7 +573,7 @@ def test_memory_of_another_batch_is_no_limit(
         assert rows.tolist() == [truth] * texts
     monkeypatch.setattr(pools.CachePool, "most_tokens", lambda pool: 0)  # the batch before has it all
     length = batches._IDLE[model].pool.length
-    assert Batch(model, most=2).positions == length - MOST_ROWS
+    assert Batch(model, most=2).positions == length - MAX_ROWS
     batches._IDLE.clear()
 
 

@@ -21,8 +21,8 @@ from draftstore.errors import DraftstoreError, StoreError, WireError
 from draftstore.remote import queries
 from draftstore.remote.queries import encode_projection
 from draftstore.remote.wire import short_hash
+from draftstore.storage.lease import exclusive
 from draftstore.storage.manifest import load_manifest, manifest_digest, save_manifest
-from draftstore.storage.using import unused
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.registry import open_store
 from draftstore.stores.rest.build import RestOptions, build_rest
@@ -159,10 +159,10 @@ class TestBook:
 class TestOpening:
     def test_a_store_is_in_use_until_it_is_closed(self, small_crest: Path) -> None:
         served = open_served(Target("chat", small_crest), warm=False)
-        with unused(small_crest) as free:
+        with exclusive(small_crest) as free:
             assert not free
         served.close()
-        with unused(small_crest) as free:
+        with exclusive(small_crest) as free:
             assert free
             with pytest.raises(StoreError, match="is being removed"):
                 open_served(Target("chat", small_crest), warm=False)

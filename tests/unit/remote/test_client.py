@@ -123,7 +123,7 @@ def test_large_batches_are_asked_in_several_requests(
 def test_answers_that_are_longer_than_usual(
     kind: str, small: Store, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "MOST_BYTES", 1000)
+    monkeypatch.setattr(protocol, "MAX_BYTES", 1000)
     local = small.drafter()
     contexts = contexts_of(local, story, 400)
     expected = as_bytes(local.draft(contexts, 4096))

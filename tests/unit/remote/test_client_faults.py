@@ -18,7 +18,7 @@ from draftstore.remote.breaker import Breaker
 from draftstore.remote.buffer import FrameBuffer
 from draftstore.remote.client import RemoteStore
 from draftstore.remote.counters import Outcome
-from draftstore.remote.protocol import Trouble
+from draftstore.remote.protocol import RequestFailed
 from draftstore.remote.release import ReleaseClient
 from draftstore.remote.requests import prepare_drafts
 from draftstore.remote.wire import encode_answer
@@ -192,7 +192,7 @@ def test_whatever_the_bytes_only_good_drafts_come_through(drawn: st.DataObject, 
                 draft.tree.validate()
                 assert len(draft.tree) <= 8
                 assert (draft.tree.tokens < store.manifest.vocab_size).all()
-    except (Trouble, WireError):
+    except (RequestFailed, WireError):
         pass
 
 
@@ -334,7 +334,7 @@ def test_a_connection_from_which_nothing_comes_is_given_up(
 def test_more_than_a_service_reads(
     kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_connection, "MOST_UNSENT", 1 << 16)
+    monkeypatch.setattr(async_connection, "MAX_UNSENT", 1 << 16)
     contexts = np.full((512, 256), 3, np.int32)  # half a megabyte each, more than a socket holds
     with (
         Service(store, faults.reads_nothing) as service,

@@ -309,7 +309,7 @@ def test_a_release_of_text_is_for_any_model(kind: str, small_store: Path) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_projection_that_is_longer_than_other_answers(kind: str, tmp_path: Path) -> None:
     projection = make_projection(9000, 64)
-    assert len(encode_projection(projection)) > 2 * protocol.MOST_BYTES
+    assert len(encode_projection(projection)) > 2 * protocol.MAX_BYTES
     states = make_states(DOCUMENTS[:2], 9000)
     path = make_dense_store(tmp_path / "store", DOCUMENTS[:2], states, projection=projection)
     with serving({"chat": path}) as lookups, checked(kind, lookups) as client:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from draftstore.errors import StoreError
 from draftstore.storage.files import remove
-from draftstore.storage.using import Use
+from draftstore.storage.lease import StoreLease
 from pipelines.places import store_path
 from schema import catalogue, pruning
 from schema.catalogue import Pruning
@@ -94,7 +94,7 @@ def test_what_a_live_build_was_made_from_stays(site: Site) -> None:
 def test_what_is_in_use_stays(site: Site) -> None:
     old = site.build(0)
     site.build(1)
-    use = Use(site.path(0))
+    use = StoreLease(site.path(0))
     assert site.prune() == Pruning([], [str(site.path(0))])
     assert old in site.builds()
     use.close()
@@ -108,7 +108,7 @@ def test_a_store_is_not_opened_while_it_is_removed(site: Site, monkeypatch: pyte
     def open_first(path: Path) -> None:
         if path.exists():
             with pytest.raises(StoreError, match="is being removed"):
-                Use(path)
+                StoreLease(path)
         remove(path)
 
     monkeypatch.setattr(pruning, "remove", open_first)
@@ -168,7 +168,7 @@ class TestUnfinished:
         failed, partial = site.fail(1)
         with site.transaction() as session:
             catalogue.drop_build(session, failed)
-        working = Use(partial)  # a lock on the directory, as every build holds
+        working = StoreLease(partial)  # a lock on the directory, as every build holds
         assert site.prune() == Pruning([], [])
         working.close()
 

@@ -54,7 +54,7 @@ class Measured:
         return [
             Replayed(rule, "backoff", summary(*self.figures[name]))
             if name in self.figures
-            else Replayed(rule, untold=f"{name} is away")
+            else Replayed(rule, skipped=f"{name} is away")
             for name in names
         ]
 
@@ -338,7 +338,7 @@ class TestReplays:
         assert f"chats cannot be replayed: build {gone.id} cannot be opened: " in str(mine.problem)
         mine, theirs = measure(recorded, [whole, gone])
         assert mine.summary
-        assert str(theirs.untold).startswith(f"build {gone.id} cannot be opened: ")
+        assert str(theirs.skipped).startswith(f"build {gone.id} cannot be opened: ")
 
     def test_stores_that_draft_with_their_model_are_passed_over(
         self, session: Session, small_store: Path, small_dense: Path, recorded: Rule
@@ -346,7 +346,7 @@ class TestReplays:
         dense, rest = candidate(session, small_dense), candidate(session, small_store)
         for builds in ([dense], [dense, rest]):
             for done in measure(recorded, builds):
-                assert "a dresd store, drafts with its model, which is not loaded here" in str(done.untold)
+                assert "a dresd store, drafts with its model, which is not loaded here" in str(done.skipped)
         assert [bool(done.summary) for done in measure(recorded, [rest, dense])] == [True, False]
 
     def test_lengths_in_tokens_of_different_tokenizers_are_not_compared(
@@ -354,7 +354,7 @@ class TestReplays:
     ) -> None:
         small, wide = (candidate(session, store) for store in (small_store, wide_store))
         done = measure(recorded, [small, wide])
-        assert done[1].untold == f"builds {small.id} and {wide.id} count tokens of different tokenizers"
+        assert done[1].skipped == f"builds {small.id} and {wide.id} count tokens of different tokenizers"
 
 
 class TestCommands:

@@ -37,7 +37,7 @@ from schema import crest_loading, pooling, trees
 from schema.builds import drop_build, finish_build, list_builds, start_build
 from schema.database import migrate
 from schema.errors import DatabaseAwayError
-from schema.pooling import MOST_CONNECTIONS, join_pool
+from schema.pooling import MAX_CONNECTIONS, join_pool
 from schema.trees import PostgresEntries, load_store
 from tests.fakes.proxies import freezing_proxy
 from tests.fakes.servers import postgres_server
@@ -217,7 +217,7 @@ def test_a_store_is_registered_where_it_is_going_to_be(
 
 
 def nothing_there(database: str) -> bool:
-    """Tell whether no build and no partition has come into the database."""
+    """Return True if no build and no partition has come into the database."""
     with psycopg.connect(database) as connection:
         builds = connection.execute("SELECT count(*) FROM builds").fetchone()
         left = connection.execute(
@@ -419,9 +419,9 @@ def test_more_threads_than_connections_take_turns(database: str, crest: Crest, l
             if loaded.get([key]) != [value]:
                 wrong.append(key)
 
-    in_threads(partial(look_up, begin) for begin in range(3 * MOST_CONNECTIONS))
+    in_threads(partial(look_up, begin) for begin in range(3 * MAX_CONNECTIONS))
     assert wrong == []
-    assert backends(database) <= MOST_CONNECTIONS
+    assert backends(database) <= MAX_CONNECTIONS
 
 
 def test_connections_that_the_server_ends_go_unnoticed(database: str, crest: Crest, loaded: Entries) -> None:

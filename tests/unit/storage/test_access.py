@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftstore.storage.access import withheld
+from draftstore.storage.access import denied_bits
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.crest.counts import build_counts
 from draftstore.stores.rest.build import Progress, RestOptions, build_rest
@@ -65,13 +65,13 @@ def test_a_store_of_open_texts_is_as_the_umask_says(tmp_path: Path, small_tokeni
     [([], 0), ([0o644], 0), ([0o640], 0o007), ([0o640, 0o644], 0o007), ([0o604], 0o070), ([0o600], 0o077)],
 )
 def test_the_strictest_source_decides(tmp_path: Path, sources: list[int], expected: int) -> None:
-    assert withheld(write_corpus(tmp_path / str(n), mode) for n, mode in enumerate(sources)) == expected
+    assert denied_bits(write_corpus(tmp_path / str(n), mode) for n, mode in enumerate(sources)) == expected
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another group")
 def test_another_group_is_not_trusted(tmp_path: Path) -> None:
     source = write_corpus(tmp_path / "team", 0o640)
     os.chown(source, -1, 65_534)
-    assert withheld([source]) == 0o077
+    assert denied_bits([source]) == 0o077
     source.chmod(0o644)
-    assert withheld([source]) == 0
+    assert denied_bits([source]) == 0

@@ -21,7 +21,7 @@ from draftstore.hf.requests import Sampling
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from services.worker import answering, app
 from services.worker.asking import make_requests
-from services.worker.decoder import MOST_FAILURES
+from services.worker.decoder import MAX_FAILURES
 from services.worker.messages import CompletionAsk, Prediction
 from services.worker.problems import ApiError
 from tests.examples import examples
@@ -879,7 +879,7 @@ def test_settings_that_leave_no_probabilities_are_the_fault_of_their_request(
     engine = FakeEngine(small_tokenizer)
     broken(ProbabilityError("use milder penalties"), 0, engine)
     with running_worker(engine) as worker:
-        for _ in range(MOST_FAILURES + 1):
+        for _ in range(MAX_FAILURES + 1):
             assert refusal(worker.ask("completions", prompt="a"), 400)["message"] == "use milder penalties"
         assert worker.request("GET", "/healthz")[0] == 200
 

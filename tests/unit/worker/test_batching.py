@@ -11,7 +11,7 @@ import pytest
 from draftstore.decoding.loop import Step
 from draftstore.hf.requests import GenerationRequest
 from draftstore.text.tokenizer import TextTokenizer
-from services.worker.decoder import MOST_FAILURES, Decoder
+from services.worker.decoder import MAX_FAILURES, Decoder
 from services.worker.figures import WorkerMetrics
 from services.worker.jobs import DecodingJob, Event, Failed
 from services.worker.work import Answer
@@ -180,13 +180,13 @@ def test_a_pass_that_fails_is_one_failure_however_many_answers_it_ends(pair: tup
     def health() -> int:
         return worker.request("GET", "/healthz")[0]
 
-    for number in range(1, MOST_FAILURES + 1):
+    for number in range(1, MAX_FAILURES + 1):
         connections = fill(worker, engine, [1, 2, 3, 4])
         engine.fails = RuntimeError("secret detail")
         engine.steps.release()
         assert [status_of(connection) for connection in connections] == [500] * 4
         until(lambda: worker.decoder.idle)
-        assert health() == (200 if number < MOST_FAILURES else 503)
+        assert health() == (200 if number < MAX_FAILURES else 503)
     engine.steps.release(TOKENS)
     assert texts_of(begin(worker, 1)) == [engine.echo(1)]
     until(lambda: health() == 200)

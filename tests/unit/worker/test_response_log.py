@@ -148,7 +148,7 @@ def test_a_disk_that_hangs_breaks_no_answer(
         original(path, line, most)
 
     monkeypatch.setattr(response_log, "append", hang)
-    monkeypatch.setattr(response_log, "MOST_WAITING", 2)
+    monkeypatch.setattr(response_log, "MAX_WAITING", 2)
     with running_worker(FakeEngine(small_tokenizer), log=tmp_path / "a.jsonl") as worker:
         for _ in range(5):
             assert worker.ask("completions", prompt="zero")[0] == 200

@@ -13,8 +13,8 @@ from draftstore.stores.crest.codes import (
     ALPHABETS,
     ESCAPE,
     LEVELS,
+    MAX_BITS,
     MAX_BYTES,
-    MOST_BITS,
     TOKENS,
     fit_codes,
     read_codes,
@@ -65,8 +65,8 @@ def test_the_rarest_of_very_uneven_symbols_still_fit_32_bits() -> None:
     from draftstore.stores.crest.codes import _huffman_bits
 
     bits = _huffman_bits([1 << place for place in range(45)])
-    assert max(bits) <= MOST_BITS
-    assert sum(1 << (MOST_BITS - length) for length in bits) <= 1 << MOST_BITS
+    assert max(bits) <= MAX_BITS
+    assert sum(1 << (MAX_BITS - length) for length in bits) <= 1 << MAX_BITS
 
 
 def test_the_bytes_of_the_file() -> None:

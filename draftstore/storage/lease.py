@@ -1,7 +1,7 @@
-"""Marks of use: a process that has a store open holds a shared lock on its directory.
+"""Leases of stores: a reader holds a shared lock on a store's directory while the store is open.
 
-Who wants to remove a store takes the exclusive lock, which waits for nobody: it fails while the store is open. The lock
-ends with the process, however that happens, and holds across users and containers that share the file system.
+Removing a store needs the exclusive lock, which fails at once while a reader is there. Locks end with their process,
+and hold across users and containers that share the file system.
 """
 
 import errno
@@ -14,14 +14,14 @@ from pathlib import Path
 from draftstore.errors import StoreError
 
 WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-"""Errors of file systems without locks: stores there open, and nobody sees that they are in use."""
+"""Errors of file systems without locks: stores there open without a lease."""
 
 
-class Use:
-    """The mark that this process uses a store, until `close`."""
+class StoreLease:
+    """A shared lock on a store's directory, held until `close`."""
 
     def __init__(self, store: Path) -> None:
-        """Mark a store, whether or not it can be opened; a missing one is not marked.
+        """Lock a store, whether or not it can be opened; a missing one is not locked.
 
         Raises:
             StoreError: it is being removed.
@@ -38,15 +38,15 @@ class Use:
                 ) from None
 
     def close(self) -> None:
-        """End the use."""
+        """Release the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
 
 @contextmanager
-def unused(directory: Path) -> Iterator[bool]:
-    """Tell whether nobody uses a store or works in a directory, and keep it so during the block."""
+def exclusive(directory: Path) -> Iterator[bool]:
+    """Hold the exclusive lock on a directory during the block; yield False if a reader or a build holds it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

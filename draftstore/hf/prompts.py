@@ -1,8 +1,8 @@
 """The model's candidates at all positions of a prompt: no further pass, only more rows for the model's head.
 
-    prompt_candidates = PromptCandidates(ids, vocab_size)
-    with prompt_candidates.reading(model): ...        a pass over the next tokens of the prompt, asked for the logits of all of them
-    prompt_candidates.rows(last)                      int32 [n, 8], for the drafter's session
+    candidates = PromptCandidates(ids, vocab_size)
+    with candidates.reading(model): ...   a pass over the next tokens of the prompt, asked for the logits of all of them
+    candidates.rows(last)                 int32 [n, 8], for the drafter's session
 
 The pass computes the states of all positions anyway, and plain decoding asks the head for the last one alone. Here the
 head meets all of them, takes a few at a time, keeps their top 8, and hands on the last: memory stays that of a slice,

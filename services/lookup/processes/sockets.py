@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftstore.errors import LookupServiceError
 from draftstore.remote.addresses import MAX_SOCKET_PATH, check_owner
-from services.common.sockets import BACKLOG, RELEASE_SECONDS, PAUSE
+from services.common.sockets import BACKLOG, PAUSE, RELEASE_SECONDS
 
 
 class UnixListener:

@@ -85,15 +85,14 @@ def check_live_builds(session: Session, collection: Collection, scan: Scan) -> l
         except (DraftstoreError, OSError) as error:
             checked.append(row._replace(problem=f"{error}: {AGAIN}"))
             continue
-        if digests is None and (ours or not sources):
-            what = "its documents are unknown" if sources else "its sources are unknown"
-            checked.append(row._replace(problem=f"{what}: {AGAIN}"))
-        elif digests is not None:
-            keys = np.unique(digest_keys(digests))
-            gone = int(np.isin(keys, removed).sum())
-            unwanted = int((~np.isin(keys, wanted)).sum()) - gone if ours or not sources else 0
-            if ours or gone or unwanted:
-                checked.append(row._replace(documents=len(keys), removed=gone, unwanted=unwanted))
+        if digests is None:
+            checked.append(row._replace(problem=f"nothing records its documents: {AGAIN}"))
+            continue
+        keys = np.unique(digest_keys(digests))
+        gone = int(np.isin(keys, removed).sum())
+        unwanted = int((~np.isin(keys, wanted)).sum()) - gone if ours or not sources else 0
+        if ours or gone or unwanted:
+            checked.append(row._replace(documents=len(keys), removed=gone, unwanted=unwanted))
     return checked
 
 

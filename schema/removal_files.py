@@ -1,6 +1,6 @@
 """Removals as files beside the scan: a database restored from before them brings no document back.
 
-    collections/NAME/removed/20260131T120000000000-1a2b3c4d.json      when, and the start of a hash of the digests
+    collections/NAME/removed/20260131T120000000000-1a2b3c4d.json      its time, and the start of a hash of its content
 
 Every reading of a collection (`schema.collecting.get_collection`) completes each side from the other.
 """
@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import CorpusError, counted
@@ -45,13 +46,17 @@ def complete(session: Session, collection: Collection) -> None:
     files, rows = _files(folder), {_key(row): row for row in collection.removals}
     for key in rows.keys() - files.keys():
         write_file(folder, rows[key])
-    if missing := sorted(files.keys() - rows.keys()):
+    if not files.keys() - rows.keys():
+        return
+    # Another process may be removing documents: its row is there after its commit.
+    session.execute(select(Collection.id).filter_by(id=collection.id).with_for_update())
+    session.refresh(collection, ["removals"])
+    if missing := sorted(files.keys() - {_key(row) for row in collection.removals}):
         LOG.warning(
             "collection %s: %s in %s and not in the database, which is older: back in force",
             collection.name, counted(len(missing), "removal"), folder,
         )  # fmt: skip
-        for key in missing:
-            collection.removals.append(CollectionRemoval(**files[key]))
+        collection.removals += [CollectionRemoval(**files[key]) for key in missing]
         session.flush()
 
 
@@ -111,4 +116,5 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _key(row: CollectionRemoval) -> str:
     """Return the name of a removal's file, without its ending."""
     when = row.created_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S%f")
-    return f"{when}-{hashlib.sha256(row.digests).hexdigest()[:8]}"
+    content = row.digests + json.dumps(row.rule, sort_keys=True).encode()
+    return f"{when}-{hashlib.sha256(content).hexdigest()[:8]}"

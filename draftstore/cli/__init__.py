@@ -21,7 +21,6 @@ from draftstore.cli.dresd import dresd
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
-from draftstore.cli.plan import plan
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
 from draftstore.cli.recycling import recycling
@@ -103,7 +102,6 @@ for command in (
     replay,
     quickstart,
     tune,
-    plan,
     check_model,
     generate,
     responses,

@@ -168,7 +168,7 @@ def test_a_store_without_lineage_proves_nothing(
     publish("dense", tmp_path / "dense")
     status, rows = prove()
     assert status == 5
-    assert rows[0]["problem"].startswith("its sources are unknown")
+    assert rows[0]["problem"].startswith("nothing records its documents")
 
 
 def test_documents_bin_that_was_changed_is_damage(texts: Path, make: Make) -> None:

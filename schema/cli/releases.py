@@ -16,13 +16,10 @@ from draftstore.cli.common import (
     stderr_console,
     stdout_console,
 )
-from draftstore.storage.files import write_atomic
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
 from schema.cli.common import catalogue_session, counts, number_text, time_text
-from schema.cli.drift import drift
 from schema.gates import CHECKS, replay_rows
-from schema.length_chart import draw_lengths, moves_of
 from schema.models import Release
 from schema.recordings import Replayed, Rule
 
@@ -159,25 +156,16 @@ def remove(name: str, as_json: bool) -> None:
 
 @releases.command()
 @click.argument("name")
-@click.option(
-    "--svg",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also draw the accepted lengths over time, a line for each recording.",
-)
 @json_option
-def history(name: str, svg: Path | None, as_json: bool) -> None:
+def history(name: str, as_json: bool) -> None:
     """List every move of a release, newest first.
 
     \b
-    Examples:
+    Example:
       draftstore releases history chat-vicuna
-      draftstore releases history chat-vicuna --svg lengths.svg
     """
     with catalogue_session() as session:
         moves = catalogue.release_history(session, name)[::-1]
-        if svg is not None:
-            write_atomic(svg, draw_lengths(name, moves_of(session, name)).encode())
     if as_json:
         print_json(
             [
@@ -202,9 +190,6 @@ def history(name: str, svg: Path | None, as_json: bool) -> None:
             ", ".join(f"{printable(recording)} {length:.3f}" for recording, length in move.lengths.items()),
         )
     stdout_console().print(table)
-
-
-releases.add_command(drift)
 
 
 def _registered(directory: Path) -> int:

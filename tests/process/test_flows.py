@@ -218,7 +218,6 @@ class TestBuildRest:
         assert live() == Path(before["path"])
         shown = page("release-live")
         assert "| replay | said has an accepted length" in shown
-        assert "](data:image/svg+xml;base64," in shown
         assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
         flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
         assert live() != Path(before["path"])

@@ -243,8 +243,7 @@ class TestReleases:
         assert [(move["action"], move["from"], move["to"]) for move in moves] == [
             ("rollback", 2, 1), ("publish", 1, 2), ("publish", None, 1)
         ]  # fmt: skip
-        assert "rollback" in run("releases", "history", "chat", "--svg", str(tmp_path / "m.svg")).stdout
-        assert "accepted length M of chat" in (tmp_path / "m.svg").read_text(encoding="utf-8")
+        assert "rollback" in run("releases", "history", "chat").stdout
         assert "chat" in run("releases", "list").stdout
 
     def test_what_the_gates_refuse(

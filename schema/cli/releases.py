@@ -99,8 +99,7 @@ def publish(name: str, build: str, force: tuple[str, ...], as_json: bool) -> Non
     A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
     its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
     override. Both builds replay the recordings of the release (`draftstore replays`), and one that accepts fewer
-    tokens, takes longer for a lookup, or is too large, is refused too. A directory that the catalogue does not know yet
-    is registered first, and stays so.
+    tokens is refused too. A directory that the catalogue does not know yet is registered first, and stays so.
 
     \b
     Examples:
@@ -255,9 +254,10 @@ def _tell(moved: Moved, as_json: bool) -> None:
 def _tell_replays(new: Candidate, live: Candidate | None) -> None:
     """Print what a new build and the live one did with recordings, on stderr."""
     rows = replay_rows(new, live)
-    table = Table("recording", "", "build", "accepted length", "p99 µs", "bytes")
+    table = Table("recording", "", "build", "accepted length")
     for row in rows:
-        figures = (f"{row['accepted_length']:.3f}", f"{row['p99_us']:,.1f}", number_text(row["bytes"]))
-        table.add_row(printable(row["recording"]), row["as"], str(row["build"]), *figures)
+        table.add_row(
+            printable(row["recording"]), row["as"], str(row["build"]), f"{row['accepted_length']:.3f}"
+        )
     if rows:
         stderr_console().print(table)

@@ -56,8 +56,8 @@ def ensure_cluster(plan: ClusterPlan, binaries: Path, keep: int) -> None:
         if version != MAJOR:
             raise ClusterError(
                 f"{data} was made by PostgreSQL {version}, and this is PostgreSQL {MAJOR}: with the version of "
-                "draftstore that made it, run `draftstore db backup FILE`; then move the folder away and, with this "
-                "version, run `draftstore db restore FILE`"
+                "draftstore that made it, write the catalogue to a file with pg_dump; then move the folder away and, "
+                "with this version, fill a new one with pg_restore (see docs/operations.md)"
             )
         return
     unfinished = data.with_name(f"{DATA}.unfinished")

@@ -243,7 +243,7 @@ def require_schema(url: str | None = None) -> None:
         SchemaError: the tables of a named server are older, or those of any server newer than needed.
     """
     url = url or database_url()
-    if url in _current or expected_revision() is None:
+    if url in _current:
         return
     with _connect(url, psycopg.Connection[TupleRow], autocommit=True) as connection:
         state, found = schema_state(connection)
@@ -264,13 +264,19 @@ def _schema_error(state: SchemaState, found: str | None, url: str) -> SchemaErro
             f"the tables in {where} are at revision {found}, and this version of draftstore needs {needed}: stop what "
             "uses them and run `draftstore db migrate`"
         )
+    if state is SchemaState.UNSUPPORTED:
+        return SchemaError(
+            f"the tables in {where} are at revision {found}, of a version before 0.1.0, and cannot be migrated: use an "
+            "empty database, such as that of another DRAFTSTORE_HOME, and register your stores there with `draftstore "
+            "builds add`"
+        )
     return SchemaError(
         f"the tables in {where} are at revision {found}, which this version of draftstore does not know (its newest "
         f"is {needed}): update draftstore, a newer version has migrated them"
     )
 
 
-def migrate() -> str | None:
+def migrate() -> str:
     """Migrate the tables to the newest revision and return it; concurrent calls run one after the other.
 
     The reader is made as well: that of the embedded server, or the one that `DRAFTSTORE_READER_URL` names.
@@ -284,7 +290,7 @@ def migrate() -> str | None:
     url = database_url()
     with _connect(url, psycopg.Connection[TupleRow], autocommit=True) as connection:
         state, found = schema_state(connection)
-    if state is SchemaState.AHEAD:
+    if state in (SchemaState.AHEAD, SchemaState.UNSUPPORTED):
         raise _schema_error(state, found, url)
     with database_errors():
         alembic.command.upgrade(alembic_config(url), "head")

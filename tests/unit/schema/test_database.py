@@ -264,6 +264,18 @@ def test_tables_of_a_later_version_are_left_alone(named: str) -> None:
             attempt()
 
 
+def test_tables_from_before_the_first_release_are_left_alone(named: str) -> None:
+    migrate()
+    with connect() as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0003'")
+    database._current.clear()
+    for attempt in (connect, make_engine, migrate):
+        with pytest.raises(
+            SchemaError, match=r"at revision 0003, .* cannot be migrated: use an empty database"
+        ):
+            attempt()
+
+
 def test_our_short_way_to_the_newest_revision_agrees_with_alembic(named: str) -> None:
     assert ScriptDirectory.from_config(alembic_config()).get_current_head() == revisions.expected_revision()
 

@@ -23,7 +23,7 @@ from draftstore.trees.tree import DraftTree
 from schema.copying import array_text, copy_frames
 from schema.drawing import TreeText
 from schema.loading import filling, loading
-from schema.texts import NgramTexts, offsets_of
+from schema.texts import NgramTexts
 
 HEAD = 1_000_000
 DRAWN = 1_000
@@ -139,12 +139,11 @@ def _load_spectra(
 def _ngram_rows(build_id: int, n: int, rows: pl.DataFrame, renderer: NgramTexts) -> pl.DataFrame:
     """Return n-grams of one length, columns `t1` and so on, with their text."""
     columns = [f"t{i + 1}" for i in range(n)]
-    tokens = rows.select(columns).to_numpy().astype(np.int64).ravel()
     return rows.with_columns(
         build_id=pl.lit(build_id),
         n=pl.lit(n),
         tokens=array_text(pl.concat_str(columns, separator=",")),
-        text=renderer.render(tokens, np.arange(len(rows) + 1) * n),
+        text=renderer.render(rows.select(columns).to_numpy().tolist()),
     )
 
 
@@ -224,12 +223,10 @@ def _kept_rows(
     build_id: int, rows: pl.DataFrame, drawings: Mapping[int, str], renderer: NgramTexts
 ) -> pl.DataFrame:
     """Return rows of kept.parquet with their text, and the trees of some."""
-    tokens = rows["tokens"].explode().to_numpy().astype(np.int64)
-    offsets = offsets_of(rows["tokens"].list.len().to_numpy())
     return rows.with_columns(
         build_id=pl.lit(build_id),
         tokens=array_text(pl.col("tokens").cast(pl.List(pl.String)).list.join(",")),
-        text=renderer.render(tokens, offsets),
+        text=renderer.render(rows["tokens"].to_list()),
         tree=pl.Series([drawings.get(row) for row in range(len(rows))], dtype=pl.String),
     )
 

@@ -98,19 +98,9 @@ def fill_trees(
     expected: str,
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Replace the tree entries of a build, inside `loading`.
+    """Replace the tree entries of a build, inside `loading`; raise StoreError unless their digest is `expected`.
 
     Entries arrive one by one, so psycopg's row writer is faster than frames.
-
-    Args:
-        connection: open connection.
-        build_id: id of the build.
-        entries: entries in key order.
-        expected: `entries_sha256` of the store.
-        progress: called with the number of entries done.
-
-    Raises:
-        StoreError: the entries differ from those of the finished store.
     """
     done = 0
 

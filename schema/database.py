@@ -13,8 +13,6 @@ process, and refuse tables of another revision: the embedded server is migrated 
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,9 +53,6 @@ READER_VARIABLE = "DRAFTSTORE_READER_URL"
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 CONNECT_TIMEOUT = 10
 """Seconds."""
-RESTART_PAUSES = (0.1, 0.5)
-"""Seconds before another attempt to reach an embedded server."""
-Connected = TypeVar("Connected")
 Kind = TypeVar("Kind", bound="psycopg.Connection[Any]")
 
 _guard = threading.RLock()
@@ -76,11 +71,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_embedded(*, reading: bool = False) -> bool:
-    """Return True if the embedded server is used because no server is named.
-
-    Args:
-        reading: for the reader, whom another variable may name.
-    """
+    """Return True if no server is named; `reading`: for the reader, which another variable may name."""
     return _variable(reading) is None
 
 
@@ -110,13 +101,12 @@ def database_url(*, reading: bool = False) -> str:
 
 
 def _variable(reading: bool) -> str | None:
-    """Return the environment variable that names the server; None if none does."""
     variables = (READER_VARIABLE, URL_VARIABLE) if reading else (URL_VARIABLE,)
     return next((variable for variable in variables if os.environ.get(variable)), None)
 
 
 def _checked_url(variable: str) -> str:
-    """Return a named URL without SQLAlchemy's driver name; error messages never quote it, it may contain a password."""
+    """Return a named URL without SQLAlchemy's driver name; errors never quote it, it may contain a password."""
     scheme, separator, rest = os.environ[variable].partition("://")
     url = f"postgresql://{rest}"
     if scheme in SCHEMES and separator:
@@ -148,18 +138,7 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
 def connect_as(
     kind: type[Kind], url: str | None = None, *, check: bool = True, reading: bool = False, **options: Any
 ) -> Kind:
-    """Connect as `connect` does, with a custom connection class.
-
-    Args:
-        kind: connection class.
-        url: URL of the database; None: the default.
-        check: whether to check the revision of the tables, once per process.
-        reading: as the reader.
-        options: further arguments of `psycopg.connect`, such as `autocommit`.
-
-    Raises:
-        DatabaseError: the server is down or refuses, or the tables have another revision.
-    """
+    """Connect as `connect` does, with a connection class of one's own; `url` is None for the default database."""
     url = url or database_url(reading=reading)
     if check:
         # The tables of the embedded server, its reader among them, may first have to be made, by the owner.
@@ -169,20 +148,8 @@ def connect_as(
 
 def _connect(url: str, kind: type[Kind], *, reading: bool = False, **options: Any) -> Kind:
     options = {**_defaults(url), **options}
-    embedded = is_embedded(reading=reading)
     with database_errors():
-        return _with_patience(
-            embedded, lambda: kind.connect(database_url(reading=reading) if embedded else url, **options)
-        )
-
-
-def _with_patience(embedded: bool, attempt: Callable[[], Connected]) -> Connected:
-    """Connect; retry once with an embedded server, which may have been killed and be restarting."""
-    for pause in RESTART_PAUSES if embedded else ():
-        with suppress(psycopg.OperationalError):
-            return attempt()
-        time.sleep(pause)
-    return attempt()
+        return kind.connect(database_url(reading=reading) if is_embedded(reading=reading) else url, **options)
 
 
 def _defaults(url: str) -> dict[str, Any]:
@@ -194,11 +161,8 @@ def _defaults(url: str) -> dict[str, Any]:
 def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
     """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
 
-    Pooled connections are tested before use, and the embedded server is restarted if it was stopped.
-
-    Args:
-        check: whether to check the revision of the tables, once per process.
-        options: further arguments of `sqlalchemy.create_engine`.
+    Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
+    those of `connect`, and `options` further ones of `sqlalchemy.create_engine`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -218,29 +182,21 @@ def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
     return engine
 
 
-def _follow_server(dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
-    """Connect for a pool, with the embedded server running, whatever its present socket."""
-
-    def attempt() -> Any:
-        parameters["host"] = conninfo_to_dict(database_url())["host"]
-        return dialect.connect(*arguments, **parameters)
-
-    return _with_patience(True, attempt)
+def _follow_server(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+    """Make a pool connect to the embedded server at its present socket; start it if it has ended."""
+    parameters["host"] = conninfo_to_dict(database_url())["host"]
 
 
 def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:
-    """Replace SQLAlchemy's error by ours; the pool handles failures of its own tests."""
+    """Replace SQLAlchemy's error; the pool handles failures of its own tests."""
     return None if context.is_pre_ping else translate(context.original_exception)
 
 
 def require_schema(url: str | None = None) -> None:
-    """Check the revision of the tables; those of the embedded server are migrated automatically.
-
-    Args:
-        url: URL of the database; None: the default.
+    """Check the revision of the tables, of the default database if `url` is None; migrate those of the embedded server.
 
     Raises:
-        SchemaError: the tables of a named server are older, or those of any server newer than needed.
+        SchemaError: they have another revision, and cannot be migrated or wait for `draftstore db migrate`.
     """
     url = url or database_url()
     if url in _current:
@@ -301,11 +257,7 @@ def migrate() -> str:
 
 
 def alembic_config(url: str | None = None) -> "alembic.config.Config":
-    """Return Alembic's configuration for the migrations of this checkout.
-
-    Args:
-        url: URL of the database; None: the default.
-    """
+    """Return Alembic's configuration for the migrations of this checkout; `url` is None for the default database."""
     from alembic.config import Config
 
     config = Config()

@@ -65,11 +65,7 @@ class EmbeddedServer:
             self._lock = None
 
     def ensure(self, timeout: float) -> None:
-        """Return when the server is ready; start it if it has ended.
-
-        Raises:
-            EmbeddedServerError: it cannot be started within `timeout` seconds.
-        """
+        """Return when the server is ready; start it if it has ended."""
         deadline = time.monotonic() + timeout
         base = self._hold(deadline)
         while not ((state := server_state(base)).status == "ready" and state.url):
@@ -128,19 +124,11 @@ class Lease:
 
     @property
     def url(self) -> str:
-        """The server's URL, which `ensure` may change.
-
-        Raises:
-            EmbeddedServerError: the lease has been released.
-        """
+        """The server's URL, which `ensure` may change."""
         return self._held().url
 
     def ensure(self, timeout: float = START_TIMEOUT) -> str:
-        """Restart the server if it was stopped or killed, and return its URL.
-
-        Raises:
-            EmbeddedServerError: it cannot be started, or the lease has been released.
-        """
+        """Restart the server if it was stopped or killed, and return its URL."""
         with _guard:
             self._held().ensure(timeout)
             return self._held().url
@@ -184,12 +172,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def acquire(home: Path, *, timeout: float = START_TIMEOUT) -> Lease:
     """Join the embedded server of a data folder, starting it if it is not running.
 
-    Args:
-        home: data folder; created if missing.
-        timeout: seconds to wait for the server; after a crash it first replays its log.
-
     Raises:
-        EmbeddedServerError: the server cannot be started; the message says why.
+        EmbeddedServerError: the server cannot be started within `timeout` seconds; the message says why.
         MissingExtraError: the wheel with the programs is not installed.
     """
     with _guard:

@@ -80,14 +80,7 @@ class SharedPool:
     def fetch(self, query: bytes, parameters: Sequence[object], seconds: float) -> list[Any]:
         """Run a prepared statement in one round trip and return its rows; retries if a connection was lost.
 
-        Args:
-            query: the statement.
-            parameters: its parameters, passed in binary.
-            seconds: time limit.
-
-        Raises:
-            DatabaseError: the server is down, refuses or hangs.
-            psycopg.Error: the statement is wrong.
+        Raises DatabaseError if the server is down or refuses, or does not answer within `seconds`.
         """
         with database_errors(), self._slot():
             for last in (False, True):
@@ -165,12 +158,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def join_pool() -> SharedPool:
-    """Return the pool of the default database; the caller must leave it in the end.
-
-    Raises:
-        DatabaseUrlError: the URL is not that of a PostgreSQL database.
-        EmbeddedServerError: the embedded server cannot be started.
-    """
+    """Return the pool of the default database; the caller must leave it in the end."""
     current = database_url(reading=True)
     url = None if is_embedded(reading=True) else current
     with _guard:

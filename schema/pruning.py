@@ -36,13 +36,9 @@ PRUNED = "pruned: its files are being removed"
 
 
 class Removal(NamedTuple):
-    """Something that was removed, or would be.
+    """A removed thing: `store` (a build), `unfinished` (a folder of a killed build) or `table`.
 
-    Attributes:
-        what: `store` (a build, finished or failed), `unfinished` (a folder of a killed build) or `table`.
-        build_id: id of the build; None for folders that the catalogue does not know.
-        path: path of the folder, or name of the table.
-        bytes: size of its files.
+    `build_id` is None for folders that the catalogue does not know; `path` is a folder, or the name of a table.
     """
 
     what: str
@@ -52,12 +48,7 @@ class Removal(NamedTuple):
 
 
 class Pruning(NamedTuple):
-    """The result of a pruning.
-
-    Attributes:
-        removed: what was removed, or would be.
-        in_use: stores that would have been removed, and that a process has open.
-    """
+    """What was removed, or would be, and the stores that stay because a process has them open."""
 
     removed: list[Removal]
     in_use: list[str]
@@ -94,10 +85,6 @@ def prune(
         keep: number of finished builds of each kind and name that stay.
         older_than: age below which everything stays.
         dry_run: whether to change nothing.
-
-    Raises:
-        DatabaseError: the catalogue cannot be used, or a table is in use.
-        OSError: files cannot be removed.
     """
     stores, before = (home / "stores").resolve(), datetime.now(UTC) - older_than
     with transaction() as session:
@@ -128,10 +115,7 @@ def prune(
 
 
 def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> list[_Old]:
-    """Return the builds to remove, oldest first.
-
-    One that was killed before the catalogue had its digest may have left a whole store, which goes with it.
-    """
+    """Return the builds to remove, oldest first; one that was killed may have left a whole store without a digest."""
     kept = _used_builds(session)
     seen: dict[tuple[str, str], int] = {}
     old, held = [], set()
@@ -159,10 +143,7 @@ def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> 
 
 
 def _used_builds(session: Session) -> set[int]:
-    """Return the builds that releases need, now or after a rollback, and what live and running builds are made from.
-
-    The source of a live build tells which documents it holds (`pipelines.rebuilding.is_due`).
-    """
+    """Return the builds of releases, now or after a rollback, and the sources of live and running builds."""
     used = set(
         session.scalars(
             select(Build.source_id).filter_by(state="running").where(Build.source_id.is_not(None))

@@ -50,14 +50,9 @@ def load_counts(
     head: int = HEAD,
     progress: Progress = _silent,
 ) -> None:
-    """Load n-gram counts, atomically replacing those of this build.
+    """Load n-gram counts (a directory of kind `ngrams`), atomically replacing those of this build.
 
-    Args:
-        connection: connection without an open transaction.
-        build_id: id of the build.
-        counts: directory of kind `ngrams`.
-        head: number of n-grams of each n that get a row, the most common ones; ties go to lower tokens.
-        progress: called with the n-grams done and the total.
+    `head` n-grams of each n get a row, the most common ones; ties go to lower tokens.
 
     Raises:
         StoreError: `counts` is not such a directory, or is damaged.
@@ -101,18 +96,10 @@ def spectrum(path: Path) -> pl.DataFrame:
 
 
 def most_common(path: Path, found: pl.DataFrame, head: int) -> pl.DataFrame:
-    """Return the most common n-grams of a file, with their rank from 1.
+    """Return the `head` most common n-grams of a file, with their rank from 1; ties by lower tokens.
 
     The spectrum gives the count from which on all n-grams are included, and how many of the next count are needed, so
     that only the result is sorted.
-
-    Args:
-        path: Parquet file with n-grams in ascending order.
-        found: its spectrum.
-        head: maximum number of rows.
-
-    Returns:
-        Columns of the file and `rank`; higher counts first, ties by lower tokens.
     """
     above = found.sort("count", descending=True).with_columns(pl.col("ngrams").cum_sum().alias("top"))
     whole = above.filter(pl.col("top") <= head)
@@ -158,13 +145,7 @@ def load_kept(
 ) -> None:
     """Load the n-grams of a CREST store, atomically replacing those of this build.
 
-    Args:
-        connection: connection without an open transaction.
-        build_id: id of the build.
-        store: directory of kind `crest`.
-        tree_of: returns the draft tree of an n-gram of the store.
-        drawn: number of n-grams of each n whose tree is stored as text, the most common ones.
-        progress: called with the n-grams done and the total.
+    `tree_of` returns the draft tree of an n-gram; those of the `drawn` most common ones of each n are stored as text.
 
     Raises:
         StoreError: `store` is not such a directory, or is damaged.

@@ -38,15 +38,7 @@ class PostgresEntries:
     """Entries of one build. Threads may share it, each with its own connection; a forked process reconnects."""
 
     def __init__(self, build_id: int, pool: SharedPool | None = None) -> None:
-        """Read through a connection pool.
-
-        Args:
-            build_id: a build whose trees are loaded.
-            pool: the pool, left on `close`; None joins the shared one.
-
-        Raises:
-            DatabaseError: there is no such server, or the embedded one cannot be started.
-        """
+        """Read the trees of a build through a pool, which is left on `close`; None joins the shared one."""
         where = f"FROM trees_{build_id:d} WHERE build_id = {build_id:d}"
         self.build_id = build_id
         self._lookup = f"SELECT key, value {where} AND key = ANY(%b)".encode()
@@ -67,12 +59,7 @@ class PostgresEntries:
         return [found.get(key) for key in keys]
 
     def items(self) -> Iterator[Entry]:
-        """Yield all entries in key order, page by page, without a transaction open between pages.
-
-        Raises:
-            DatabaseError: as `get`.
-            StoreError: as `get`.
-        """
+        """Yield all entries in key order, page by page, without a transaction open between pages."""
         last = b""
         while page := self._rows(self._page, last, PAGE_SECONDS):
             yield from page
@@ -94,10 +81,6 @@ class PostgresEntries:
 
 def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
     """Open a CREST store's entries in PostgreSQL.
-
-    Args:
-        path: the store.
-        manifest: its manifest.
 
     Raises:
         DatabaseError: the server is down or refuses.

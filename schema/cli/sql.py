@@ -40,13 +40,7 @@ class QueryError(DraftstoreError):
 
 
 class StatementResult(NamedTuple):
-    """The result of a statement.
-
-    Attributes:
-        names: names of the columns; empty for a command.
-        rows: the rows.
-        done: status of a command.
-    """
+    """The result of a statement: names of its columns (none for a command), its rows, its status."""
 
     names: list[str]
     rows: Iterable[Row]
@@ -108,11 +102,7 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 
 
 def _read(query: str) -> str:
-    """Return the SQL text: the argument itself, a file's content, or standard input.
-
-    Raises:
-        QueryError: the file is missing or not text.
-    """
+    """Return the SQL text: the argument itself, a file's content, or standard input."""
     if query == "-":
         return sys.stdin.read()
     if not query.endswith(".sql"):
@@ -126,17 +116,7 @@ def _read(query: str) -> str:
 
 
 def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:
-    """Run SQL and yield the result of each statement.
-
-    Args:
-        connection: connection to ask.
-        text: one statement, or several.
-        several: whether there may be several; the second could leave the transaction that the first is in.
-
-    Raises:
-        QueryError: there are several, and there may not.
-        psycopg.Error: PostgreSQL rejects it or goes away.
-    """
+    """Run SQL and yield the result of each statement; a second one could leave the transaction: only if `several`."""
     with connection.cursor() as cursor:
         names = _column_names(connection, text)
         if names is None and not several:
@@ -153,11 +133,7 @@ def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -
 
 
 def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str] | None:
-    """Return the column names of a single statement, empty for a command; None for several statements.
-
-    Raises:
-        psycopg.Error: invalid SQL, or unknown tables or columns.
-    """
+    """Return the column names of a single statement, empty for a command; None for several statements."""
     encoding = connection.info.encoding
     for result in (
         connection.pgconn.prepare(b"", text.encode(encoding)),
@@ -246,11 +222,7 @@ def _json_value(value: object) -> object:
 
 
 def _require_unique(names: list[str]) -> None:
-    """Refuse duplicate column names, which JSON objects cannot hold.
-
-    Raises:
-        QueryError: two columns have the same name.
-    """
+    """Refuse duplicate column names, which JSON objects cannot hold."""
     for name in names:
         if names.count(name) > 1:
             raise QueryError(

@@ -45,11 +45,7 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")
 
 
 def ensure_cluster(plan: ClusterPlan, binaries: Path, keep: int) -> None:
-    """Create the cluster if it is missing; under a temporary name first, so that only complete clusters are used.
-
-    Raises:
-        ClusterError: the cluster belongs to another version of PostgreSQL, or cannot be created.
-    """
+    """Create the cluster if it is missing; under a temporary name first, so that only complete clusters are used."""
     data = Path(plan.base) / DATA
     if data.is_dir():
         version = (data / "PG_VERSION").read_text().strip() if (data / "PG_VERSION").exists() else "none"

@@ -65,11 +65,7 @@ class ServerSupervisor:
         self.starts: list[float] = []
 
     def run(self) -> None:
-        """Start the server, keep it up, stop it.
-
-        Raises:
-            ClusterError: it cannot be started or does not stay up.
-        """
+        """Start the server, keep it up, stop it; raise ClusterError if it does not stay up."""
         try:
             self.start()
             _close_output()

@@ -20,7 +20,7 @@ from schema import views
 from schema.models import Base
 from schema.partitions import PARTITION_NAME
 
-LOCK_KEY = 0x6472616674  # "draft": whoever holds this advisory lock migrates
+LOCK_KEY = 0x6472616674  # "draft": the holder of this advisory lock migrates
 WAIT_FOR_OTHERS = "120s"  # for a migration in another process
 LOCK_TIMEOUT = "10s"  # for a table in use: better to fail, and leave all as it was, than to make others queue
 STATEMENT_TIMEOUT = "300s"

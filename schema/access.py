@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from schema.errors import ReaderError
 from schema.postgres.plan import READER
 
-LOCK_KEY = 0x726561646572  # "reader": whoever holds this advisory lock makes it
+LOCK_KEY = 0x726561646572  # "reader": the holder of this advisory lock makes it
 MAY_CHANGE = """
 SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls
     OR EXISTS (SELECT FROM pg_auth_members WHERE member = reader.oid)
@@ -67,7 +67,7 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
             if password:
                 # As a verifier, so that neither the server nor its log sees the password itself.
                 secret = connection.pgconn.encrypt_password(password.encode(), name.encode()).decode()
-                # It is no failure where an administrator made the role and its password.
+                # An administrator may have made the role and its password.
                 with suppress(errors.InsufficientPrivilege):
                     _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
             with suppress(errors.InsufficientPrivilege):

@@ -16,7 +16,8 @@ from draftstore.stores.crest.store import open_envelope
 from draftstore.trees.tree import DraftTree
 from schema.builds import add_build, fail_cut_off
 from schema.copying import copy_statement
-from schema.database import database_errors, make_engine
+from schema.database import make_engine
+from schema.failures import database_errors
 from schema.loading import filling, loading
 from schema.models import Build
 from schema.statistics import fill_kept, store_tokenizer

@@ -23,7 +23,7 @@ from psycopg.rows import TupleRow
 
 from schema.access import make_reader
 from schema.embedded import Lease, acquire
-from schema.errors import DatabaseError, DatabaseUrlError, SchemaError
+from schema.errors import DatabaseUrlError, SchemaError
 from schema.failures import database_errors, describe, translate
 from schema.home import data_home
 from schema.postgres.plan import NAME, READER
@@ -32,21 +32,6 @@ from schema.revisions import MIGRATIONS, SchemaState, expected_revision, schema_
 if TYPE_CHECKING:
     import alembic.config
     import sqlalchemy
-
-__all__ = [
-    "DatabaseError",
-    "alembic_config",
-    "close",
-    "connect",
-    "connect_as",
-    "data_home",
-    "database_errors",
-    "database_url",
-    "is_embedded",
-    "make_engine",
-    "migrate",
-    "require_schema",
-]
 
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
 READER_VARIABLE = "DRAFTSTORE_READER_URL"

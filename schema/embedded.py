@@ -29,7 +29,8 @@ LINGER = 2.0
 """Seconds that the server stays up after its last client: commands in a row then find it running."""
 START_TIMEOUT = 60.0
 """Seconds until a client gives up waiting for the server."""
-PATIENCE = 0.01
+POLL_SECONDS = 0.01
+"""Pause between two looks at the state of the server."""
 
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from schema.postgres.supervisor import main; main()"
 
@@ -93,7 +94,7 @@ class EmbeddedServer:
         plan = make_place(self.home).plan(_linger())
         package = str(Path(__file__).parent.parent)
         command = [sys.executable, "-I", "-S", "-c", BOOT, package, plan.to_json()]
-        left = max(deadline - time.monotonic(), PATIENCE)
+        left = max(deadline - time.monotonic(), POLL_SECONDS)
         try:
             done = subprocess.run(  # noqa: S603 - our own arguments
                 command,
@@ -109,9 +110,9 @@ class EmbeddedServer:
             _wait(Path(plan.base), 0)
         else:
             if done.stdout:
-                said = done.stdout.decode(errors="replace").strip()
+                reason = done.stdout.decode(errors="replace").strip()
                 raise EmbeddedServerError(
-                    f"the embedded PostgreSQL cannot be started: {said} (log: {plan.base}/{LOG}; "
+                    f"the embedded PostgreSQL cannot be started: {reason} (log: {plan.base}/{LOG}; "
                     "DRAFTSTORE_DATABASE_URL names a server of your own)"
                 )
 
@@ -198,12 +199,12 @@ def stop(home: Path, *, timeout: float = START_TIMEOUT) -> bool:
     """Stop the server even if it is in use, and return when it has ended; return False if there was none."""
     base = find_place(home.resolve()).base
     deadline = time.monotonic() + timeout
-    asked = None
+    stopped = None
     while (state := server_state(base)).supervisor is not None:
-        if state.supervisor != asked:
-            asked = _signal(state.supervisor, signal.SIGTERM)
+        if state.supervisor != stopped:
+            stopped = _signal(state.supervisor, signal.SIGTERM)
         _wait(base, deadline)
-    return asked is not None
+    return stopped is not None
 
 
 def _wait(base: Path, deadline: float) -> None:
@@ -212,7 +213,7 @@ def _wait(base: Path, deadline: float) -> None:
             f"the embedded PostgreSQL in {base} is still starting or stopping: after a crash it replays its log, "
             f"so try again in a moment; {base / LOG} says what it does"
         )
-    time.sleep(PATIENCE)
+    time.sleep(POLL_SECONDS)
 
 
 def _signal(pid: int, number: signal.Signals) -> int:

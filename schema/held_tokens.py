@@ -27,7 +27,8 @@ from draftstore.text.shingles import LENGTHS
 from draftstore.text.tokenizing import KIND as TOKENS
 from draftstore.text.tokens import open_shards, sentinel
 from draftstore.trees.tree import DraftTree
-from schema.database import connect, database_errors
+from schema.database import connect
+from schema.failures import database_errors
 from schema.models import Build
 from schema.partitions import partition_name
 from schema.trees import PostgresEntries

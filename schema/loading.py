@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from draftstore.errors import BuildError
-from schema.database import database_errors
+from schema.failures import database_errors
 from schema.partitions import attach_partition, create_partition, drop_partition, partition_name
 
 SETTINGS = {

@@ -260,8 +260,8 @@ def _move(
 
 def _record(build: Build, name: str, verdict: Verdict) -> None:
     """Record the verdict on a build, for `draftstore builds show`."""
-    said = {how: reasons for how, reasons in verdict._asdict().items() if reasons}
+    found = {how: reasons for how, reasons in verdict._asdict().items() if reasons}
     others = {release: old for release, old in (build.parameters.get(GATES) or {}).items() if release != name}
-    gates = others | ({name: said} if said else {})
+    gates = others | ({name: found} if found else {})
     rest = {key: value for key, value in build.parameters.items() if key != GATES}
     build.parameters = rest | ({GATES: gates} if gates else {})

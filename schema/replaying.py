@@ -71,10 +71,11 @@ def _compared(rule: Rule, build: Candidate, new: Candidate, outputs: Sequence[Re
 
 def _replay(rule: Rule, build: Candidate, outputs: Sequence[Recording]) -> Replayed:
     with closing(StoreLease(Path(build.path))), closing(open_store(build.path)) as store:
-        drafter: Drafter = store.drafter(store.default_strategy)
         strategy = store.default_strategy
-        drafter.warm_up()
+        warm = store.drafter(strategy)
+        warm.warm_up()
+        drafter: Drafter = warm
         if rule.request:
-            drafter = Mixture([RequestDrafter(store.manifest.vocab_size), drafter])
+            drafter = Mixture([RequestDrafter(store.manifest.vocab_size), warm])
             strategy = f"{strategy} + request"
         return Replayed(rule, strategy, replay(drafter, outputs, budget=rule.budget).summary())

@@ -239,8 +239,8 @@ def _tell(moved: Moved, as_json: bool) -> None:
             "moved_at": moved.moved_at.isoformat(),
             "before": before,
         }
-        said = {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped}
-        print_json(fields | said | {"replays": replay_rows(build, moved.live)})
+        verdict = {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped}
+        print_json(fields | verdict | {"replays": replay_rows(build, moved.live)})
         return
     _tell_replays(build, moved.live)
     for sentence in moved.verdict.sentences():

@@ -23,7 +23,8 @@ from rich.table import Table
 from draftstore.cli.common import json_option, print_json, stdout_console
 from draftstore.errors import DraftstoreError, counted
 from schema.access import require_reader
-from schema.database import connect, database_errors
+from schema.database import connect
+from schema.failures import database_errors
 
 ROWS_SHOWN = 1000
 NUMBERS = int | float | Decimal

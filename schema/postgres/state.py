@@ -76,7 +76,7 @@ class Announcer:
         self.base = base
         self._held: int | None = None
 
-    def tell(self, **state: Any) -> None:
+    def publish(self, **state: Any) -> None:
         """Replace the state atomically."""
         temporary = self.base / f".{STATE}.tmp"
         temporary.unlink(missing_ok=True)

@@ -63,10 +63,8 @@ def is_embedded(*, reading: bool = False) -> bool:
 def database_url(*, reading: bool = False) -> str:
     """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
 
-    The embedded server is started, or joined, and stays up for the rest of the process.
-
-    Args:
-        reading: as the reader; on a named server without a named reader, as its owner.
+    The embedded server is started, or joined, and stays up for the rest of the process. The URL of the reader
+    (`reading`) is that of the owner on a named server without a named reader.
 
     Raises:
         DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
@@ -107,12 +105,9 @@ def _checked_url(variable: str) -> str:
 
 
 def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psycopg.Connection:
-    """Connect with psycopg.
+    """Connect with psycopg, as the owner or as the reader (`reading`), with further `options` of `psycopg.connect`.
 
-    Args:
-        check: whether to check the revision of the tables, once per process.
-        reading: as the reader.
-        options: further arguments of `psycopg.connect`, such as `autocommit`.
+    The revision of the tables is checked once per process, unless `check` is False.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -223,8 +218,8 @@ def migrate() -> str:
     The reader is made as well: that of the embedded server, or the one that `DRAFTSTORE_READER_URL` names.
 
     Raises:
-        ReaderError: the tables are migrated, but the owner may not make the reader.
-        DatabaseError: the server is down or refuses, a lock cannot be taken, or the tables are newer than this version.
+        DatabaseError: the server is down or refuses, a lock cannot be taken, the tables cannot be migrated, or the
+            owner may not make the reader.
     """
     import alembic.command
 

@@ -6,6 +6,7 @@ recordings of the release (`schema.recordings`); it passes until they were repla
 """
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from draftstore.errors import DraftstoreError, counted
@@ -59,13 +60,7 @@ class UnknownFigureError(DraftstoreError):
 
 
 class RefusedError(CatalogueError):
-    """A build may not go live.
-
-    Attributes:
-        refusals: the reasons by check.
-        new: the build.
-        live: the live build; None: there is none.
-    """
+    """A build may not go live, for the reasons in `refusals`, by check."""
 
     exit_code = 3
 
@@ -78,13 +73,7 @@ class RefusedError(CatalogueError):
 
 
 class Verdict(NamedTuple):
-    """The result of all checks: sentences by the name of the check.
-
-    Attributes:
-        refused: checks that the build fails.
-        forced: checks that it fails and that were overridden.
-        skipped: checks that could not be made.
-    """
+    """The result of all checks: sentences by name, of those that fail, that were overridden, and that were not made."""
 
     refused: dict[str, str]
     forced: dict[str, str]
@@ -115,7 +104,7 @@ def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -
     """Make all checks; raise CatalogueError if a name in `force` is not that of a check."""
     unknown = sorted(set(force) - CHECKS.keys())
     if unknown:
-        raise CatalogueError(f"there is no check {', '.join(unknown)}: expected {', '.join(CHECKS)}")
+        raise CatalogueError(f"not a check: {', '.join(unknown)}; expected {', '.join(CHECKS)}")
     verdict = Verdict({}, {}, {})
     for name, check in CHECKS.items():
         try:
@@ -191,14 +180,6 @@ def _same_strategy(new: Candidate, live: Candidate | None) -> str | None:
     return f"its n-grams are selected by {found!r}, and those of the live build {live.id} by {expected!r}"
 
 
-def _as_many_characters(new: Candidate, live: Candidate | None) -> str | None:
-    return _shrinkage(new, live, "corpus", "characters")
-
-
-def _as_many_tokens(new: Candidate, live: Candidate | None) -> str | None:
-    return _shrinkage(new, live, "counts", "tokens")
-
-
 def _shrinkage(new: Candidate, live: Candidate | None, part: str, name: str) -> str | None:
     if live is None:
         return None
@@ -244,8 +225,8 @@ CHECKS: dict[str, Check] = {
     "model": _same_model,
     "kind": _same_kind,
     "strategy": _same_strategy,
-    "corpus": _as_many_characters,
-    "tokens": _as_many_tokens,
+    "corpus": partial(_shrinkage, part="corpus", name="characters"),
+    "tokens": partial(_shrinkage, part="counts", name="tokens"),
     "bad-records": _few_bad_records,
     "replay": _as_long,
 }

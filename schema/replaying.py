@@ -72,10 +72,10 @@ def _compared(rule: Rule, build: Candidate, new: Candidate, outputs: Sequence[Re
 def _replay(rule: Rule, build: Candidate, outputs: Sequence[Recording]) -> Replayed:
     with closing(StoreLease(Path(build.path))), closing(open_store(build.path)) as store:
         strategy = store.default_strategy
-        warm = store.drafter(strategy)
-        warm.warm_up()
-        drafter: Drafter = warm
+        alone = store.drafter(strategy)
+        alone.warm_up()
+        drafter: Drafter = alone
         if rule.request:
-            drafter = Mixture([RequestDrafter(store.manifest.vocab_size), warm])
+            drafter = Mixture([RequestDrafter(store.manifest.vocab_size), alone])
             strategy = f"{strategy} + request"
         return Replayed(rule, strategy, replay(drafter, outputs, budget=rule.budget).summary())

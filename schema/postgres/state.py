@@ -17,15 +17,9 @@ from schema.postgres.plan import NAME, PORT, STATE
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of a server.
+    """The state of a server: "ready", "starting" or "stopped"; process ids and the folder of its socket while they hold.
 
-    Attributes:
-        base: folder of the cluster, its locks and its log.
-        status: "ready", "starting" or "stopped".
-        supervisor: process id of the supervisor, while there is one.
-        server: process id of the server, when ready.
-        sockets: folder of its socket, when ready.
-        kept: whether it stays up without clients until it is stopped.
+    `kept`: it stays up without clients until it is stopped.
     """
 
     base: Path

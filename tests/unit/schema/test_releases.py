@@ -358,7 +358,7 @@ class TestGates:
         assert live(session) is None
 
     def test_a_check_that_does_not_exist(self, session: Session, builds: list[Build]) -> None:
-        with pytest.raises(CatalogueError, match="there is no check size: expected tokenizer, "):
+        with pytest.raises(CatalogueError, match="not a check: size; expected tokenizer, "):
             publish(session, "chat", builds[0].id, force=["size"])
 
 

@@ -42,12 +42,8 @@ class EmbeddedServer:
         self.home = home
         self._lock: int | None = None
         self._leases = 0
-        self._url = ""
-
-    @property
-    def url(self) -> str:
+        self.url = ""
         """The server's URL when it was last checked."""
-        return self._url
 
     def enter(self, timeout: float) -> None:
         """Add a lease and make sure that the server runs."""
@@ -74,7 +70,7 @@ class EmbeddedServer:
                 self._spawn(deadline)
             else:
                 _wait(base, deadline)
-        self._url = state.url
+        self.url = state.url
 
     def _hold(self, deadline: float) -> Path:
         """Take the lock that keeps the server up; waits while the server is being stopped."""

@@ -34,17 +34,13 @@ Progress = Callable[[int, int], None]
 TreeOf = Callable[[tuple[int, ...]], DraftTree | None]
 
 
-def _silent(_done: int, _total: int) -> None:
-    """Ignore progress."""
-
-
 def load_counts(
     connection: psycopg.Connection[Any],
     build_id: int,
     counts: Path,
     *,
     head: int = HEAD,
-    progress: Progress = _silent,
+    progress: Progress = lambda *_: None,
 ) -> None:
     """Load n-gram counts (a directory of kind `ngrams`), atomically replacing those of this build.
 
@@ -129,7 +125,7 @@ def load_kept(
     *,
     tree_of: TreeOf,
     drawn: int = DRAWN,
-    progress: Progress = _silent,
+    progress: Progress = lambda *_: None,
 ) -> None:
     """Load the n-grams of a CREST store, atomically replacing those of this build.
 
@@ -153,7 +149,7 @@ def fill_kept(
     *,
     tree_of: TreeOf,
     drawn: int = DRAWN,
-    progress: Progress = _silent,
+    progress: Progress = lambda *_: None,
 ) -> None:
     """Implement `load_kept` inside `loading`; `store` may be unfinished, `tokenizer` is its tokenizer."""
     texts, drawing = NgramTexts(tokenizer), TreeText(tokenizer)

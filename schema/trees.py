@@ -30,10 +30,6 @@ Entry = tuple[bytes, bytes]
 Progress = Callable[[int, int], None]
 
 
-def _silent(_done: int, _total: int) -> None:
-    """Ignore progress."""
-
-
 class PostgresEntries:
     """Entries of one build. Threads may share it, each with its own connection; a forked process reconnects."""
 
@@ -104,7 +100,7 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
 
 
 def load_store(
-    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Progress = _silent
+    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Progress = lambda *_: None
 ) -> None:
     """Load a CREST store's trees and n-grams into the database and register it, in one transaction.
 

@@ -32,8 +32,8 @@ class ClusterError(Exception):
 class ClusterPlan:
     """The supervisor's instructions: paths, and the users that run and use the server.
 
-    `uid` and `gid` run the server, `user` is the name of the account that connects. The server stays up `linger` seconds
-    after its last client.
+    `uid` and `gid` run the server, `user` is the name of the account that connects. The server stays up `linger`
+    seconds after its last client.
     """
 
     base: str

@@ -17,7 +17,7 @@ from schema.postgres.plan import NAME, PORT, STATE
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of a server: "ready", "starting" or "stopped"; process ids and the folder of its socket while they hold.
+    """The state of a server: "ready", "starting" or "stopped"; process ids and the folder of its socket if any.
 
     `kept`: it stays up without clients until it is stopped.
     """

@@ -65,9 +65,13 @@ class RefusedError(CatalogueError):
     exit_code = 3
 
     def __init__(
-        self, message: str, refusals: Mapping[str, str], new: Candidate, live: Candidate | None = None
+        self, release: str, refusals: Mapping[str, str], new: Candidate, live: Candidate | None = None
     ) -> None:
-        super().__init__(message)
+        reasons = "; ".join(f"{check}: {reason}" for check, reason in refusals.items())
+        super().__init__(
+            f"build {new.id} does not go live as {release}: {reasons}; if that is meant, override it with --force "
+            + ",".join(refusals)
+        )
         self.refusals = dict(refusals)
         self.new, self.live = new, live
 
@@ -86,18 +90,6 @@ class Verdict(NamedTuple):
             for how, reasons in zip(("refused", "overridden", "not checked"), self, strict=True)
             for check, reason in reasons.items()
         ]
-
-    def require(self, release: str, new: Candidate, live: Candidate | None) -> None:
-        """Raise RefusedError unless every check is passed, skipped or overridden."""
-        if self.refused:
-            reasons = "; ".join(f"{check}: {reason}" for check, reason in self.refused.items())
-            raise RefusedError(
-                f"build {new.id} does not go live as {release}: {reasons}; if that is meant, override it with "
-                f"--force {','.join(self.refused)}",
-                self.refused,
-                new,
-                live,
-            )
 
 
 def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -> Verdict:

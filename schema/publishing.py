@@ -24,7 +24,7 @@ from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
 from draftstore.stores.registry import KINDS, kind_of
 from schema.builds import CatalogueError, get_build, record_replay
-from schema.gates import Candidate, Verdict, judge
+from schema.gates import Candidate, RefusedError, Verdict, judge
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
 from schema.notices import announce
 from schema.recordings import Replayed, Rule, rules_of
@@ -123,7 +123,7 @@ def _require_passed(
     if verdict.refused:
         with transaction() as session:
             _record(get_build(session, new.id, lock=True), name, verdict)
-        verdict.require(name, new, live)
+        raise RefusedError(name, verdict.refused, new, live)
     return verdict
 
 

@@ -40,11 +40,11 @@ def db() -> None:
 def url(as_json: bool) -> None:
     """Print the URL of the database, starting the embedded server; a password is not printed.
 
-    The embedded server ends two seconds after its last client: `draftstore db start` keeps it up.
+    The embedded server ends two seconds after the last draftstore command: `draftstore db start` keeps it up.
 
     \b
     Example:
-      psql "$(draftstore db url)"
+      draftstore db start && psql "$(draftstore db url)"
     """
     shown = _without_password(database_url())
     if as_json:

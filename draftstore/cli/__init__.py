@@ -117,9 +117,7 @@ build.add_command(recycling)
 def main() -> None:
     """Run the command line: an error is one sentence on stderr and an exit status, never a traceback."""
     try:
-        cli(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        sys.exit(cli(standalone_mode=False) or 0)  # click returns the status of an `Exit`
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

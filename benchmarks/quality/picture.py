@@ -5,13 +5,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.report import new_axes
+from benchmarks.report import new_axes, save_svg
 
-LENGTHS, RELIABILITY = Path("docs/accepted.svg"), Path("docs/reliability.svg")
 LABELS = {
     "stored text and request": ("draftstore: stored text and request", "#0f7b5f"),
     "stored text": ("draftstore: stored text", "#1f5f8b"),
@@ -102,9 +100,3 @@ def draw_reliability(path: Path, systems: Mapping[str, Any]) -> None:
         axes.legend(frameon=False, fontsize=8, loc="lower right")
         axes.spines[["top", "right"]].set_visible(False)
     save_svg(figure, path)
-
-
-def save_svg(figure: Figure, path: Path) -> None:
-    """Write a picture that is the same bytes whenever the figures are."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "draftstore", "font.family": "sans-serif"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})

@@ -31,9 +31,7 @@ HeadRows = Annotated[int, Field(ge=0, le=100_000_000, examples=[1_000_000])]
 Rule = Literal["gain", "global", "combined", "single"]
 Ngrams = Annotated[int, Field(ge=1, le=1_000_000_000, examples=[100_000])]
 MaxBytes = Annotated[int, Field(ge=16_384, examples=[100_000_000])]
-Gate = Literal[
-    "tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "bytes", "replay", "latency"
-]
+Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "replay"]
 """Names of `schema.gates.CHECKS`."""
 Force = Annotated[list[Gate], Field(examples=[["tokens"]])]
 Keep = Annotated[int, Field(ge=1, examples=[3])]

@@ -14,7 +14,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,8 +36,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.wanted import Cap, Removal, wanted_digests
 from schema.builds import CatalogueError, storable
 from schema.collection_models import Collection, CollectionRemoval, CollectionSource
-from schema.home import data_home
 from schema.models import RELEASE_NAME
+from schema.removal_files import collection_folder, complete, remove_files
 
 NAME_CHARACTERS = 200
 """Folders and releases have a collection's name with a few characters more."""
@@ -147,14 +147,18 @@ def _require_own_releases(session: Session, name: str) -> None:
 def get_collection(session: Session, name: str, *, lock: bool = False) -> Collection:
     """Return a collection with its sources and removals, which can be read after the session is closed.
 
+    Removals that only files or only the database have are back in both; see `schema.removal_files`.
+
     Raises:
         CatalogueError: there is none of this name.
+        CorpusError: the file of a removal cannot be read.
     """
     query = select(Collection).filter_by(name=name).execution_options(populate_existing=True)
     query = query.options(selectinload(Collection.sources), selectinload(Collection.removals))
     found = session.scalars(query.with_for_update(of=Collection) if lock else query).one_or_none()
     if found is None:
         raise CatalogueError(f"no collection {name!r}: `draftstore corpus list` shows all")
+    complete(session, found)
     return found
 
 
@@ -172,11 +176,7 @@ def drop_collection(session: Session, name: str) -> None:
     """
     session.delete(get_collection(session, name, lock=True))
     session.flush()
-
-
-def collection_folder(name: str) -> Path:
-    """Return the folder of a collection's scan, mirrors, and hashes of what was removed."""
-    return data_home() / "collections" / name
+    remove_files(name)
 
 
 def scan_path(folder: Path) -> Path:
@@ -253,14 +253,19 @@ def scan_collection(
 
 
 def removals_of(collection: Collection) -> list[Removal]:
-    """Return the take-downs of a collection."""
-    return [removal_of(row) for row in collection.removals]
+    """Return the take-downs of a collection; texts that they refuse are the scan's to find, see `open_sources`."""
+    numbers = {source.place: source.id for source in collection.sources}
+    return [_removal(row, numbers) for row in collection.removals]
 
 
-def removal_of(row: CollectionRemoval) -> Removal:
-    """Return a take-down; texts that it refuses are the scan's to find, see `open_sources`."""
-    rule = {key: row.rule.get(key) for key in ("document", "source", "before")}
-    return Removal(np.frombuffer(row.digests, np.uint8).reshape(-1, DIGEST_BYTES), **rule)
+def _removal(row: CollectionRemoval, numbers: Mapping[str, int]) -> Removal:
+    """Return a take-down; a rule for a source that the collection lacks finds nothing."""
+    digests = np.frombuffer(row.digests, np.uint8).reshape(-1, DIGEST_BYTES)
+    source, before = row.rule.get("source"), row.rule.get("before")
+    if (place := row.rule.get("place")) is not None:
+        source = numbers.get(place)
+        before = before if source is not None else None
+    return Removal(digests, row.rule.get("document"), source, before)
 
 
 def wanted_of(collection: Collection, scan: Scan, *, now: float | None = None) -> NDArray[np.uint8]:

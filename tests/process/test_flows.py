@@ -205,7 +205,7 @@ class TestBuildRest:
         texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()[:8]]
         recorded.write_text("".join(json.dumps({"prompt": "say", "output": text}) + "\n" for text in texts))
         with Ledger() as ledger, ledger.session() as session:
-            add_recording(session, Rule("said", recorded, slowdown=1e9), ["live"])
+            add_recording(session, Rule("said", recorded), ["live"])
         before = flows.build_rest(**site.request, release="live")
         assert "| said | new |" in page("release-live")
         numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
@@ -218,7 +218,6 @@ class TestBuildRest:
         assert live() == Path(before["path"])
         shown = page("release-live")
         assert "| replay | said has an accepted length" in shown
-        assert "](data:image/svg+xml;base64," in shown
         assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
         flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
         assert live() != Path(before["path"])

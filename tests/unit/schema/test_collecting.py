@@ -22,6 +22,7 @@ from schema.builds import CatalogueError
 from schema.cli.corpora import corpus
 from schema.collecting import NewSource
 from schema.collection_models import Collection, CollectionRemoval
+from schema.removal_files import collection_folder
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +163,7 @@ class TestScanning:
     def test_the_folder_is_private(self, session: Session, chats: Path) -> None:
         collection = collecting.add_sources(session, "chat", [NewSource(str(chats))])
         collecting.scan_collection(collection, None)
-        assert collecting.collection_folder("chat").stat().st_mode & 0o777 == 0o700
+        assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
 
     def test_a_tokenizer_makes_texts_of_conversations(
         self, session: Session, tmp_path: Path, small_tokenizer: TextTokenizer

@@ -1,9 +1,9 @@
 """Every system on every replay, over the same texts: `python -m benchmarks.quality`.
 
-Accepted length M (tokens per forward pass), the mean time of a draft on one core, and for drafts with probabilities the
-expected calibration error, see reliability.py in this folder; systems are in systems.py, recorded outputs in replays.py.
-Other libraries take part where they are installed: libraries.py says how. Two pictures, accepted.svg and reliability.svg, are drawn in docs/ if nothing
-is left out, otherwise in OUT.
+Accepted length M (tokens per forward pass), the mean time of a draft on one core, and for drafts with probabilities
+the expected calibration error, see reliability.py in this folder; systems are in systems.py, recorded outputs in
+replays.py. Other libraries take part where they are installed: libraries.py says how. Two pictures, accepted.svg and
+reliability.svg, are drawn in docs/ if nothing is left out, otherwise in OUT.
 
 A cell is one system on one replay with drafts of so many nodes, from the texts of one size: `sample`, 4.5 M tokens that
 every system can hold, or `whole`, all of ShareGPT or of the code packages. Cells are kept in the work folder and taken

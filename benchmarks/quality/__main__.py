@@ -221,7 +221,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     args = parser.parse_args(arguments)
     args.whole = not (args.quick or args.systems or args.replays or args.sizes or args.nodes)
     args.systems = chosen(parser, args.systems, SYSTEMS)
-    for name in absent():
+    for name in () if args.draw else absent():
         if name in args.systems:
             args.systems.remove(name)
             args.whole = False
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures = figures_of(run(workspace, args))
     show(figures, args.nodes)
     draw(figures, DOCS if args.whole else args.out)
-    about = describe_machine(["arctic-inference", "sglang", "infini-gram"]) | {"rows": args.rows}
+    about = describe_machine(["arctic-inference", "sglang"]) | {"rows": args.rows}
     finish(args.out, "quality", about | figures)
 
 

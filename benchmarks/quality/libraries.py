@@ -1,22 +1,17 @@
 """Other libraries and methods as drafters that know the request: fed with the same texts, prompts and outputs.
 
-What they learn from a request is up to them: arctic-inference and SGLang also draft from earlier outputs, infini-gram
-uses the last tokens alone. None is a dependency. arctic-inference compiles its suffix tree when it is installed, and
-needs torch in its build environment alone; SGLang's corpus is compiled when it is first used, without a GPU as well:
+What they learn from a request is up to them: arctic-inference and SGLang also draft from earlier outputs. None is a
+dependency. arctic-inference compiles its suffix tree when it is installed, and needs torch in its build environment
+alone; SGLang's corpus is compiled when it is first used, without a GPU as well:
 
     echo torch==2.13.0 > constraint.txt
     PIP_CONSTRAINT=constraint.txt pip install --no-deps arctic-inference==0.3.0
-    pip install --no-deps sglang==0.5.23 apache-tvm-ffi infini-gram==2.6.0
+    pip install --no-deps sglang==0.5.23 apache-tvm-ffi
     pip install torch==2.13.0 ninja
 """
 
-import argparse
-import contextlib
 import importlib
-import io
-import os
 from itertools import count, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.common import Documents
 from benchmarks.quality.ngram import ask_corpus, parents_of
-from draftstore.stores.rest.store import CONTINUATION, MAX_MATCH
 from draftstore.trees.tree import DraftTree
 
 
@@ -85,20 +79,6 @@ class PromptLookupSession(LibrarySession):
         return as_tree([])
 
 
-def suffix_cache(documents: Documents) -> Any:
-    """Return a cache of arctic-inference that holds documents as finished responses.
-
-    Raises:
-        ImportError: not installed.
-    """
-    cache = importlib.import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
-    for i, (start, end) in enumerate(pairwise(documents.offsets.tolist())):
-        cache.start_request(i, [])
-        cache.add_active_response(i, documents.tokens[start:end])
-        cache.stop_request(i)
-    return cache
-
-
 class Arctic:
     """Suffix decoding of arctic-inference: stored texts as finished responses, and the request itself."""
 
@@ -108,8 +88,12 @@ class Arctic:
     """No limits but the number of nodes: its defaults draft three of them."""
 
     def __init__(self, documents: Documents) -> None:
-        """Draft from documents."""
-        self.cache = suffix_cache(documents)
+        """Index documents."""
+        self.cache = importlib.import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
+        for i, (start, end) in enumerate(pairwise(documents.offsets.tolist())):
+            self.cache.start_request(i, [])
+            self.cache.add_active_response(i, documents.tokens[start:end])
+            self.cache.stop_request(i)
         self._numbers = count()
         self._requests: list[str] = []
 
@@ -189,60 +173,3 @@ class NgramSession(LibrarySession):
         """Append ids to text and output."""
         super().observe(accepted_ids, **feedback)
         self.output_ids.extend(np.asarray(accepted_ids).tolist())
-
-
-class InfiniGram:
-    """The engine of infini-gram, a byte suffix array in memory: it counts what follows an n-gram.
-
-    A draft is a chain of the most frequent next tokens after the longest match.
-    """
-
-    def __init__(self, documents: Documents, folder: Path) -> None:
-        """Index documents in a folder; each is preceded by the largest id, as the library does it."""
-        indexing = importlib.import_module("infini_gram.indexing")
-        engine = importlib.import_module("infini_gram.engine")
-        self._vocab_size = documents.vocab_size  # below 65,536: others would be sorted with 32 GiB of buckets
-        starts = documents.offsets[:-1]
-        np.insert(documents.tokens.astype(np.uint16), starts, 0xFFFF).tofile(folder / "tokenized.0")
-        ((starts + np.arange(len(starts))) * 2).astype(np.uint64).tofile(folder / "offset.0")
-        options = argparse.Namespace(
-            save_dir=str(folder), temp_dir=str(folder), worker_id=0, workers=1, shards=1, cpus=1,
-            token_width=2, mem=4,
-        )  # fmt: skip
-        here = Path.cwd()
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            indexing.build_sa(options)  # changes the folder
-        os.chdir(here)
-        self._engine = engine.InfiniGramEngine(
-            index_dir=str(folder), eos_token_id=self._vocab_size, vocab_size=self._vocab_size + 1, version=4,
-            token_dtype="u16", load_to_ram=True, ds_prefetch_depth=0, sa_prefetch_depth=0, od_prefetch_depth=0,
-        )  # fmt: skip
-
-    def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "InfiniGramSession":
-        """Start the drafts of one text."""
-        return InfiniGramSession(self, prompt_ids)
-
-    def next_token(self, text: list[int]) -> int:
-        """Return the most frequent token after the longest suffix of a text that occurs; -1: none."""
-        found = self._engine.infgram_ntd(prompt_ids=text)["result_by_token_id"]
-        counts = {token: entry["cont_cnt"] for token, entry in found.items() if token < self._vocab_size}
-        return max(counts, key=counts.__getitem__, default=-1)
-
-
-class InfiniGramSession(LibrarySession):
-    """The drafts of `InfiniGram` for one text."""
-
-    def __init__(self, library: InfiniGram, prompt_ids: ArrayLike) -> None:
-        """Start from a prompt."""
-        super().__init__(prompt_ids)
-        self._library = library
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
-        """Append the most frequent next token again and again."""
-        text = self.text[-MAX_MATCH:].tolist()
-        start = len(text)
-        for _ in range(min(budget, CONTINUATION)):
-            if (token := self._library.next_token(text[-MAX_MATCH:])) < 0:
-                break
-            text.append(token)
-        return as_tree(text[start:])

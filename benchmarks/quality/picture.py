@@ -20,10 +20,9 @@ LABELS = {
     "prompt lookup": ("prompt lookup: request", "#8a8a8a"),
     "CREST": ("CREST: stored text", "#7a3b3b"),
     "REST": ("REST: stored text", "#444444"),
-    "infini-gram": ("infini-gram: stored text", "#5a7d2a"),
 }
 """What systems are called, what they draft from, and their colours."""
-DOTTED = ("arctic-inference", "SGLang NGRAM", "prompt lookup", "CREST", "REST", "infini-gram")
+DOTTED = ("arctic-inference", "SGLang NGRAM", "prompt lookup", "CREST", "REST")
 TITLES = {"path": "accepted, whole path", "given parent": "accepted, if its parent is"}
 ALL = "all"
 """In place of a replay: all of them together."""

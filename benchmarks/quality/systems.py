@@ -5,12 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from benchmarks.common import AUTHORS_TOKEN_BYTES, PART_OF_REST, Source, Workspace, split_documents
 from benchmarks.measure import resident
-from benchmarks.quality.libraries import Arctic, InfiniGram, Ngram, PromptLookup
+from benchmarks.quality.libraries import Arctic, Ngram, PromptLookup
 from benchmarks.quality.ngram import new_corpus
 from draftstore.assembly import Sources, assemble
 from draftstore.drafting.drafter import Drafter
@@ -113,13 +112,6 @@ def _sglang(texts: Texts, nodes: int) -> System:
     return System(Ngram(corpus), memory, mapped=False, nodes=nodes, forget=corpus.reset)
 
 
-def _infini_gram(texts: Texts, _nodes: int) -> System:
-    """Build the suffix array of infini-gram."""
-    with TemporaryDirectory(dir=texts.workspace.work) as folder:
-        library, memory = _weigh(lambda: InfiniGram(split_documents(texts.store.index), Path(folder)))
-    return System(library, memory, mapped=False)
-
-
 def _weigh(make: Callable[[], Made]) -> tuple[Made, int]:
     """Return what is made, and the bytes by which this process has grown."""
     before = resident(trim=True)["anonymous"]
@@ -140,14 +132,12 @@ SYSTEMS: dict[str, Maker] = OURS | {
     "prompt lookup": _prompt_lookup,
     "arctic-inference": _arctic,
     "SGLang NGRAM": _sglang,
-    "infini-gram": _infini_gram,
 }
 TEXTLESS = ("request", "prompt lookup")
 """Systems that use no stored text."""
 LIBRARIES = {
     "arctic-inference": "arctic_inference",
     "SGLang NGRAM": "sglang",
-    "infini-gram": "infini_gram",
 }
 """Other systems, and the modules that they are. They hold the texts in memory, and get no more than the sample."""
 

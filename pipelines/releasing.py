@@ -83,19 +83,13 @@ def _keep_demo_apart(ledger: Ledger, release: str, built: Built) -> None:
     if built.manifest.corpus.get("sources") != demo:
         return
     with ledger.session() as session:
-        owner = next(
-            (
-                f"the collection {each.name}"
-                for each in list_collections(session)
-                if release in releases_of(each.name)
-            ),
-            "",
-        )
+        collections = [each.name for each in list_collections(session) if release in releases_of(each.name)]
+        owners = [f"the collection {name}" for name in collections]
         live = session.get(Release, release)
-        if not owner and live is not None and source_places(live.build)[:1] != demo:
-            owner = f"build {live.build_id}"
-    if owner:
+        if live is not None and source_places(live.build)[:1] != demo:
+            owners.append(f"build {live.build_id}")
+    if owners:
         raise catalogue.CatalogueError(
-            f"the release {release} is that of {owners[0]}, and this is a build of the demonstration corpus: name your own "
-            "texts (parameter corpus), or another release"
+            f"the release {release} is that of {owners[0]}, and this is a build of the demonstration corpus: name your "
+            "own texts (parameter corpus), or another release"
         )

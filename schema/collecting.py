@@ -150,8 +150,8 @@ def _require_own_releases(session: Session, name: str) -> None:
     for release in session.scalars(select(Release).where(Release.name.in_(releases_of(name)))):
         if all(build.parameters.get("collection") != name for build in ancestors(release.build)):
             raise CatalogueError(
-                f"the release {release.name} holds build {release.build_id}, a {release.build.kind} store that is not of "
-                f"the collection {name}: choose another name, or retire it: draftstore releases remove {release.name}"
+                f"the release {release.name} holds build {release.build_id}, a {release.build.kind} store that the "
+                f"collection {name} did not make: choose another name, or `draftstore releases remove {release.name}`"
             )
 
 

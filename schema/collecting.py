@@ -36,7 +36,8 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.wanted import Cap, Removal, wanted_digests
 from schema.builds import CatalogueError, storable
 from schema.collection_models import Collection, CollectionRemoval, CollectionSource
-from schema.models import RELEASE_NAME
+from schema.lineage import ancestors
+from schema.models import RELEASE_NAME, Release
 from schema.removal_files import collection_folder, complete, remove_files
 
 NAME_CHARACTERS = 200
@@ -99,7 +100,7 @@ def add_sources(
         tokenizer: folder, file or hub name; None: as it was.
 
     Raises:
-        CatalogueError: the name is invalid, or another collection publishes under it.
+        CatalogueError: the name is invalid, or other stores have it as a release.
         CorpusError: nothing is at a place, or see `NewSource.settled`.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
@@ -107,9 +108,10 @@ def add_sources(
             f"{name!r} cannot be the name of a collection: expected letters, digits, '.', '_' and '-', with a letter "
             f"or digit first, and at most {NAME_CHARACTERS} of them"
         )
-    _require_own_releases(session, name)
     settled = [source.settled() for source in sources]
     found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
+    if found is None:
+        _require_own_releases(session, name)
     collection = found or Collection(name=name)
     session.add(collection)
     if tokenizer:
@@ -127,21 +129,30 @@ def add_sources(
     return get_collection(session, name)
 
 
+def releases_of(name: str) -> tuple[str, ...]:
+    """Return the names under which a collection's stores are published."""
+    return name, *(name + suffix for suffix in DERIVED)
+
+
 def _require_own_releases(session: Session, name: str) -> None:
-    """Refuse a name whose releases another collection has: its rebuilds would publish them in turn.
+    """Refuse a name whose releases another collection has, or a build that is not of this collection.
 
     Raises:
-        CatalogueError: one publishes under the other's name.
+        CatalogueError: rebuilds would publish in turn with the other, or be refused every night.
     """
     stems = [name.removesuffix(suffix) for suffix in DERIVED if name.endswith(suffix)]
-    rivals = [*stems, *(name + suffix for suffix in DERIVED)]
-    if (
-        rival := session.scalars(select(Collection.name).where(Collection.name.in_(rivals))).first()
-    ) is not None:
+    rivals = Collection.name.in_((*stems, *releases_of(name)[1:]))
+    if (rival := session.scalars(select(Collection.name).where(rivals)).first()) is not None:
         raise CatalogueError(
             f"the collections {rival} and {name} would publish the same release, "
             f"{max(rival, name, key=len)}: choose another name"
         )
+    for release in session.scalars(select(Release).where(Release.name.in_(releases_of(name)))):
+        if all(build.parameters.get("collection") != name for build in ancestors(release.build)):
+            raise CatalogueError(
+                f"the release {release.name} holds build {release.build_id}, a {release.build.kind} store that the "
+                f"collection {name} did not make: choose another name, or `draftstore releases remove {release.name}`"
+            )
 
 
 def get_collection(session: Session, name: str, *, lock: bool = False) -> Collection:

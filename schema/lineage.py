@@ -32,6 +32,14 @@ def store_digests(path: Path) -> NDArray[np.uint8] | None:
     return read_digests(path, manifest)
 
 
+def ancestors(build: Build) -> Iterator[Build]:
+    """Yield a build, the build that it was made from, and so on."""
+    each: Build | None = build
+    while each is not None:
+        yield each
+        each = each.source
+
+
 def document_digests(session: Session, build: Build) -> NDArray[np.uint8] | None:
     """Return the digests of the documents that a build was made from, uint8 [n, 16]; None: nothing records them.
 
@@ -40,7 +48,7 @@ def document_digests(session: Session, build: Build) -> NDArray[np.uint8] | None
     Raises:
         StoreError: that store is gone, damaged, or was replaced at its path.
     """
-    origin = next((each for each in _ancestors(build) if each.kind in (REST, TOKENS)), None)
+    origin = next((each for each in ancestors(build) if each.kind in (REST, TOKENS)), None)
     if origin is None and build.corpus_id is not None:
         alike = select(Build).filter_by(corpus_id=build.corpus_id, state="finished")
         alike = alike.where(Build.kind.in_((REST, TOKENS))).order_by(Build.id.desc())
@@ -60,14 +68,6 @@ def source_places(build: Build) -> list[str]:
     """Return the files, folders and URLs that a build's text came from; none: its manifest names none."""
     return [
         place
-        for each in _ancestors(build)
+        for each in ancestors(build)
         for place in ((each.manifest or {}).get("corpus", {}).get("sources") or [])
     ]
-
-
-def _ancestors(build: Build) -> Iterator[Build]:
-    """Yield a build, the build that it was made from, and so on."""
-    each: Build | None = build
-    while each is not None:
-        yield each
-        each = each.source

@@ -59,4 +59,4 @@ REPLAYS = {
     ),
     "ShareGPT: ChatGPT": Replay(CHAT, RecordingSet("sharegpt.jsonl.zst"), slice(1, None, 5)),
 }
-"""None of the outputs tunes a constant in `benchmarks.request`. All are read with the stores' tokenizer."""
+"""None of the outputs tuned a constant. All are read with the stores' tokenizer."""

@@ -47,9 +47,9 @@ class Reliability:
         sums: float64 [2, BINS, 3], of paths and of nodes given their parents: nodes, predictions, outcomes.
     """
 
-    def __init__(self) -> None:
-        """Begin with no nodes."""
-        self.sums: NDArray[np.float64] = np.zeros((2, BINS, 3))
+    def __init__(self, sums: NDArray[np.float64] | None = None) -> None:
+        """Begin with no nodes, or with these."""
+        self.sums = np.zeros((2, BINS, 3)) if sums is None else sums
 
     def add(self, tree: DraftTree, coming: NDArray[np.int32]) -> None:
         """Judge a draft.
@@ -72,10 +72,6 @@ class Reliability:
         places = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
         for column, weights in enumerate((None, predicted, outcomes)):
             self.sums[question, :, column] += np.bincount(places, weights, BINS)
-
-    def merge(self, other: "Reliability") -> None:
-        """Add the nodes of another one."""
-        self.sums += other.sums
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return error, promise and bins of both questions as JSON values.

@@ -1,24 +1,22 @@
-"""What is compared in `benchmarks.quality`: draftstore by source, published methods in draftstore, other libraries."""
+"""What `benchmarks.quality` compares: draftstore by source, published methods in draftstore, other libraries."""
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
-from benchmarks import peers
-from benchmarks.asked import Arctic, Ngram, PromptLookup
-from benchmarks.common import Source, Workspace
-from benchmarks.curve_points import AUTHORS_TOKEN_BYTES
+from benchmarks.common import AUTHORS_TOKEN_BYTES, PART_OF_REST, Source, Workspace, split_documents
 from benchmarks.measure import resident
-from benchmarks.ngram import new_corpus
-from benchmarks.peerprobe import split_documents
+from benchmarks.quality.libraries import Arctic, Ngram, PromptLookup
+from benchmarks.quality.ngram import new_corpus
 from draftstore.assembly import Sources, assemble
 from draftstore.drafting.drafter import Drafter
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.store import RestStore
 
-PART_OF_REST = 13.5
-"""CREST's paper compares its store with one of REST that is so many times larger."""
+Made = TypeVar("Made")
 
 
 def _nothing() -> None:
@@ -27,13 +25,13 @@ def _nothing() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """A way of drafting, ready to be asked.
+    """A way of drafting.
 
     Attributes:
         drafter: for replays.
         memory: bytes that it holds; what it keeps of a single request is not counted.
         mapped: whether they are mapped from disk, and may leave memory.
-        nodes: the only number that it can be asked for; None: any.
+        nodes: the only size of draft that it was made for; None: any.
         forget: drop what was learned from replays.
         close: give back what it holds.
     """
@@ -47,12 +45,7 @@ class System:
 
 
 class Texts:
-    """The stored texts of a comparison: a REST store, and what others are made from.
-
-    Attributes:
-        source: the texts.
-        store: all of them, indexed.
-    """
+    """The stored texts of a comparison: a REST store, and what others are made from."""
 
     def __init__(self, workspace: Workspace, source: Source) -> None:
         """Open the store; it is built if it is not there yet."""
@@ -61,7 +54,7 @@ class Texts:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the documents have."""
+        """Number of tokens of the documents."""
         return self.store.manifest.counts["tokens"]
 
     def crest(self, *, published: bool) -> Path:
@@ -76,11 +69,7 @@ class Texts:
 
 
 Maker = Callable[[Texts, int], System]
-"""Makes a system of texts, to be asked for so many nodes.
-
-Raises:
-    ImportError: it is not installed.
-"""
+"""Makes a system of texts, for drafts of so many nodes."""
 
 
 def _ours(texts: Texts, _nodes: int, *, request: bool = False, stored: bool = True) -> System:
@@ -108,30 +97,26 @@ def _assembled(texts: Texts, sources: Sources) -> System:
 
 
 def _prompt_lookup(_texts: Texts, _nodes: int) -> System:
-    """Look up the request in itself."""
     return System(PromptLookup())
 
 
 def _arctic(texts: Texts, _nodes: int) -> System:
     """Build the suffix tree of arctic-inference."""
-    before, peer = _resident(), peers.Arctic()
-    peer.build(split_documents(texts.store.index), texts.workspace.work)
-    arctic = Arctic(peer.cache)
-    return System(arctic, _resident() - before, mapped=False, forget=arctic.forget)
+    arctic, memory = _weigh(lambda: Arctic(split_documents(texts.store.index)))
+    return System(arctic, memory, mapped=False, forget=arctic.forget)
 
 
 def _sglang(texts: Texts, nodes: int) -> System:
     """Build the external corpus of SGLang."""
-    before = _resident()
-    corpus = new_corpus(texts.store.index, nodes)
-    return System(
-        Ngram(corpus, nodes), _resident() - before, mapped=False, nodes=nodes, forget=corpus.reset
-    )  # fmt: skip
+    corpus, memory = _weigh(lambda: new_corpus(texts.store.index, nodes))
+    return System(Ngram(corpus), memory, mapped=False, nodes=nodes, forget=corpus.reset)
 
 
-def _resident() -> int:
-    """Return the bytes of memory that this process holds, without what it has freed."""
-    return resident(trim=True)["anonymous"]
+def _weigh(make: Callable[[], Made]) -> tuple[Made, int]:
+    """Return what is made, and the bytes by which this process has grown."""
+    before = resident(trim=True)["anonymous"]
+    made = make()
+    return made, resident(trim=True)["anonymous"] - before
 
 
 OURS: dict[str, Maker] = {
@@ -150,6 +135,13 @@ SYSTEMS: dict[str, Maker] = OURS | {
 }
 TEXTLESS = ("request", "prompt lookup")
 """Systems that use no stored text."""
-IN_MEMORY = {"arctic-inference": "arctic_inference", "SGLang NGRAM": "sglang"}
-"""Systems that hold 280 and 490 bytes for each token of the texts in memory, and get no more than the sample; the
-modules that they are. benchmarks/peers.py and benchmarks/ngram.py say how to install them."""
+LIBRARIES = {
+    "arctic-inference": "arctic_inference",
+    "SGLang NGRAM": "sglang",
+}
+"""Other systems, and the modules that they are. They hold the texts in memory, and get no more than the sample."""
+
+
+def absent() -> list[str]:
+    """Return the systems that are not installed."""
+    return [name for name, module in LIBRARIES.items() if find_spec(module) is None]

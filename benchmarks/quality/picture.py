@@ -5,13 +5,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.report import new_axes
+from benchmarks.report import new_axes, save_svg
 
-LENGTHS, RELIABILITY = Path("docs/accepted.svg"), Path("docs/reliability.svg")
 LABELS = {
     "stored text and request": ("draftstore: stored text and request", "#0f7b5f"),
     "stored text": ("draftstore: stored text", "#1f5f8b"),
@@ -35,8 +33,8 @@ Lengths = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Accepted lengths by replay, system and nodes."""
 
 
-def mean_lengths(replays: Lengths) -> dict[str, dict[int, float]]:
-    """Return the accepted lengths by system and nodes, as means over the replays."""
+def means_of(replays: Lengths) -> dict[str, dict[int, float]]:
+    """Return figures by system and nodes, as means over the replays."""
     found: dict[str, dict[int, list[float]]] = {}
     for systems in replays.values():
         for system, by_nodes in systems.items():
@@ -50,7 +48,7 @@ def mean_lengths(replays: Lengths) -> dict[str, dict[int, float]]:
 
 def draw_lengths(path: Path, replays: Lengths) -> None:
     """Draw a line for each system; names stand at their ends, the text stays text."""
-    lines = mean_lengths(replays)
+    lines = means_of(replays)
     figure, axes = new_axes("", "nodes of a draft, at most", "accepted length M: tokens per forward pass")
     figure.set_size_inches(7.6, 4.2)
     nodes = sorted({each for line in lines.values() for each in line})
@@ -102,9 +100,3 @@ def draw_reliability(path: Path, systems: Mapping[str, Any]) -> None:
         axes.legend(frameon=False, fontsize=8, loc="lower right")
         axes.spines[["top", "right"]].set_visible(False)
     save_svg(figure, path)
-
-
-def save_svg(figure: Figure, path: Path) -> None:
-    """Write a picture that is the same bytes whenever the figures are."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "draftstore", "font.family": "sans-serif"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})

@@ -105,11 +105,7 @@ class CrestOptions:
     rule: str = BACKOFF
 
     def check(self) -> None:
-        """Refuse invalid options.
-
-        Raises:
-            BuildError: the first problem, with what is expected.
-        """
+        """Raise a BuildError if an option is invalid."""
         if self.ngrams is not None and self.max_bytes is not None:
             raise BuildError("a number of n-grams and a number of bytes are both given: choose one")
         limits: dict[str, tuple[float, float, float]] = {
@@ -161,14 +157,14 @@ def build_crest(
     formed = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
     plan = formed | dataclasses.asdict(options)
     plan["backends"] = sorted(options.backends)
-    told = progress or CrestProgress()
+    callbacks = progress or CrestProgress()
 
     def fill(partial: Path) -> ReadReport:
         if not (partial / STORE / MANIFEST_NAME).exists():
-            _make_store(partial, options, source, plan, workers, told)
+            _make_store(partial, options, source, plan, workers, callbacks)
         manifest = load_manifest(partial / STORE, KIND)
         for backend in set(options.backends) - {LMDB}:
-            _load(backend, partial / STORE, out, partial / LMDB_FILE, told)
+            _load(backend, partial / STORE, out, partial / LMDB_FILE, callbacks)
         return ReadReport(manifest.counts["documents"])
 
     result = build_store(out, plan, options.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
@@ -176,7 +172,7 @@ def build_crest(
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
             return build_store(out, plan, options.name, True, fill, sources=lambda: [rest / MANIFEST_NAME])
-        _load(backend, out, out, out / LMDB_FILE, told)
+        _load(backend, out, out, out / LMDB_FILE, callbacks)
     return result
 
 
@@ -246,10 +242,10 @@ def _choose(
     while True:
         ranking = _rank(options, source, most, progress)
         dictionary = train_on_ranking(cutter, ranking)
-        kept = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
-        size = sum(item.stored_bytes for item in kept)
+        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
+        size = sum(item.stored_bytes for item in packed)
         if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
-            return dictionary, kept
+            return dictionary, packed
         most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are small
 
 

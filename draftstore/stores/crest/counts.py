@@ -137,19 +137,17 @@ def _write_apart(
     """Count ranges of first tokens on a pool, then put them together; the files are those of `_write`."""
     pool.require(partial)
     parts, dtype = partial / PARTS, store.manifest.token_dtype
-    parts.mkdir(exist_ok=True)
+    remove(parts)
+    parts.mkdir()
     ranges = list(token_ranges(store.index, PART_ROWS))
     targets = [parts / f"{first:010d}" for first, _ in ranges]
     jobs = {
         bounds: (store.path.absolute(), bounds, target, max_n)
         for bounds, target in zip(ranges, targets, strict=True)
-        if not target.is_dir()
     }
-    rows = {(first, stop): _rows(store.index, first, stop) for first, stop in ranges}
     on_rows = running_total(progress, len(store.index.suffixes))
-    on_rows(sum(rows[bounds] for bounds in ranges if bounds not in jobs))
     for bounds, _ in pool.results(count_range, jobs):
-        on_rows(rows[bounds])
+        on_rows(_rows(store.index, *bounds))
     sizes = [0] * max_n
     files = {n: (targets, n, dtype, parts / parquet_name(n).replace(".", "-")) for n in range(1, max_n + 1)}
     for n, size in pool.results(join_ranges, files):
@@ -182,11 +180,9 @@ def join_ranges(ranges: Sequence[Path], n: int, dtype: str, target: Path) -> int
     """Join the n-grams of one length of all ranges, which are in order; return how many they are."""
     import pyarrow.parquet as pq
 
-    if not target.is_dir():  # else of an interrupted build
-        with attempt(target) as folder, _parquet_files(folder, dtype, [n]) as (append,):
-            for part in ranges:
-                arrays = (np.load(part / f"{name}{n}.npy") for name in ("tokens", "counts"))
-                append(NgramTable(*arrays))
+    with attempt(target) as folder, _parquet_files(folder, dtype, [n]) as (append,):
+        for part in ranges:
+            append(NgramTable(*(np.load(part / f"{name}{n}.npy") for name in ("tokens", "counts"))))
     return int(pq.read_metadata(target / parquet_name(n)).num_rows)
 
 

@@ -19,15 +19,15 @@ class CrestKind(Kind):
     strategies = tuple(STRATEGIES)
 
     def open(self, path: Path, backend: str | None = None) -> CrestStore:
-        """Open a store; see `CrestStore.open`."""
+        """Open a store."""
         return CrestStore.open(path, backend=backend)
 
     def backend(self, manifest: Manifest, wanted: str | None) -> str:
-        """Return the backend of a store's entries: the wanted one, by default the first that it was built for."""
+        """Return the backend of a store's entries: the wanted one, by default the first."""
         return wanted or first_backend(manifest)
 
     def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:
-        """Compare entries outside the store's directory with their recorded hash; see `Kind.verify_entries`."""
+        """Compare entries outside the store's directory with their recorded hash."""
         problems = []
         for backend in manifest.parameters.get("backends", []):
             if backend == LMDB:

@@ -22,12 +22,9 @@ DICTIONARY_SAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Cutter:
-    """Parameters for cutting trees.
+    """Parameters for cutting trees of at most `nodes` nodes and paths of at most `depth` tokens.
 
     Attributes:
-        index: arrays of the REST store.
-        nodes: maximum nodes of a tree.
-        depth: maximum tokens of a path.
         workers: threads; None: all cores.
         rule: draws the trees; None: each is cut from what followed its n-gram alone.
     """
@@ -78,12 +75,7 @@ def pack_ngrams(
 ) -> list[KeptNgram]:
     """Cut and compress the trees of ranked n-grams, best first; n-grams without a tree are skipped.
 
-    Args:
-        cutter: parameters for cutting.
-        ranking: the n-grams.
-        envelope: compresses the entries.
-        max_bytes: size limit at which to stop; None packs all.
-        on_packed: called with the n-grams done and the total, or the bytes if they are the limit.
+    `max_bytes` stops the work once it is reached; `on_packed` gets the n-grams done and the total, or then the bytes.
     """
     kept: list[KeptNgram] = []
     dtype = key_dtype(cutter.index.vocab_size)

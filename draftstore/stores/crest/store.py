@@ -65,7 +65,6 @@ class CrestDrafter:
     def __init__(
         self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
     ) -> None:
-        """Draft from n-grams of up to `max_n` tokens."""
         self._entries = entries
         self._envelope = envelope
         self._shares = blending.alpha, blending.beta
@@ -108,11 +107,7 @@ class CrestDrafter:
         return DraftBatch(tokens, parents, levels, sizes, np.array(matches, np.int32), occurrences)
 
     def _choose(self, values: Sequence[bytes | None]) -> tuple[list[bytes], list[int], list[int]]:
-        """Choose the relevant entries among those of every n-gram of every context, longest first.
-
-        Returns:
-            Values, the end of each context's values, and the length of its longest n-gram.
-        """
+        """Choose the relevant values; return them, the end of each context's, and the length of its longest n-gram."""
         chosen: list[bytes] = []
         lasts, matches = [], []
         for start in range(0, len(values), self.context_size):
@@ -140,11 +135,7 @@ class CrestDrafter:
         ]
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
@@ -181,7 +172,6 @@ class CrestStore:
     default_strategy = DEFAULT_STRATEGY
 
     def __init__(self, path: Path, manifest: Manifest, entries: Entries, envelope: Envelope) -> None:
-        """Hold the parts checked by `open`."""
         self.path = path
         self.manifest = manifest
         self.entries = entries

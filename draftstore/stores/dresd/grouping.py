@@ -20,25 +20,14 @@ PART = 1 << 14
 
 
 class Grouped(NamedTuple):
-    """The size of the written arrays.
-
-    Attributes:
-        entries: number of entries; those without a finite vector are left out.
-        lists: number of lists.
-    """
+    """The number of entries, without those that have no finite vector, and of lists."""
 
     entries: int
     lists: int
 
 
 class _Run(NamedTuple):
-    """Entries that are written together: a large group, or a part of the small ones.
-
-    Attributes:
-        start: first entry.
-        stop: end of the entries.
-        token: first token of a large group; -1 for a part of small groups.
-    """
+    """Entries that are written together: a large group, or a part of the small ones, whose token is -1."""
 
     start: int
     stop: int
@@ -52,18 +41,11 @@ def group_entries(
     vectors: NDArray[np.float16],
     vocab_size: int,
     dtype: str,
-    told: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> Grouped:
-    """Write the arrays of the entries to a store.
+    """Write the arrays of a store's entries.
 
-    Args:
-        store: its directory.
-        tokens: tokens.bin.
-        passages: passages with the entries.
-        vectors: float16 [entries, dims], in corpus order; unit length, or NaN.
-        vocab_size: size of the vocabulary.
-        dtype: type of the stored vectors, see `draftstore.stores.dresd.kernels.quantised`.
-        told: called with the entries written and the total.
+    `vectors` are float16 [entries, dims] in corpus order, of unit length or NaN; `dtype` is that of the stored vectors.
     """
     kept = _finite(vectors)
     places = _places(passages, np.dtype("<u4" if len(tokens) < 1 << 32 else "<u8"))
@@ -77,7 +59,7 @@ def group_entries(
         (store / "positions.bin").open("wb") as place_file,
     ):
         for run in _runs(groups, group_lists):
-            told(run.start, len(order))
+            on_progress(run.start, len(order))
             rows = order[run.start : run.stop]
             found = vectors[rows].astype(np.float32)
             arranged = np.arange(len(rows))
@@ -89,7 +71,7 @@ def group_entries(
                 part = arranged[start : start + PART]
                 vector_file.write(quantise(found[part], dtype).tobytes())
                 place_file.write(places[rows[part]].tobytes())
-    told(len(order), len(order))
+    on_progress(len(order), len(order))
     tables = {
         "groups.bin": (groups, "<i8"),
         "group_lists.bin": (group_lists, "<i4"),
@@ -104,12 +86,7 @@ def group_entries(
 def _cut(
     vectors: NDArray[np.float32], token: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Cut a large group into lists.
-
-    Returns:
-        The entries in list order, int64 [n]; the start of each list in that order, int64 [lists]; the centroids,
-        float32 [lists, dims].
-    """
+    """Cut a large group into lists; return its entries in list order, where each list starts, and the centroids."""
     lists = lists_for(len(vectors))
     centroids, assignment = cluster(vectors, lists, seed=token)
     order = np.argsort(assignment, kind="stable")

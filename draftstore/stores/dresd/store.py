@@ -26,12 +26,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, check_queries, check_request
 from draftstore.drafting.projection import Projection
-from draftstore.errors import StoreError, require_limits
+from draftstore.errors import DraftstoreError, StoreError, require_limits
 from draftstore.jit import read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
-from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draft_trees
-from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, check_probing
+from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, draft_trees
+from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
 from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
@@ -49,27 +49,19 @@ class Shape(NamedTuple):
     Attributes:
         drafts: maximum neighbours.
         length: maximum tokens of a continuation.
-        probing: share of a large group that is visited, see `draftstore.stores.dresd.kernels.nearest`; None: the
-            store's.
-        calibration: parameters of the probabilities.
+        probing: share of a large group that is visited, see `kernels.nearest`; None: the store's.
     """
 
     drafts: int
     length: int
     probing: float | None = None
-    calibration: Calibration = CALIBRATION
 
     def check(self) -> None:
-        """Refuse values that the kernels cannot follow.
-
-        Raises:
-            DraftstoreError: the first invalid value, with what is expected.
-        """
+        """Raise a DraftstoreError if the kernels cannot follow a value."""
         limits = {"drafts": (self.drafts, 1, MAX_DRAFTS), "length": (self.length, 1, MAX_DEPTH)}
         require_limits("a draft", limits)
-        if self.probing is not None:
-            check_probing(self.probing)
-        self.calibration.check()
+        if self.probing is not None and not 0.0 < self.probing <= ALL:
+            raise DraftstoreError(f"a probing of {self.probing}: expected a share above 0, at most 1")
 
 
 STRATEGIES: dict[str, Shape] = {
@@ -89,17 +81,6 @@ class DresdDrafter:
     context_size = 1
 
     def __init__(self, index: DenseIndex, tokens: NDArray[Any], projection: Projection, shape: Shape) -> None:
-        """Draft from `index` and `tokens`.
-
-        Args:
-            index: index of the entries.
-            tokens: unsigned [tokens], the corpus, see `draftstore.stores.dresd.kernels.dense_tree`.
-            projection: maps hidden states to queries.
-            shape: parameters of the drafts; without a probing it gets the default.
-
-        Raises:
-            DraftstoreError: an invalid parameter.
-        """
         shape.check()
         self.index = index
         self.tokens = tokens
@@ -139,7 +120,7 @@ class DresdDrafter:
         queries = read_only(np.ascontiguousarray(queries, np.float32))
         check_queries(queries, len(contexts), self.projection.dims)
         tokens, parents, levels, sizes, counts = draft_trees(
-            self.index, self.tokens, self.shape.calibration, contexts, queries, self.shape.drafts, self.shape.length,
+            self.index, self.tokens, CALIBRATION, contexts, queries, self.shape.drafts, self.shape.length,
             self._probing, budget, level,
         )  # fmt: skip
         return DraftBatch(tokens, parents, levels, sizes, (counts > 0).astype(np.int32), counts)
@@ -147,12 +128,7 @@ class DresdDrafter:
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
     ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-            DraftstoreError: the hidden state has the wrong size.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids, hidden)
 
     def warm_up(self) -> None:
@@ -171,7 +147,6 @@ class DresdStore:
     def __init__(
         self, path: Path, manifest: Manifest, index: DenseIndex, tokens: NDArray[Any], projection: Projection
     ) -> None:
-        """Hold the parts checked by `open`."""
         self.path = path
         self.manifest = manifest
         self.index = index

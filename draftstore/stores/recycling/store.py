@@ -27,17 +27,9 @@ TREE_FILE = "tree.json"
 
 
 class RecyclingStore:
-    """An open store: candidates in memory, which drafters copy."""
+    """An open store: candidates int32 [vocab_size, 8], -1 for empty cells, which drafters copy."""
 
     def __init__(self, path: Path, manifest: Manifest, matrix: NDArray[np.int32], tree: RankTree) -> None:
-        """Hold the parts checked by `open`.
-
-        Args:
-            path: its directory.
-            manifest: its manifest.
-            matrix: int32 [vocab_size, 8], -1 for empty cells.
-            tree: the static tree.
-        """
         self.path = path
         self.manifest = manifest
         self.matrix = matrix
@@ -80,21 +72,20 @@ class RecyclingStore:
             )
         return cls(path, manifest, _read_matrix(path, manifest), _read_tree(path))
 
-    def drafter(self, *, vocab_size: int | None = None, nodes: int | None = None) -> RecyclingDrafter:
+    def drafter(self, *, vocab_size: int | None = None) -> RecyclingDrafter:
         """Return a drafter that starts from a copy of the store's state; the store itself never changes.
 
         Args:
             vocab_size: vocabulary size of the model, at least the store's; None: the store's.
-            nodes: size of the static tree, see `RankTree.resized`; None: the store's.
 
         Raises:
-            DraftstoreError: a vocabulary smaller than the store's, or an invalid size.
+            DraftstoreError: a vocabulary smaller than the store's.
         """
         tree = RankTree(self.tree.paths, self.tree.tries.tolist(), self.tree.hits.tolist())
         return RecyclingDrafter(
             self.manifest.vocab_size if vocab_size is None else vocab_size,
             matrix=self.matrix,
-            tree=tree if nodes is None else tree.resized(nodes),
+            tree=tree,
         )
 
     def close(self) -> None:
@@ -115,11 +106,7 @@ def tree_fields(tree: RankTree) -> dict[str, Any]:
 
 
 def _read_matrix(path: Path, manifest: Manifest) -> NDArray[np.int32]:
-    """Read and check the candidates of a store.
-
-    Raises:
-        StoreError: the size does not match the vocabulary, or an id is out of range or twice in a row.
-    """
+    """Read the candidates of a store; refuse a wrong size, and ids out of range or twice in a row."""
     vocab_size = manifest.vocab_size
     try:
         dtype = token_dtype(vocab_size)
@@ -148,11 +135,7 @@ def _read_matrix(path: Path, manifest: Manifest) -> NDArray[np.int32]:
 
 
 def _read_tree(path: Path) -> RankTree:
-    """Read the static tree of a store.
-
-    Raises:
-        StoreError: it is invalid.
-    """
+    """Read the static tree of a store."""
     try:
         fields = json.loads((path / TREE_FILE).read_text(encoding="utf-8"))
         paths, tries, hits = (fields[key] for key in ("paths", "tries", "hits"))
@@ -161,15 +144,11 @@ def _read_tree(path: Path) -> RankTree:
         _require(hits, int)
         return RankTree(paths, tries, hits)
     except (ValueError, TypeError, KeyError, RecursionError, OSError, DraftstoreError) as error:
-        raise _damaged(path, f"{TREE_FILE} holds no static tree ({error})") from None
+        raise _damaged(path, f"{TREE_FILE} does not hold a static tree ({error})") from None
 
 
 def _require(values: Any, kind: type) -> None:
-    """Refuse values that are not a list of one type.
-
-    Raises:
-        TypeError: the first wrong value.
-    """
+    """Raise a TypeError unless values are a list of one type."""
     if not isinstance(values, list):
         raise TypeError(f"{type_name(values)}, expected a list")
     for value in values:

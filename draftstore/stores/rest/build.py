@@ -85,21 +85,20 @@ def build_rest(
             f"segments of {options.segment_tokens:,} tokens: expected 2 to {MAX_SEGMENT_TOKENS:,}"
         )
     plan = {"kind": KIND, **corpus_plan(options, tokenizer), "segment_tokens": options.segment_tokens}
-
-    told = progress or Progress()
+    callbacks = progress or Progress()
 
     def fill(partial: Path) -> ReadReport:
         texts = tokenize_into(
-            partial, options, tokenizer, plan, taken=tokens, pool=pool, on_progress=told.tokenized
+            partial, options, tokenizer, plan, taken=tokens, pool=pool, on_progress=callbacks.tokenized
         )
         store, vocab_size = partial / STORE, texts.shards.vocab_size
         size = texts.shards.token_count + texts.shards.document_count
         lay_out(store, partial, cut_segments(texts.shards, options.segment_tokens), vocab_size, size)
-        sort_segments(store, partial, vocab_size, workers or os.cpu_count() or 1, told.sorted, pool)
+        sort_segments(store, partial, vocab_size, workers or os.cpu_count() or 1, callbacks.sorted, pool)
         segments = read_segments(store)
         counts = {"entries": int(segments[:, 1].sum()), "segments": len(segments)}
         finish_store(
-            store, texts, plan, {"segment_tokens": options.segment_tokens}, counts, on_bytes=told.hashed
+            store, texts, plan, {"segment_tokens": options.segment_tokens}, counts, on_bytes=callbacks.hashed
         )
         return texts.report
 

@@ -19,11 +19,11 @@ class RestKind(Kind):
     strategies = tuple(STRATEGIES)
 
     def open_files(self, path: Path) -> RestStore:
-        """Open a store; see `RestStore.open`."""
+        """Open a store."""
         return RestStore.open(path)
 
     def take(self, store: Store, partition: Partition) -> tuple[Store, Extents]:
-        """Return some of a store's segments; see `RestStore.take`."""
+        """Return some of a store's segments, and what they read of the files."""
         assert isinstance(store, RestStore)
         return store.take(partition)
 

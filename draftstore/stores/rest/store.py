@@ -59,8 +59,6 @@ DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
     "first_rows.bin": lambda _: np.dtype("<i4"),
     "segments.bin": lambda _: np.dtype("<i8"),
 }
-
-
 DOCUMENTS_FILE = "documents.bin"
 
 
@@ -80,12 +78,7 @@ class RestDrafter:
     """Drafts from one store by one rule; has no per-text state, so threads may share it."""
 
     def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:
-        """Draft from `index` by `rule`.
-
-        Args:
-            index: arrays of the store.
-            rule: the drafting rule.
-            threads: maximum threads for a batch. More than the caller's own wait for the next batch in between.
+        """Draft from `index` by `rule`, with at most `threads` threads for a batch.
 
         Raises:
             DraftstoreError: the rule has an invalid value, or there is no thread.
@@ -109,9 +102,9 @@ class RestDrafter:
         queries: NDArray[np.float32] | None = None,  # noqa: ARG002
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
-        asked, level = check_request(contexts, budget, min_prob)
-        if len(asked) == 1 and budget > 0 and level >= 0:  # the usual call; a batch costs 10 µs more
-            *tree, match, count = draft_one(*self._arrays, asked[0], budget, level)
+        checked, level = check_request(contexts, budget, min_prob)
+        if len(checked) == 1 and budget > 0 and level >= 0:  # the usual call; a batch costs 10 µs more
+            *tree, match, count = draft_one(*self._arrays, checked[0], budget, level)
             return [Draft(DraftTree(*tree), match, count)]
         return self.draft_batch(contexts, budget, min_prob).drafts()
 
@@ -143,7 +136,7 @@ class RestDrafter:
         )  # fmt: skip
 
     def _draft_parts(self, contexts: NDArray[np.int32], budget: int, level: int) -> tuple[NDArray[Any], ...]:
-        """Call `draft_batch` in as many threads as there are, this one too; the kernel holds no lock of Python's."""
+        """Call `draft_batch` in as many threads as there are, this one too; the kernel releases Python's lock."""
         parts = min(self._threads, len(contexts) // CONTEXTS_A_THREAD)
         if parts < 2:
             drafted: tuple[NDArray[Any], ...] = draft_batch(self.index, self._rule, contexts, budget, level)
@@ -160,18 +153,14 @@ class RestDrafter:
         return tuple(np.concatenate(arrays) for arrays in zip(*drafts, strict=True))
 
     def _workers(self) -> ThreadPoolExecutor:
-        """Return the threads beside the caller's own; a forked process has none of those before."""
+        """Return the threads beside the caller's own; a forked process has none of its parent's."""
         if self._pool is None or self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._threads - 1, "draftstore-draft")
             self._process = os.getpid()
         return self._pool
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
@@ -186,7 +175,6 @@ class RestStore:
     default_strategy = DEFAULT_STRATEGY
 
     def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
-        """Hold the parts checked by `open`."""
         self.path = path
         self.manifest = manifest
         self.index = index
@@ -248,11 +236,7 @@ class RestStore:
 
 
 def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
-    """Map a store's files and check that they are consistent.
-
-    Raises:
-        StoreError: the files are inconsistent.
-    """
+    """Map a store's files and check that they are consistent."""
     arrays = {name: map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
     vocab_size = manifest.vocab_size
     try:

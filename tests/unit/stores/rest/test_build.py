@@ -209,7 +209,6 @@ def test_much_work_is_done_in_processes_of_their_own(
 ) -> None:
     build(small_tokenizer, corpus, tmp_path / "here")
     monkeypatch.setattr(segments_module, "SMALL_TOKENS", 0)
-    monkeypatch.setattr(segments_module, "_sort_here", None)
     build(small_tokenizer, corpus, tmp_path / "apart")
     assert contents(tmp_path / "here") == contents(tmp_path / "apart")
 

@@ -64,12 +64,9 @@ USUAL_ENTRY_BYTES = 100
 
 @dataclasses.dataclass
 class CrestProgress:
-    """Progress callbacks of a build; each is called repeatedly with the amount done and the total.
+    """Progress callbacks of a build, each called repeatedly with the amount done and the total.
 
-    Attributes:
-        counted: rows of the suffix arrays.
-        packed: n-grams whose trees are cut and compressed; bytes if the limit is in bytes.
-        loaded: entries loaded into PostgreSQL.
+    Packed are n-grams, or bytes if the limit is in bytes.
     """
 
     counted: Callable[[int, int], None] = lambda _rows, _all: None

@@ -1,15 +1,13 @@
 """The kind `crest`."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import cast
 
 from draftstore.storage.manifest import Manifest
-from draftstore.stores.crest.entries import LMDB, entries_digest, first_backend, open_entries
+from draftstore.stores.crest.entries import LMDB, Entries, entries_digest, first_backend, open_entries
 from draftstore.stores.crest.envelope import Envelope
 from draftstore.stores.crest.store import KIND, STRATEGIES, CrestDrafter, CrestStore
-from draftstore.stores.kind import CONTEXT_TOKENS, Kind
+from draftstore.stores.kind import Kind
 
 
 class CrestKind(Kind):
@@ -44,26 +42,11 @@ class CrestKind(Kind):
         return problems
 
     def load_kernels(self) -> None:
-        """Compile the kernels for ids of both widths."""
-        contexts = np.full((2, CONTEXT_TOKENS), -1, np.int32)
-        for vocab_size in (1, 1 << 16):
-            for blending in STRATEGIES.values():
-                drafter = CrestDrafter(_NoEntries(), Envelope(b""), 1, vocab_size, blending)
-                drafter.warm_up()
-                drafter.draft_batch(contexts).encode_trees()
-
-
-class _NoEntries:
-    """Entries of an empty store."""
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [None] * len(keys)
-
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        return iter(())
-
-    def close(self) -> None:
-        pass
+        """Compile the kernels."""
+        for blending in STRATEGIES.values():
+            CrestDrafter(
+                cast("Entries", None), Envelope(b""), 1, 1, blending
+            ).warm_up()  # which reads no entries
 
 
 STORE_KIND = CrestKind(KIND)

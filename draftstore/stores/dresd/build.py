@@ -86,16 +86,7 @@ class DresdOptions(CorpusOptions):
 
 @dataclasses.dataclass
 class DresdProgress:
-    """Progress callbacks of a build; each is called repeatedly with totals so far.
-
-    Attributes:
-        tokenized: documents, tokens, characters.
-        sampled: tokens read by the model for the projection, and the total.
-        fitted: states that the projection was fitted to so far, and the total.
-        embedded: tokens whose states are projected, and the total.
-        grouped: entries written in group order, and the total.
-        hashed: bytes hashed, bytes in all.
-    """
+    """Progress callbacks of a build, each called repeatedly with the totals so far that its default names."""
 
     tokenized: Callable[[int, int, int], None] = lambda _documents, _tokens, _characters: None
     sampled: Callable[[int, int], None] = lambda _tokens, _all: None
@@ -156,7 +147,7 @@ def build_dresd(
         embed(partial, reader, sampled, projection, callbacks.embedded)
         vectors = map_file(partial / VECTORS, HALF).reshape(-1, dims)
         store = _new_store(partial, projection)
-        grouped = group_entries(
+        entries, lists = group_entries(
             store, closed, passages, vectors, shards.vocab_size, options.dtype, callbacks.grouped
         )
         parameters = {
@@ -169,9 +160,9 @@ def build_dresd(
             "explained_variance": explained,
         }
         counts = {
-            "entries": grouped.entries,
-            "lists": grouped.lists,
-            "skipped": passages.total - grouped.entries,
+            "entries": entries,
+            "lists": lists,
+            "skipped": passages.total - entries,
             "repeated": passages.repeated,
         }
         manifest = finish_store(

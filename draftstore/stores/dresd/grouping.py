@@ -6,7 +6,7 @@ group as float32.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +19,6 @@ PART = 1 << 14
 """Vectors written at a time."""
 
 
-class Grouped(NamedTuple):
-    """The number of entries, without those that have no finite vector, and of lists."""
-
-    entries: int
-    lists: int
-
-
-class _Run(NamedTuple):
-    """Entries that are written together: a large group, or a part of the small ones, whose token is -1."""
-
-    start: int
-    stop: int
-    token: int
-
-
 def group_entries(
     store: Path,
     tokens: NDArray[Any],
@@ -42,10 +27,11 @@ def group_entries(
     vocab_size: int,
     dtype: str,
     on_progress: Callable[[int, int], None],
-) -> Grouped:
-    """Write the arrays of a store's entries.
+) -> tuple[int, int]:
+    """Write the arrays of a store's entries; return the number of entries and of lists.
 
-    `vectors` are float16 [entries, dims] in corpus order, of unit length or NaN; `dtype` is that of the stored vectors.
+    `vectors` are float16 [entries, dims] in corpus order, of unit length or NaN, which are skipped; `dtype` is that of
+    the stored ones.
     """
     kept = _finite(vectors)
     places = _places(passages, np.dtype("<u4" if len(tokens) < 1 << 32 else "<u8"))
@@ -58,17 +44,17 @@ def group_entries(
         (store / "vectors.bin").open("wb") as vector_file,
         (store / "positions.bin").open("wb") as place_file,
     ):
-        for run in _runs(groups, group_lists):
-            on_progress(run.start, len(order))
-            rows = order[run.start : run.stop]
+        for start, stop, token in _runs(groups, group_lists):
+            on_progress(start, len(order))
+            rows = order[start:stop]
             found = vectors[rows].astype(np.float32)
             arranged = np.arange(len(rows))
-            if run.token >= 0:
-                arranged, starts, centres = _cut(found, run.token)
-                list_starts.append(run.start + starts)
+            if token is not None:
+                arranged, starts, centres = _cut(found, token)
+                list_starts.append(start + starts)
                 centroids.append(centres)
-            for start in range(0, len(rows), PART):
-                part = arranged[start : start + PART]
+            for first in range(0, len(rows), PART):
+                part = arranged[first : first + PART]
                 vector_file.write(quantise(found[part], dtype).tobytes())
                 place_file.write(places[rows[part]].tobytes())
     on_progress(len(order), len(order))
@@ -80,7 +66,7 @@ def group_entries(
     }
     for name, (table, kind) in tables.items():
         (store / name).write_bytes(table.astype(kind).tobytes())
-    return Grouped(len(order), int(group_lists[-1]))
+    return len(order), int(group_lists[-1])
 
 
 def _cut(
@@ -109,18 +95,13 @@ def _places(passages: Passages, dtype: np.dtype[Any]) -> NDArray[Any]:
     return places
 
 
-def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator[_Run]:
-    """Yield all entries in order: each large group whole, the small ones between them in parts."""
+def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator[tuple[int, int, int | None]]:
+    """Yield start and end of all entries in order: each large group whole, with its token, others in parts."""
     place = 0
-    for token in np.flatnonzero(np.diff(group_lists)).tolist():
-        start, stop = int(groups[token]), int(groups[token + 1])
-        yield from _parts(place, start)
-        yield _Run(start, stop, token)
-        place = stop
-    yield from _parts(place, int(groups[-1]))
-
-
-def _parts(start: int, stop: int) -> Iterator[_Run]:
-    """Yield a range of small groups in parts, which may cut a group."""
-    for begin in range(start, stop, PART):
-        yield _Run(begin, min(begin + PART, stop), -1)
+    for token in [*np.flatnonzero(np.diff(group_lists)).tolist(), len(groups) - 1]:
+        start = int(groups[token])
+        for begin in range(place, start, PART):
+            yield begin, min(begin + PART, start), None
+        if token < len(groups) - 1:
+            place = int(groups[token + 1])
+            yield start, place, token

@@ -1,13 +1,7 @@
-"""The arrays of a REST store: token shards laid out in segments, each sorted separately; resumable.
-
-    layout.json          marker: tokens.bin, documents.bin and segments.bin are complete, the others have their sizes
-    sorted-00000         marker: this segment's suffix array and tables are in place
-
-The markers lie in the working directory of a build, the arrays in the store that it makes.
-"""
+"""The arrays of a REST store: token shards laid out in segments, each sorted separately."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,11 +12,10 @@ from numpy.typing import NDArray
 
 from draftstore.mapping import LocalPool, Pool, out_of_memory
 from draftstore.search.suffix import index_segment, segment_table
-from draftstore.storage.files import fsync_path, remove, write_atomic
-from draftstore.storage.staging import once, require_space
+from draftstore.storage.files import remove
+from draftstore.storage.staging import require_space
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
-LAYOUT = "layout.json"
 SMALL_TOKENS = 1 << 22
 """Segments up to this size are sorted in about a second, too little for a separate process."""
 
@@ -39,32 +32,11 @@ class Piece(NamedTuple):
     digests: NDArray[np.uint8]
 
 
-def lay_out(
-    store: Path, partial: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, size: int
-) -> None:
-    """Write tokens.bin, documents.bin and segments.bin and allocate the other arrays, unless done already.
-
-    `partial` is the directory of the markers, `size` about the number of tokens; `segments` are only read if needed.
-    """
-
-    def write() -> dict[str, int]:
-        for marker in partial.glob("sorted-*"):
-            marker.unlink()
-        remove(store)
-        store.mkdir()
-        require_space(store, size * (token_dtype(vocab_size).itemsize + 4 + 1))
-        return _write_layout(segments, store, vocab_size)
-
-    once(partial / LAYOUT, write, still=lambda sizes: _has_sizes(store, sizes))
-
-
-def _has_sizes(store: Path, sizes: dict[str, int]) -> bool:
-    """Return True if the arrays have their sizes; publishing a store moves them away."""
-    return all((store / name).is_file() and (store / name).stat().st_size == sizes[name] for name in sizes)
-
-
-def _write_layout(segments: Iterable[Iterable[Piece]], store: Path, vocab_size: int) -> dict[str, int]:
-    """Write tokens, documents and segments into an empty directory, allocate the others; return all sizes."""
+def lay_out(store: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, size: int) -> None:
+    """Write tokens.bin, documents.bin and segments.bin, about `size` tokens, and allocate the other arrays."""
+    remove(store)
+    store.mkdir()
+    require_space(store, size * (token_dtype(vocab_size).itemsize + 4 + 1))
     table = _write_tokens(segments, store)
     total, _, keys = table[-1].tolist()
     sizes = {
@@ -72,13 +44,9 @@ def _write_layout(segments: Iterable[Iterable[Piece]], store: Path, vocab_size: 
         "keys.bin": 8 * keys,
         "first_rows.bin": 4 * (len(table) - 1) * (vocab_size + 1),
     }
-    for name, size in sizes.items():
+    for name, length in sizes.items():
         with (store / name).open("wb") as file:
-            file.truncate(size)
-    paths = sorted(store.iterdir())
-    for path in [*paths, store]:
-        fsync_path(path)
-    return {path.name: path.stat().st_size for path in paths}
+            file.truncate(length)
 
 
 def _write_tokens(segments: Iterable[Iterable[Piece]], store: Path) -> NDArray[np.int64]:
@@ -151,23 +119,16 @@ def read_segments(store: Path) -> NDArray[np.int64]:
     return np.fromfile(store / "segments.bin", "<i8").reshape(-1, 3)
 
 
-def sorted_marker(partial: Path, segment: int) -> Path:
-    """Return the path of a segment's marker: its other arrays are in place."""
-    return partial / f"sorted-{segment:05d}"
-
-
 def sort_segments(
     store: Path,
-    partial: Path,
+    pending: Sequence[int],
     vocab_size: int,
     workers: int,
     on_sorted: Callable[[int, int], None],
     pool: Pool | None = None,
 ) -> None:
-    """Sort the segments without a marker: here if that is little work, else in processes of their own or of a pool."""
+    """Sort the pending segments: here if that is little work, else in processes of their own or of a pool."""
     lengths = read_segments(store)[:, 1]
-    markers = [sorted_marker(partial, i) for i in range(len(lengths))]
-    pending = [i for i, marker in enumerate(markers) if not marker.exists()]
     total = int(lengths.sum())
     done = total - int(lengths[pending].sum())
     on_sorted(done, total)
@@ -180,7 +141,6 @@ def sort_segments(
             results = (pool or stack.enter_context(LocalPool(workers))).results(sort_segment, jobs)
         try:
             for segment, _ in results:
-                write_atomic(markers[segment], b"")
                 done += int(lengths[segment])
                 on_sorted(done, total)
         except (BrokenProcessPool, MemoryError):

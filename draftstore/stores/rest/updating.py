@@ -7,9 +7,6 @@ Documents are known by their digests (`documents.bin`). Remaining ones stay in t
 with room for each other become one; new documents fill the last segment, and then new ones. So a store has few segments
 whatever its history. Its drafts are those of a store that is built from the same documents at once: the order and age
 of a segment's documents do not show. The cost is that of copying the old, and of sorting the new.
-
-The working directory contains `base.json`, the store that the documents are taken from, and the markers of
-draftstore.stores.rest.segments.
 """
 
 import hashlib
@@ -25,19 +22,16 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.merging import Rows, merge_segment
-from draftstore.storage.files import remove, write_at, write_atomic
-from draftstore.storage.manifest import manifest_digest
+from draftstore.storage.files import write_at
 from draftstore.storage.report import ReadReport
-from draftstore.storage.staging import STORE, BuildResult, build_store, once
+from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.rest.build import SEGMENT_TOKENS, Progress
 from draftstore.stores.rest.segments import (
-    LAYOUT,
     Piece,
     cut_segments,
     lay_out,
     read_segments,
     sort_segments,
-    sorted_marker,
 )
 from draftstore.stores.rest.store import DOCUMENTS_FILE, KIND, RestStore, read_digests
 from draftstore.text.digests import digest_keys
@@ -45,7 +39,6 @@ from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
-BASE = "base.json"
 MERGED_SHARE = 0.25
 """Share of new tokens in a segment up to which merging is cheaper than sorting the segment again."""
 
@@ -118,16 +111,14 @@ def update_rest(
 
     def fill(partial: Path) -> ReadReport:
         store, vocab_size = partial / STORE, tokenizer.vocab_size
-        digest = None if base is None else manifest_digest(base)
-        once(partial / BASE, lambda: _forget(partial, digest), still=lambda found: found == digest)
         groups = _neighbours(segments, contents.segment_tokens)
         size = sum(old.size for old in segments)
         if size == 0 and (added is None or added.token_count == 0):
             raise BuildError("no wanted document has a token: nothing to build from")
         size += added.token_count + added.document_count if added else 0
-        lay_out(store, partial, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
-        _merge_segments(groups, store, partial, vocab_size, threads)
-        sort_segments(store, partial, vocab_size, threads, callbacks.sorted)
+        lay_out(store, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
+        pending = _merge_segments(groups, store, vocab_size, threads)
+        sort_segments(store, pending, vocab_size, threads, callbacks.sorted)
         counts = _counts_of(store)
         seal_store(
             store, contents.name, tokenizer,
@@ -264,22 +255,13 @@ def _contents_of(
     yield from new
 
 
-def _forget(partial: Path, digest: str | None) -> str | None:
-    """Start anew: what was laid out came from another base."""
-    remove(partial / LAYOUT)
-    return digest
-
-
-def _merge_segments(
-    groups: list[list[_OldSegment]], store: Path, partial: Path, vocab_size: int, threads: int
-) -> None:
-    """Fill the segments whose documents are mostly those of one old segment."""
-    dtype = token_dtype(vocab_size)
-    for segment, (group, (start, length, first_key)) in enumerate(
-        zip(groups, read_segments(store).tolist(), strict=False)
-    ):
-        old, marker = group[0], sorted_marker(partial, segment)
-        if marker.exists() or length - old.size > MERGED_SHARE * old.size:
+def _merge_segments(groups: list[list[_OldSegment]], store: Path, vocab_size: int, threads: int) -> list[int]:
+    """Fill the segments whose documents are mostly those of one old segment; return the others."""
+    dtype, table = token_dtype(vocab_size), read_segments(store).tolist()
+    pending = list(range(len(table)))
+    for segment, (group, (start, length, first_key)) in enumerate(zip(groups, table, strict=False)):
+        old = group[0]
+        if length - old.size > MERGED_SHARE * old.size:
             continue
         tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
         suffixes = np.memmap(store / "suffixes.bin", "<i4", "r+", start * 4, (length,))
@@ -287,7 +269,8 @@ def _merge_segments(
         suffixes.flush()
         write_at(store / "keys.bin", keys, first_key)
         write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))
-        write_atomic(marker, b"")
+        pending.remove(segment)
+    return pending
 
 
 def _counts_of(store: Path) -> dict[str, int]:

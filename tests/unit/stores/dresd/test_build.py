@@ -417,15 +417,6 @@ def test_two_builds_are_the_same_bytes(
     assert manifests[0] == manifests[1]
 
 
-def test_the_same_build_is_reused(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
-    first = build(small_tokenizer, corpus, out)
-    source = HashedStates()
-    again = build(small_tokenizer, corpus, out, source)
-    assert (again.reused, again.manifest, source.read) == (True, first.manifest, [])
-    assert build(small_tokenizer, corpus, out, overwrite=True).reused is False
-    assert names(out.parent) == ["store"]
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"dims": 5}, {"dtype": "int8"}, {"max_length": 100}, {"sample": 1000}, {"source": HashedStates(name="other")},
@@ -530,14 +521,6 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 def test_killed_when_a_step_is_reached(larger: tuple[Path, ...], out: Path, marker: str) -> None:
     arguments = (*larger[:-1], out)
     killed.kill_when(killed.hashed_store, arguments, (out.parent / ".store.partial" / marker).exists)
-    finish(arguments, out, larger[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("milliseconds", [50, 200, 500, 1000, 2000, 3000, 4000])
-def test_killed_after_some_time(larger: tuple[Path, ...], out: Path, milliseconds: int) -> None:
-    arguments = (*larger[:-1], out)
-    killed.kill_when(killed.hashed_store, arguments, killed.after(milliseconds / 1000))
     finish(arguments, out, larger[-1])
 
 

@@ -9,6 +9,7 @@ The working directory (draftstore.storage.staging) contains
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from draftstore.stores.crest.packing import (
     write_best,
     write_kept,
 )
-from draftstore.stores.crest.selection import GAIN, SELECTIONS, Ranking, rank_ngrams
+from draftstore.stores.crest.selection import GAIN, SELECTIONS, rank_ngrams
 from draftstore.stores.crest.store import (
     BACKOFF,
     BUDGET,
@@ -174,12 +175,8 @@ def build_crest(
 
 
 def _load(backend: str, store: Path, published: Path, file: Path, progress: CrestProgress) -> None:
-    """Load the entries of a finished store from an LMDB file into a backend."""
-    entries = LmdbEntries(file)
-    try:
+    with closing(LmdbEntries(file)) as entries:
         load_entries(backend, store, published, load_manifest(store, KIND), entries, progress.loaded)
-    finally:
-        entries.close()
 
 
 def _not_loaded(result: BuildResult) -> list[str]:
@@ -236,24 +233,20 @@ def _choose(
     if options.max_bytes is not None:
         most = options.max_bytes // USUAL_ENTRY_BYTES
     cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
+    counted = running_total(progress.counted, len(source.index.suffixes))
     while True:
-        ranking = _rank(options, source, most, progress)
+        ranking = rank_ngrams(
+            source.index,
+            options.selection,
+            options.max_n,
+            most,
+            depth=options.depth,
+            trust=STRATEGIES[BACKOFF],
+            on_rows=counted,
+        )
         dictionary = train_on_ranking(cutter, ranking)
         packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
         size = sum(item.stored_bytes for item in packed)
         if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
             return dictionary, packed
         most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are small
-
-
-def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestProgress) -> Ranking:
-    """Rank as many n-grams as the store may hold."""
-    return rank_ngrams(
-        source.index,
-        options.selection,
-        options.max_n,
-        most,
-        depth=options.depth,
-        trust=STRATEGIES[BACKOFF],
-        on_rows=running_total(progress.counted, len(source.index.suffixes)),
-    )

@@ -132,7 +132,6 @@ def code_entries(codes: Any, data: Any, stops: Any) -> Any:
 
 @leaf_kernel
 def _next_bits(data: Any, bit: Any) -> Any:
-    """Return the next 32 bits."""
     place = bit >> 5
     both = np.int64(data[place]) << 32 | np.int64(data[place + 1])
     return both >> (32 - (bit & 31)) & 0xFFFFFFFF

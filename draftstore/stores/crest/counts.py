@@ -9,7 +9,7 @@ The counts are exact: every occurrence inside a document counts, over all segmen
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +123,25 @@ def derive_manifest(
 
 def _write(tables: Iterable[Sequence[NgramTable]], directory: Path, dtype: str, max_n: int) -> list[int]:
     """Write the files; return the number of distinct n-grams of each length."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     sizes = [0] * max_n
-    with _parquet_files(directory, dtype, range(1, max_n + 1)) as writers:
+    with ExitStack() as stack:
+        writers = []
+        for n in range(1, max_n + 1):
+            columns = [(f"t{j + 1}", pa.type_for_alias(dtype)) for j in range(n)]
+            schema = pa.schema([*columns, ("count", pa.int64())])
+            writer = pq.ParquetWriter(
+                directory / parquet_name(n), schema, compression="zstd", compression_level=1
+            )
+            writers.append(stack.enter_context(writer))
         for lengths in tables:
-            for n, table in enumerate(lengths):
-                writers[n](table)
-                sizes[n] += len(table.counts)
+            for n, (table, writer) in enumerate(zip(lengths, writers, strict=True), 1):
+                if len(table.counts):
+                    tokens = [pa.array(table.tokens[:, j].copy()) for j in range(n)]
+                    writer.write_table(pa.table([*tokens, pa.array(table.counts)], schema=writer.schema))
+                    sizes[n - 1] += len(table.counts)
     return sizes
 
 
@@ -153,7 +166,6 @@ def _count_apart(
 
 
 def _rows(index: SuffixIndex, first: int, stop: int) -> int:
-    """Return the suffixes that begin with a token in [first, stop)."""
     return int((index.first_rows[:, stop] - index.first_rows[:, first]).sum())
 
 
@@ -168,28 +180,3 @@ def count_range(rest: Path, bounds: tuple[int, int], target: Path, max_n: int) -
         for n, tables in enumerate(zip(*counted, strict=True), 1):
             np.save(folder / f"tokens{n}.npy", np.concatenate([table.tokens for table in tables]))
             np.save(folder / f"counts{n}.npy", np.concatenate([table.counts for table in tables]))
-
-
-@contextmanager
-def _parquet_files(
-    directory: Path, dtype: str, lengths: Iterable[int]
-) -> Iterator[Sequence[Callable[[NgramTable], None]]]:
-    """Open one file for each length; yield functions that append a table."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def open_file(n: int) -> Callable[[NgramTable], None]:
-        columns = [(f"t{j + 1}", pa.type_for_alias(dtype)) for j in range(n)]
-        schema = pa.schema([*columns, ("count", pa.int64())])
-        path = directory / parquet_name(n)
-        writer = stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd", compression_level=1))
-
-        def append(table: NgramTable) -> None:
-            if len(table.counts):
-                columns = [pa.array(table.tokens[:, j].copy()) for j in range(n)]
-                writer.write_table(pa.table([*columns, pa.array(table.counts)], schema=schema))
-
-        return append
-
-    with ExitStack() as stack:
-        yield [open_file(n) for n in lengths]

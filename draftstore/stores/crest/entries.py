@@ -9,7 +9,6 @@ in `draftstore.loaders` (loads the entries of a new store).
 
 import errno
 import hashlib
-import os
 import struct
 import threading
 import weakref
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, StoreError
 from draftstore.plugins import load_plugin
+from draftstore.storage.files import replacing
 from draftstore.storage.manifest import Manifest
 
 LMDB = "lmdb"
@@ -180,8 +180,12 @@ def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
     size = max(FIRST_MAP, 2 * sum(len(key) + len(value) + 16 for key, value in items))
     try:
         _fill_lmdb(draft, items, size)
-        with lmdb.open(str(draft), subdir=False, readonly=True, lock=False) as environment:
-            _copy_compact(environment, path)
+        with (
+            lmdb.open(str(draft), subdir=False, readonly=True, lock=False) as environment,
+            replacing(path) as temporary,
+            temporary.open("wb") as file,
+        ):
+            environment.copyfd(file.fileno(), compact=True)  # without free pages
     except lmdb.Error as error:  # a full disk raises one of several kinds
         kind = errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO
         raise OSError(kind, f"{path} cannot be written ({error}): make sure that the disk has room") from None
@@ -210,15 +214,3 @@ def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]])
         raise BuildError(
             f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were taken"
         )
-
-
-def _copy_compact(environment: lmdb.Environment, path: Path) -> None:
-    """Copy an environment without free pages, flush it to disk and rename it."""
-    unfinished = path.with_name(f".{path.name}.copy")
-    try:
-        with unfinished.open("wb") as file:
-            environment.copyfd(file.fileno(), compact=True)
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -113,5 +113,4 @@ class Envelope:
 
 
 def _stops(parts: Sequence[bytes]) -> NDArray[np.int64]:
-    """Return where each part ends among all."""
     return np.fromiter(accumulate(map(len, parts)), np.int64, len(parts))

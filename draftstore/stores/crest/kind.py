@@ -1,5 +1,6 @@
 """The kind `crest`."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -30,11 +31,8 @@ class CrestKind(Kind):
         for backend in manifest.parameters.get("backends", []):
             if backend == LMDB:
                 continue  # verified with the other files
-            entries = open_entries(path, manifest, backend)
-            try:
+            with closing(open_entries(path, manifest, backend)) as entries:
                 found, expected = entries_digest(entries.items()), manifest.parameters["entries_sha256"]
-            finally:
-                entries.close()
             if found != expected:
                 problems.append(
                     f"the entries of {path} in {backend} have SHA-256 {found}, expected {expected}: build it again"

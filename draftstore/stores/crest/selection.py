@@ -56,14 +56,6 @@ class Ranking(NamedTuple):
     lengths: NDArray[np.uint8]
     places: NDArray[np.int64]
 
-    def counts(self) -> NDArray[np.int64]:
-        """int64 [k], occurrences of each n-gram."""
-        counts = np.zeros(len(self.places), np.int64)
-        for n, table in enumerate(self.tables, 1):
-            chosen = self.lengths == n
-            counts[chosen] = table.counts[self.places[chosen]]
-        return counts
-
 
 def frequent_ngrams(
     index: SuffixIndex, max_n: int, most: int, on_rows: Callable[[int], None] = lambda _: None
@@ -154,7 +146,6 @@ def _turns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _gains(
     index: SuffixIndex, tables: Sequence[NgramTable], depth: int, trust: tuple[float, float]
 ) -> list[NDArray[np.float64]]:
-    """Return the gain of every n-gram, length by length."""
     alpha, beta = trust
     gains: list[NDArray[np.float64]] = []
     trees: list[Trees] = []

@@ -9,6 +9,7 @@
 "CREST: Effectively Compacting a Datastore for Retrieval-Based Speculative Decoding", 2024.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -89,11 +90,7 @@ class CrestDrafter:
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        All n-grams of all contexts are looked up in one read transaction.
-
-        Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
-            StoreError: an entry is damaged.
+        All n-grams of all contexts are looked up in one read transaction. A damaged entry is a StoreError.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -165,17 +162,17 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
     return Envelope(dictionary)
 
 
+@dataclasses.dataclass(eq=False)
 class CrestStore:
     """An open CREST store."""
 
     strategies = tuple(STRATEGIES)
     default_strategy = DEFAULT_STRATEGY
 
-    def __init__(self, path: Path, manifest: Manifest, entries: Entries, envelope: Envelope) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.entries = entries
-        self.envelope = envelope
+    path: Path
+    manifest: Manifest
+    entries: Entries
+    envelope: Envelope
 
     @classmethod
     def open(

@@ -177,7 +177,7 @@ def build_dresd(
 
 
 def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
-    """Return the inputs that determine the bytes of a store, as JSON values."""
+    """Return what determines the bytes of a store, as JSON values."""
     return {
         "kind": KIND,
         "revision": REVISION,
@@ -192,7 +192,6 @@ def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) 
 
 
 def _require_ids(shards: TokenShards, source: StateSource) -> None:
-    """Refuse ids outside the model's vocabulary."""
     if shards.vocab_size <= source.vocab_size:
         return
     for tokens, _ in shards.arrays():

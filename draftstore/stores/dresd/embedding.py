@@ -13,7 +13,7 @@ builds end with the same bytes on the same device and with the same batch size, 
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,20 +60,17 @@ class StateSource(Protocol):
         """
 
 
-class Reader:
+class Reader(NamedTuple):
     """Reads the blocks of a corpus with a model."""
 
-    def __init__(
-        self, source: StateSource, passages: Passages, tokens: NDArray[Any], bos: tuple[int, ...]
-    ) -> None:
-        self.source = source
-        self.passages = passages
-        self._tokens = tokens
-        self._bos = bos
+    source: StateSource
+    passages: Passages
+    tokens: NDArray[Any]
+    bos: tuple[int, ...]
 
     def read(self, block: int, projection: Projection | None = None) -> Parts:
         """Yield the states of a block's entries."""
-        texts, rows = self.passages.texts(block, self._tokens, self._bos)
+        texts, rows = self.passages.texts(block, self.tokens, self.bos)
         sizes = np.array([len(text) for text in texts]) - rows
         begins = np.cumsum(sizes) - sizes
         for index, states in self.source.states(texts, projection):

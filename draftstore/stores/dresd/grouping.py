@@ -34,7 +34,9 @@ def group_entries(
     the stored ones.
     """
     kept = _finite(vectors)
-    places = _places(passages, np.dtype("<u4" if len(tokens) < 1 << 32 else "<u8"))
+    wide = len(tokens) >= 1 << 32
+    blocks = range(len(passages.blocks) - 1)
+    places = np.concatenate([passages.places(block).astype("<u8" if wide else "<u4") for block in blocks])
     firsts = tokens[places[kept] - (BEHIND - 1)]
     order = kept[np.argsort(firsts, kind="stable")]
     groups = np.append(0, np.cumsum(np.bincount(firsts, minlength=vocab_size)))
@@ -84,15 +86,6 @@ def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:
     parts = range(0, len(vectors), PART)
     finite = [np.isfinite(vectors[start : start + PART]).all(axis=1) for start in parts]
     return np.flatnonzero(np.concatenate(finite))
-
-
-def _places(passages: Passages, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the positions of all entries' continuations, in corpus order."""
-    places = np.empty(passages.total, dtype)
-    for block, start in enumerate(passages.entries[:-1].tolist()):
-        part = passages.places(block)
-        places[start : start + len(part)] = part
-    return places
 
 
 def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator[tuple[int, int, int | None]]:

@@ -63,7 +63,6 @@ class DresdKind(Kind):
 
 
 def _smallest(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:
-    """Return index, tokens and projection of an empty store with one dimension."""
     tokens = token_dtype(vocab_size)
     index = DenseIndex(
         read_only(np.empty((0, 1), dtype)),

@@ -18,6 +18,7 @@ predicted it, and gets continuations of entries with that first token.
 "DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,9 +111,6 @@ class DresdDrafter:
 
         A last token outside the vocabulary, a zero query and one with NaN give an empty tree. The match length is one,
         the token just sampled; its occurrences are the entries in the searched group.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, or contexts or queries have the wrong shape.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if queries is None or budget == 0 or level < 0 or contexts.size == 0:
@@ -138,20 +136,18 @@ class DresdDrafter:
         )
 
 
+@dataclasses.dataclass(eq=False)
 class DresdStore:
     """An open DReSD store: read-only maps of its files; opening reads the manifest, the projection and the tables."""
 
     strategies = tuple(STRATEGIES)
     default_strategy = DEFAULT_STRATEGY
 
-    def __init__(
-        self, path: Path, manifest: Manifest, index: DenseIndex, tokens: NDArray[Any], projection: Projection
-    ) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.index = index
-        self.tokens = tokens
-        self.projection = projection
+    path: Path
+    manifest: Manifest
+    index: DenseIndex
+    tokens: NDArray[Any]
+    projection: Projection
 
     @classmethod
     def open(

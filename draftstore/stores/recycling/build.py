@@ -113,7 +113,6 @@ def _describe(
     tokenizer: TokenizerIdentity,
     seed: Manifest | None,
 ) -> Manifest:
-    """Return the manifest, with files to fill."""
     filled = matrix >= 0
     nothing = {"sources": [], "bad_records": 0, "empty_documents": 0}
     return Manifest(

@@ -8,6 +8,7 @@
 Below 2 MB for less than 65,536 ids. The candidates belong to a model and its tokenizer: others are refused.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.rank_tree import WIDTH, RankTree
 from draftstore.drafting.recycling import RecyclingDrafter
-from draftstore.errors import DraftstoreError, StoreError, type_name
+from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.text.tokens import sentinel, token_dtype
 
@@ -26,14 +27,14 @@ MATRIX_FILE = "matrix.bin"
 TREE_FILE = "tree.json"
 
 
+@dataclasses.dataclass(eq=False)
 class RecyclingStore:
     """An open store: candidates int32 [vocab_size, 8], -1 for empty cells, which drafters copy."""
 
-    def __init__(self, path: Path, manifest: Manifest, matrix: NDArray[np.int32], tree: RankTree) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.matrix = matrix
-        self.tree = tree
+    path: Path
+    manifest: Manifest
+    matrix: NDArray[np.int32]
+    tree: RankTree
 
     @classmethod
     def open(
@@ -135,25 +136,21 @@ def _read_matrix(path: Path, manifest: Manifest) -> NDArray[np.int32]:
 
 
 def _read_tree(path: Path) -> RankTree:
-    """Read the static tree of a store."""
     try:
         fields = json.loads((path / TREE_FILE).read_text(encoding="utf-8"))
         paths, tries, hits = (fields[key] for key in ("paths", "tries", "hits"))
-        _require(paths, str)
-        _require(tries, int)
-        _require(hits, int)
+        for values, kind in ((paths, str), (tries, int), (hits, int)):
+            _require_list(values, kind)
         return RankTree(paths, tries, hits)
     except (ValueError, TypeError, KeyError, RecursionError, OSError, DraftstoreError) as error:
         raise _damaged(path, f"{TREE_FILE} does not hold a static tree ({error})") from None
 
 
-def _require(values: Any, kind: type) -> None:
-    """Raise a TypeError unless values are a list of one type."""
-    if not isinstance(values, list):
-        raise TypeError(f"{type_name(values)}, expected a list")
-    for value in values:
-        if type(value) is not kind:  # bool is not a count
-            raise TypeError(f"{type_name(value)}, expected {kind.__name__}")
+def _require_list(values: Any, kind: type) -> None:
+    if not isinstance(values, list) or any(
+        type(value) is not kind for value in values
+    ):  # bool is not a count
+        raise TypeError(f"expected a list of {kind.__name__}")
 
 
 def _damaged(path: Path, problem: str) -> StoreError:

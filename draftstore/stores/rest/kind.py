@@ -39,7 +39,6 @@ class RestKind(Kind):
 
 
 def _smallest_index(vocab_size: int) -> SuffixIndex:
-    """Return the index of one empty document."""
     dtype = token_dtype(vocab_size)
     return SuffixIndex(
         read_only(np.full(1, sentinel(dtype), dtype)),

@@ -12,6 +12,7 @@
 All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids), plus 4 bytes per segment and id.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -114,9 +115,6 @@ class RestDrafter:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
         An id outside the vocabulary hides all ids before it; a context without a match gets an empty tree.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix of integers.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -168,16 +166,16 @@ class RestDrafter:
         self.draft(np.full((1, self.context_size), -1, np.int32))
 
 
+@dataclasses.dataclass(eq=False)
 class RestStore:
     """An open REST store: read-only maps of its files; opening reads little more than the manifest."""
 
     strategies = tuple(STRATEGIES)
     default_strategy = DEFAULT_STRATEGY
 
-    def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.index = index
+    path: Path
+    manifest: Manifest
+    index: SuffixIndex
 
     @classmethod
     def open(cls, path: Path | str, tokenizer: TokenizerIdentity | None = None) -> "RestStore":

@@ -12,7 +12,6 @@ of a segment's documents do not show. The cost is that of copying the old, and o
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,48 +141,43 @@ def read_documents(store: RestStore) -> NDArray[np.uint8]:
     return digests
 
 
-class _OldSegment:
-    """A segment of the base, the ends and digests of its documents, and which of them remain."""
+class _OldSegment(NamedTuple):
+    """A segment of the base, where its documents start and end, their digests, and which of them remain."""
 
-    def __init__(
-        self, rows: Rows, ends: NDArray[np.int64], digests: NDArray[np.uint8], remain: NDArray[np.bool_]
-    ) -> None:
-        self.rows = rows
-        self._ends = ends
-        self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-        self._digests = digests
-        self._remain = remain
+    rows: Rows
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    all_digests: NDArray[np.uint8]
+    remain: NDArray[np.bool_]
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Tokens of the remaining documents, with their sentinels."""
-        return int((self._ends - self._starts)[self._remain].sum())
+        return int((self.ends - self.starts)[self.remain].sum())
 
     @property
     def digests(self) -> NDArray[np.uint8]:
         """Digests of the remaining documents, uint8 [documents, 16]."""
-        return self._digests[self._remain]
+        return self.all_digests[self.remain]
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the remaining documents, neighbours together."""
         for start, end, remain in self._runs():
             if remain:
-                tokens = self.rows.tokens[self._starts[start] : self._ends[end - 1]]
-                yield Piece(tokens, self._digests[start:end])
+                tokens = self.rows.tokens[self.starts[start] : self.ends[end - 1]]
+                yield Piece(tokens, self.all_digests[start:end])
 
     def gaps(self) -> NDArray[np.int64]:
         """Return int64 [k, 2], start and end of the tokens that go."""
-        gaps = [
-            (self._starts[start], self._ends[end - 1]) for start, end, remain in self._runs() if not remain
-        ]
+        gaps = [(self.starts[start], self.ends[end - 1]) for start, end, remain in self._runs() if not remain]
         return np.array(gaps, np.int64).reshape(-1, 2)
 
     def _runs(self) -> Iterator[tuple[int, int, bool]]:
         """Yield runs of documents that all remain, or all go: first, the one after the last, and which."""
-        changes = np.flatnonzero(np.diff(self._remain)) + 1
-        for start, end in pairwise([0, *changes.tolist(), len(self._remain)]):
+        changes = np.flatnonzero(np.diff(self.remain)) + 1
+        for start, end in pairwise([0, *changes.tolist(), len(self.remain)]):
             if start < end:
-                yield start, end, bool(self._remain[start])
+                yield start, end, bool(self.remain[start])
 
 
 def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegment]:
@@ -200,7 +194,8 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegmen
                 f"segment {segment} of {store.path} is damaged: its documents are not those of documents.bin"
             )
         rows = Rows(tokens, index.suffixes[base : base + length], index.first_rows[segment])
-        segments.append(_OldSegment(rows, ends, digests[first:last], remain[first:last]))
+        starts = np.append(0, ends[:-1])
+        segments.append(_OldSegment(rows, starts, ends, digests[first:last], remain[first:last]))
         first = last
     if first != len(digests):
         raise StoreError(f"{store.path} is damaged: it has {first:,} documents, and {len(digests):,} digests")
@@ -242,7 +237,6 @@ def _neighbours(segments: list[_OldSegment], segment_tokens: int) -> list[list[_
 def _contents_of(
     groups: list[list[_OldSegment]], added: TokenShards | None, segment_tokens: int
 ) -> Iterator[Iterable[Piece]]:
-    """Yield what each new segment holds."""
     merged = [chain.from_iterable(old.pieces() for old in group) for group in groups]
     yield from merged[:-1]
     if added is None:

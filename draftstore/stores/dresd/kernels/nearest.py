@@ -90,7 +90,6 @@ def search(
 
 @kernel
 def _search(index: Any, queries: Any, tokens: Any, k: Any, probing: Any) -> Any:
-    """Search for a batch; see `search`."""
     batch = len(tokens)
     entries = np.empty((batch, k), np.int64)
     similarities = np.empty((batch, k), np.float32)
@@ -166,7 +165,6 @@ def _sift(waiting: Any, nearness: Any, first: Any, place: Any, size: Any) -> Any
 
 @leaf_kernel
 def _squares(query: Any) -> Any:
-    """Return the sum of squares as float64."""
     total = 0.0
     for i in range(len(query)):
         total += np.float64(query[i]) * np.float64(query[i])

@@ -190,13 +190,11 @@ def _find(keys: Any, key: Any) -> Any:
 
 @kernel
 def _new_table(size: Any) -> Any:
-    """Return an empty table: keys, documents, counts."""
     return np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64)
 
 
 @kernel
 def _grow(keys: Any, documents: Any, counts: Any) -> Any:
-    """Return a table of twice the size with the same content."""
     wide, moved, counted = _new_table(2 * len(keys))
     for old in range(len(keys)):
         if keys[old] != 0:

@@ -175,32 +175,6 @@ def test_a_missing_cut_or_longer_file_is_refused(store: Path, name: str) -> None
     assert f"{name} is missing" in refusal(store)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"vocab_size": "384"},
-        {"vocab_size": 384.5},
-        {"vocab_size": None},
-        {"vocab_size": 0},
-        {"vocab_size": -1},
-        {"token_dtype": "uint32"},
-        {"token_dtype": "float16"},
-        {"token_dtype": "nonsense"},
-        {"token_dtype": None},
-        {"files": []},
-        {"files": {}},
-        {"files": {"tokens.bin": {"size": "1", "sha256": ""}}},
-        {"tokenizer": "llama"},
-    ],
-    ids=str,
-)
-def test_manifest_values_that_make_no_sense_are_refused(store: Path, fields: dict[str, Any]) -> None:
-    if fields == {"files": {}}:
-        (store / "keys.bin").unlink()
-    edit_manifest(store, **fields)
-    assert refusal(store)
-
-
 def test_another_tokenizer_is_refused(built: Path, small_tokenizer: TextTokenizer) -> None:
     other = TokenizerIdentity("other", "f" * 64)
     with pytest.raises(TokenizerError) as caught:

@@ -34,11 +34,11 @@ from draftstore.stores.crest.entries import (
 from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope
 from draftstore.stores.crest.packing import (
     Cutter,
-    KeptNgram,
+    PackedNgram,
     pack_ngrams,
     train_on_ranking,
     write_best,
-    write_kept,
+    write_ngrams,
 )
 from draftstore.stores.crest.selection import GAIN, SELECTIONS, rank_ngrams
 from draftstore.stores.crest.store import (
@@ -199,27 +199,27 @@ def _make_store(
     progress: CrestProgress,
 ) -> None:
     """Complete `partial/store`, writing the manifest last."""
-    dictionary, kept = _choose(options, source, workers, progress)
-    if not kept:
+    dictionary, packed = _choose(options, source, workers, progress)
+    if not packed:
         raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
-    kept = write_best(partial / LMDB_FILE, kept, options.max_bytes)
+    packed = write_best(partial / LMDB_FILE, packed, options.max_bytes)
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)
-    write_kept(store / KEPT_FILE, kept)
+    write_ngrams(store / KEPT_FILE, packed)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
     built = {key: plan[key] for key in dataclasses.asdict(options) if key != "name"}
     parameters = built | {
         "entries_version": ENTRIES_VERSION,
         "source": str(source.path),
-        "entries_sha256": entries_digest(sorted((item.key, item.value) for item in kept)),
-        "raw_bytes": sum(item.raw_bytes for item in kept),
-        "value_bytes": sum(len(item.value) for item in kept),
+        "entries_sha256": entries_digest(sorted((item.key, item.value) for item in packed)),
+        "raw_bytes": sum(item.raw_bytes for item in packed),
+        "value_bytes": sum(len(item.value) for item in packed),
         "lmdb_bytes": (partial / LMDB_FILE).stat().st_size,
     }
     manifest = derive_manifest(source, KIND, options.name, plan, parameters)
-    lengths = np.bincount([len(item.tokens) for item in kept], minlength=options.max_n + 1)
-    manifest.counts["entries"] = len(kept)
+    lengths = np.bincount([len(item.tokens) for item in packed], minlength=options.max_n + 1)
+    manifest.counts["entries"] = len(packed)
     manifest.counts.update({f"n{n}": int(lengths[n]) for n in range(1, options.max_n + 1)})
     manifest.files.update(hash_files(store))
     save_manifest(store, manifest)
@@ -227,7 +227,7 @@ def _make_store(
 
 def _choose(
     options: CrestOptions, source: RestStore, workers: int | None, progress: CrestProgress
-) -> tuple[bytes, list[KeptNgram]]:
+) -> tuple[bytes, list[PackedNgram]]:
     """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
     most = options.ngrams or DEFAULT_NGRAMS
     if options.max_bytes is not None:

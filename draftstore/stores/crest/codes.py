@@ -1,4 +1,4 @@
-"""Prefix codes of what entries hold: fitted to the entries of a build, kept beside them, read as tables.
+"""Prefix codes of what entries hold: fitted to the entries of a build, stored beside them, read as tables.
 
 There are four alphabets: bit lengths of numbers, tokens, parents plus one, and differences of levels. Each has a
 canonical Huffman code: a symbol's code is as long as the symbol is rare, and the lengths alone say what the codes are.

@@ -79,8 +79,8 @@ def _join(tables: Sequence[NgramTable]) -> NgramTable:
 
 def _most_common(table: NgramTable, most: int) -> NgramTable:
     """Return the most common n-grams of a table in its order, as a copy, so that the table's memory can be freed."""
-    kept = np.sort(np.argsort(-table.counts, kind="stable")[:most])
-    return NgramTable(table.tokens[kept], table.counts[kept])
+    places = np.sort(np.argsort(-table.counts, kind="stable")[:most])
+    return NgramTable(table.tokens[places], table.counts[places])
 
 
 def rank_ngrams(

@@ -33,12 +33,12 @@ def group_entries(
     `vectors` are float16 [entries, dims] in corpus order, of unit length or NaN, which are skipped; `dtype` is that of
     the stored ones.
     """
-    kept = _finite(vectors)
+    finite = _finite(vectors)
     wide = len(tokens) >= 1 << 32
     blocks = range(len(passages.blocks) - 1)
     places = np.concatenate([passages.places(block).astype("<u8" if wide else "<u4") for block in blocks])
-    firsts = tokens[places[kept] - (BEHIND - 1)]
-    order = kept[np.argsort(firsts, kind="stable")]
+    firsts = tokens[places[finite] - (BEHIND - 1)]
+    order = finite[np.argsort(firsts, kind="stable")]
     groups = np.append(0, np.cumsum(np.bincount(firsts, minlength=vocab_size)))
     group_lists = np.append(0, np.cumsum([lists_for(size) for size in np.diff(groups).tolist()]))
     list_starts, centroids = [], []

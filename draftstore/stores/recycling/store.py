@@ -90,7 +90,7 @@ class RecyclingStore:
         )
 
     def close(self) -> None:
-        """Close the store; nothing is held open."""
+        """Do nothing: a store holds no file open."""
 
 
 def matrix_bytes(matrix: NDArray[np.int32]) -> bytes:

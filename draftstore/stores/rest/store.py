@@ -76,14 +76,9 @@ def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
 
 
 class RestDrafter:
-    """Drafts from one store by one rule; has no per-text state, so threads may share it."""
+    """Drafts from one store by one rule, with some threads for a batch; has no per-text state, so threads may share it."""
 
     def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:
-        """Draft from `index` by `rule`, with at most `threads` threads for a batch.
-
-        Raises:
-            DraftstoreError: the rule has an invalid value, or there is no thread.
-        """
         require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})
         self.index = index
         rule.check()

@@ -211,6 +211,6 @@ def _find_chances(scratch: Any, size: Any, calibration: Any) -> Any:
     probs[0], unseen[0] = 1.0, calibration.unseen
     for place in range(1, size):  # parents come before children
         above, weight = scratch.above[place], scratch.weights[place]
-        held = weight / (weight + calibration.doubt)
-        probs[place] = probs[above] * held * weight / (scratch.sums[above] + unseen[above])
+        agreed = weight / (weight + calibration.doubt)
+        probs[place] = probs[above] * agreed * weight / (scratch.sums[above] + unseen[above])
         unseen[place] = calibration.settled * unseen[above]

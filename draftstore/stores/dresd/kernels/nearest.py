@@ -127,7 +127,7 @@ def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any,
 def _probe(
     index: Any, query: Any, first: Any, last: Any, end: Any, wanted: Any, entries: Any, similarities: Any
 ) -> Any:
-    """Visit the lists of a group, nearest centroids first, until enough entries are visited; return how many remain."""
+    """Visit the lists of a group, nearest centroids first, until enough entries are seen; return how many were found."""
     waiting = np.arange(first, last)
     nearness = np.empty(last - first, np.float32)
     for i in range(first, last):
@@ -175,7 +175,7 @@ def _squares(query: Any) -> Any:
 def _scan(
     vectors: Any, query: Any, start: Any, stop: Any, found: Any, entries: Any, similarities: Any
 ) -> Any:
-    """Compare a query with a range of entries and keep the nearest; return how many are kept."""
+    """Compare a query with a range of entries and keep the nearest; return how many there are."""
     least = similarities[found - 1] if found == len(entries) else np.float32(-np.inf)
     for entry in range(start, stop):
         similarity = cosine(vectors, entry, query)

@@ -37,7 +37,7 @@ class DresdKind(Kind):
         quality = values.get("quality", {})
         if quality.get("queries"):
             found = f"MRR {quality['mean_reciprocal_rank']:.3f}, recall@10 {quality['recall_at_10']:.3f}"
-            yield "", f"{found}, of {quality['queries']:,} entries, each found with its own state"
+            yield "", f"{found}, of {quality['queries']:,} entries searched with their own states"
 
     def figures(self, manifest: Manifest) -> dict[str, Any]:
         """Return model, vector size and retrieval quality."""

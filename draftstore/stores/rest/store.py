@@ -76,7 +76,7 @@ def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
 
 
 class RestDrafter:
-    """Drafts from one store by one rule, with some threads for a batch; has no per-text state, so threads may share it."""
+    """Drafts from one store by one rule, a batch in some threads; has no per-text state, so threads may share it."""
 
     def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:
         require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})

@@ -270,8 +270,7 @@ def _merge_segments(groups: list[list[_OldSegment]], store: Path, vocab_size: in
 def _counts_of(store: Path) -> dict[str, int]:
     segments = read_segments(store)
     total = int(segments[:, 1].sum())
-    digests = digest_keys(
-        np.fromfile(store / DOCUMENTS_FILE, np.uint8)
-    )  # several of a document that was split
+    # a document that was split has several
+    digests = digest_keys(np.fromfile(store / DOCUMENTS_FILE, np.uint8))
     documents, tokens = len(np.unique(digests)), total - len(digests)
     return {"documents": documents, "tokens": tokens, "entries": total, "segments": len(segments)}

@@ -127,7 +127,7 @@ def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any,
 def _probe(
     index: Any, query: Any, first: Any, last: Any, end: Any, wanted: Any, entries: Any, similarities: Any
 ) -> Any:
-    """Visit the lists of a group, nearest centroids first, until enough entries are seen; return how many were found."""
+    """Visit the lists of a group, nearest centroids first, until enough entries are seen; return the number found."""
     waiting = np.arange(first, last)
     nearness = np.empty(last - first, np.float32)
     for i in range(first, last):

@@ -233,7 +233,6 @@ def _choose(
     if options.max_bytes is not None:
         most = options.max_bytes // USUAL_ENTRY_BYTES
     cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
-    counted = running_total(progress.counted, len(source.index.suffixes))
     while True:
         ranking = rank_ngrams(
             source.index,
@@ -242,7 +241,7 @@ def _choose(
             most,
             depth=options.depth,
             trust=STRATEGIES[BACKOFF],
-            on_rows=counted,
+            on_rows=running_total(progress.counted, len(source.index.suffixes)),
         )
         dictionary = train_on_ranking(cutter, ranking)
         packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)

@@ -11,10 +11,10 @@ import errno
 import hashlib
 import struct
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
 
 import lmdb
 import numpy as np
@@ -93,30 +93,41 @@ def load_entries(backend: str, *arguments: Any) -> None:
     load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")(*arguments)
 
 
-_OPEN: WeakValueDictionary[tuple[int, int], lmdb.Environment] = WeakValueDictionary()
-_OPENING = threading.RLock()  # reentrant: garbage collection may open a file meanwhile
-
-
-def _open(path: Path) -> lmdb.Environment:
-    """Return a file's environment, which all its readers share: a process may open a file only once.
+class _Shared:
+    """An open LMDB file. A process may open a file only once, so all its readers share this object.
 
     A forked child can go on reading: there are no locks, and so no state that belongs to the parent alone.
     """
-    with _OPENING:
+
+    def __init__(self, path: Path, identity: tuple[int, int]) -> None:
+        self.env = lmdb.open(
+            str(path), subdir=False, readonly=True, lock=False, readahead=False, create=False, max_readers=1
+        )
+        self.identity = identity
+        self.readers = 0
+
+
+_SHARED: dict[tuple[int, int], _Shared] = {}
+_SHARING = threading.RLock()  # reentrant: garbage collection may close a reader meanwhile
+
+
+def _join(path: Path) -> _Shared:
+    """Return the open environment of a file with one more reader, opening it if necessary."""
+    with _SHARING:
         status = path.stat()
         identity = (status.st_dev, status.st_ino)
-        environment = _OPEN.get(identity)
-        if environment is None:
-            environment = _OPEN[identity] = lmdb.open(
-                str(path),
-                subdir=False,
-                readonly=True,
-                lock=False,
-                readahead=False,
-                create=False,
-                max_readers=1,
-            )
-        return environment
+        shared = _SHARED.get(identity) or _SHARED.setdefault(identity, _Shared(path, identity))
+        shared.readers += 1
+        return shared
+
+
+def _leave(shared: _Shared) -> None:
+    """Remove a reader; the last one closes the file."""
+    with _SHARING:
+        shared.readers -= 1
+        if shared.readers == 0:
+            del _SHARED[shared.identity]
+            shared.env.close()
 
 
 class LmdbEntries:
@@ -129,15 +140,16 @@ class LmdbEntries:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._environment: lmdb.Environment | None = _open(path)
+            self._environment: _Shared | None = _join(path)
         except (OSError, lmdb.Error) as error:
             raise self._unreadable(error) from None
+        self._leave = weakref.finalize(self, _leave, self._environment)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of every key; see `Entries`."""
         assert self._environment is not None, "closed"
         try:
-            with self._environment.begin() as transaction:
+            with self._environment.env.begin() as transaction:
                 get = transaction.get
                 return [get(key) for key in keys]
         except lmdb.Error as error:
@@ -147,7 +159,7 @@ class LmdbEntries:
         """Yield all entries in key order."""
         assert self._environment is not None, "closed"
         try:
-            with self._environment.begin() as transaction:
+            with self._environment.env.begin() as transaction:
                 yield from transaction.cursor()
         except lmdb.Error as error:
             raise self._unreadable(error) from None
@@ -158,6 +170,7 @@ class LmdbEntries:
     def close(self) -> None:
         """Close this reader; the last one unmaps the file."""
         self._environment = None
+        self._leave()
 
 
 def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:

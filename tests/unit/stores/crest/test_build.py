@@ -461,7 +461,7 @@ def test_other_options_do_not_resume(
         (packing, "cut_trees"),
         (packing, "write_lmdb"),
         (crest_module, "new_store"),
-        (crest_module, "write_kept"),
+        (crest_module, "write_ngrams"),
         (crest_module, "hash_files"),
         (crest_module, "save_manifest"),
     ],

@@ -1,29 +1,44 @@
-"""Corpus and tokenizer of a flow; both have a default that exists on every machine."""
+"""Corpus, name and tokenizer of a flow that names none: a demonstration that exists on every machine."""
 
 from pathlib import Path, PurePosixPath
 
+from draftstore.errors import CorpusError
 from draftstore.quickstart import Source, default_folders, find_sources, quickstart_tokenizer, write_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from pipelines.parameters import Corpus
 
-LEFT_OUT = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
+DEMO = "demo"
+"""Name and release of what is built from the demonstration corpus."""
+EXCLUDED = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
+
+
+def default_name(own: bool) -> str:
+    """Return the name of a build that is given none: `demo`, but only for the demonstration corpus.
+
+    Raises:
+        CorpusError: the corpus is the caller's own, which could otherwise replace another one's stores.
+    """
+    if own:
+        raise CorpusError(
+            "your texts need a name, which the store and its release get. Name it: --param name=NAME. Or make a "
+            "collection of them, whose name the flow rebuild takes: `draftstore corpus add NAME PATH`"
+        )
+    return DEMO
+
+
+def demonstration_path(home: Path) -> Path:
+    """Return the file of the demonstration corpus."""
+    return home / "corpora" / "python-standard-library.jsonl"
 
 
 def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
     """Return a corpus with named files: the given one, or else the source of Python's standard library.
 
-    That source is collected in one file under `home`, rewritten only if it changed, so that a killed build can resume.
-
-    Args:
-        corpus: corpus from the parameters.
-        home: data folder.
-
-    Raises:
-        CorpusError: no Python source on this machine.
+    That source is one file under `home`, written again only if it changed, so that a killed build can resume.
     """
     if corpus.paths:
         return corpus
-    path = home / "corpora" / "python-standard-library.jsonl"
+    path = demonstration_path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_corpus(path, _library_sources())
     return corpus.model_copy(update={"paths": [path]})
@@ -32,19 +47,11 @@ def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
 def _library_sources() -> list[Source]:
     """Return the modules of the standard library, without its tests."""
     sources = find_sources(default_folders()[:1])
-    return [source for source in sources if not LEFT_OUT & set(PurePosixPath(source.name).parts)]
+    return [source for source in sources if not EXCLUDED & set(PurePosixPath(source.name).parts)]
 
 
 def resolve_tokenizer(tokenizer: str | None, home: Path) -> TextTokenizer:
-    """Load the named tokenizer, or else the quickstart's: from an installed package, or trained here.
-
-    Args:
-        tokenizer: a folder with `tokenizer.json`, that file, or a name on the Hugging Face hub.
-        home: data folder, for a trained tokenizer.
-
-    Raises:
-        TokenizerError: it cannot be loaded.
-    """
+    """Load the named tokenizer, or else the quickstart's: from an installed package, or trained under `home`."""
     if tokenizer:
         return load_tokenizer(tokenizer)
     folder = home / "corpora"

@@ -16,6 +16,7 @@ from draftstore.stores.crest.counts import DEFAULT_MAX_N
 from draftstore.stores.dresd.build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from pipelines import tasks
+from pipelines.corpora import default_name
 from pipelines.ledger import Ledger
 from pipelines.parameters import (
     DEFAULT_CORPUS,
@@ -44,6 +45,7 @@ from pipelines.parameters import (
     Window,
     Workers,
 )
+from pipelines.releasing import require_free
 from pipelines.reports import Built
 from pipelines.steps import Target
 from schema.statistics import HEAD
@@ -51,7 +53,7 @@ from schema.statistics import HEAD
 
 @flow(name="tokenize-corpus")
 def tokenize_corpus(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     cluster: Cluster | None = None,
@@ -59,12 +61,13 @@ def tokenize_corpus(
     """Write a corpus as token shards.
 
     Args:
-        name: Name of the shards, for people; also the folder they lie in.
-        corpus: The texts, and how they are read.
+        name: Name of the shards, and the folder they lie in. None: demo, for the demonstration corpus alone.
+        corpus: The texts, and how they are read. None: the demonstration, Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
             here. None: this machine.
     """
+    name = name or default_name(own=bool(corpus.paths))
     with Ledger(get_run_logger()) as ledger:
         tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
     return _finish(name, [tokens.built])
@@ -72,7 +75,7 @@ def tokenize_corpus(
 
 @flow(name="build-rest")
 def build_rest(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
@@ -85,8 +88,8 @@ def build_rest(
     """Build a REST store: a corpus as token ids with suffix arrays.
 
     Args:
-        name: Name of the store, for people; also the folder it lies in.
-        corpus: The texts, and how they are read.
+        name: Name of the store, and the folder it lies in. None: demo, for the demonstration corpus alone.
+        corpus: The texts, and how they are read. None: the demonstration, Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes that sort. None: one for each core.
@@ -97,15 +100,19 @@ def build_rest(
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
+    own = bool(corpus.paths)
+    name = name or default_name(own)
     with Ledger(get_run_logger()) as ledger:
+        if release and not own:
+            require_free(ledger, release)
         builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
-        said = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, said)
+        notes = _go_live(ledger, release, builds[-1], force, keep)
+    return _finish(name, builds, release, notes)
 
 
 @flow(name="count-ngrams")
 def count_ngrams(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     rest: Path | None = None,
@@ -118,8 +125,9 @@ def count_ngrams(
     """Count the n-grams of a REST store exactly, all into Parquet, the most common ones and the spectrum into SQL.
 
     Args:
-        name: Name of the counts, for people; also the folder they lie in.
-        corpus: The texts of the REST store, which is built unless it is there; not read where `rest` names one.
+        name: Name of the counts, and the folder they lie in. None: demo, for the demonstration corpus alone.
+        corpus: The texts of the REST store, which is built unless it is there; not read where `rest` names one. None:
+            the demonstration, Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to count instead.
         max_n: Most tokens of an n-gram.
@@ -129,6 +137,7 @@ def count_ngrams(
         cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
             here. None: this machine.
     """
+    name = name or default_name(own=bool(corpus.paths or rest))
     with Ledger(get_run_logger()) as ledger:
         builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
         builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head, cluster))
@@ -137,7 +146,7 @@ def count_ngrams(
 
 @flow(name="build-crest")
 def build_crest(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     rest: Path | None = None,
@@ -157,8 +166,9 @@ def build_crest(
     """Build a CREST store: the draft trees of the most common n-grams, with statistics to ask about in SQL.
 
     Args:
-        name: Name of the store, for people; also the folder it lies in.
-        corpus: The texts; the REST store of them is built unless it is there. Not read where `rest` names one.
+        name: Name of the store, and the folder it lies in. None: demo, for the demonstration corpus alone.
+        corpus: The texts; the REST store of them is built unless it is there. Not read where `rest` names one. None:
+            the demonstration, Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to cut the trees from instead.
         max_n: Most tokens of an n-gram.
@@ -172,11 +182,14 @@ def build_crest(
         workers: Most processes that sort and cut trees. None: one for each core.
         cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
             here. None: this machine.
-        release: The release that shall point at the store once it is whole and verifies. None: none.
+        release: The release that shall point at the store once it is whole and verifies. None: its name.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
+    own = bool(corpus.paths or rest)
+    name = name or default_name(own)
+    release = release or name
     options = CrestOptions(
         name=name,
         max_n=max_n,
@@ -187,19 +200,21 @@ def build_crest(
     )
     options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
+        if not own:
+            require_free(ledger, release)
         builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head, cluster))
         builds.append(tasks.make_crest(ledger, options, source, workers))
-        said = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, said)
+        notes = _go_live(ledger, release, builds[-1], force, keep)
+    return _finish(name, builds, release, notes)
 
 
 @flow(name="generate-responses")
 def generate_responses(
     model: ModelSource,
     questions: Questions,
-    name: Name = "default",
+    name: Name,
     batch: Batch = BATCH,
     dtype: Weights | None = None,
     device: Device | None = None,
@@ -212,7 +227,7 @@ def generate_responses(
     Args:
         model: A folder, or a name on the Hugging Face hub.
         questions: Prompts and how they are answered, and response logs of workers.
-        name: Name of the answers, for people; also the folder they lie in.
+        name: Name of the answers, and the folder they lie in.
         batch: How many answers are decoded at once; halved where memory does not suffice.
         dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
@@ -232,7 +247,7 @@ def generate_responses(
 @flow(name="build-dresd")
 def build_dresd(
     model: ModelSource,
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     questions: Questions | None = None,
     batch: Batch = BATCH,
@@ -251,8 +266,9 @@ def build_dresd(
 
     Args:
         model: A folder with a tokenizer.json, or a name on the Hugging Face hub. The store serves this model alone.
-        name: Name of the store, for people; also the folder it lies in.
-        corpus: The texts, and how they are read.
+        name: Name of the store, and the folder it lies in. None: demo, for the demonstration corpus alone.
+        corpus: The texts, and how they are read. None: the model's answers to `questions`; without these the
+            demonstration, Python's standard library.
         questions: Have the model answer these first, and build from its answers, with the files that `corpus` names.
             None: build from the corpus alone.
         batch: How many answers are decoded at once.
@@ -263,23 +279,28 @@ def build_dresd(
         batch_tokens: Most tokens that the model reads in one batch. None: 2,048 on CPUs, 16,384 on GPUs.
         model_dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
-        release: The release that shall point at the store once it is whole and verifies. None: none.
+        release: The release that shall point at the store once it is whole and verifies. None: NAME-dresd.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
+    own = bool(corpus.paths or questions)
+    name = name or default_name(own)
+    release = release or f"{name}-dresd"
     target = Target(model, model_dtype, device)
     options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
     options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
+        if not own:
+            require_free(ledger, release)
         if questions is not None:
             answers = tasks.make_answers(ledger.logger, name, target, questions, batch)
             tasks.report_answers(name, model, answers)
             corpus = corpus.model_copy(update={"paths": [*corpus.paths, *(made.path for made in answers)]})
         tokens = tasks.make_tokens(ledger, name, corpus, model)
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
-        said = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, said)
+        notes = _go_live(ledger, release, builds[-1], force, keep)
+    return _finish(name, builds, release, notes)
 
 
 def _rest(
@@ -315,14 +336,14 @@ def _build_rest(
 def _go_live(
     ledger: Ledger, release: str | None, built: Built, force: Sequence[str], keep: int | None
 ) -> list[str]:
-    """Move the release, if one is named, and remove old builds, if so told; return what is to be said about it."""
-    said = [] if release is None else tasks.publish(ledger, release, built, force)
-    return said + ([] if keep is None else tasks.prune(ledger, keep))
+    """Move the release, if one is named; remove old builds, if `keep` is given; return sentences for the page."""
+    notes = [] if release is None else tasks.publish(ledger, release, built, force)
+    return notes + ([] if keep is None else tasks.prune(ledger, keep))
 
 
 def _finish(
-    name: str, builds: Sequence[Built], release: str | None = None, said: Sequence[str] = ()
+    name: str, builds: Sequence[Built], release: str | None = None, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Report a run on its page, and return the summary of the last build."""
-    tasks.report(name, builds, release, said)
+    tasks.report(name, builds, release, notes)
     return {"name": name, "release": release, **builds[-1].summary()}

@@ -63,13 +63,14 @@ def rebuild(
     results: list[dict[str, Any]] = []
     failures: list[Exception] = []
     with Ledger(get_run_logger()) as ledger:
-        for name in collections or _all_names(ledger):
+        names = collections or _all_names(ledger)
+        for name in names:
             try:
                 results.append(_rebuild(ledger, name, distilling, dense, segment_tokens, workers, force))
             except (DraftstoreError, OSError) as error:  # the others renew themselves all the same
                 ledger.logger.error("collection %s: %s", name, error)  # noqa: TRY400 - a sentence for people
                 failures.append(error)
-        if keep is not None:
+        if names and keep is not None:
             tasks.prune(ledger, keep)
         if failures:
             raise failures[0]

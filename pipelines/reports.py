@@ -98,6 +98,53 @@ def markdown(name: str, builds: Sequence[Built], release: str | None, said: Sequ
     return "\n".join(lines) + "\n"
 
 
+def moved_markdown(
+    release: str, built: Built, notes: Sequence[str], replays: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the page of a release that moved, with `schema.gates.replay_rows` of its recordings."""
+    head = [
+        f"# Release `{release}` points at build {built.build_id}",
+        "",
+        *(f"- {note}" for note in notes),
+        "",
+    ]
+    return "\n".join([*head, *_replays(replays)])
+
+
+def refusal_markdown(
+    release: str, built: Built, refusals: Mapping[str, str], replays: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the page of a release that stays where it is, with the reasons by check."""
+    lines = [
+        f"# Release `{release}` was not moved",
+        "",
+        f"Build {built.build_id} in `{built.path}` does not go live:",
+        "",
+        "| check | reason |",
+        "|---|---|",
+        *(f"| {check} | {reason.replace('|', '/')} |" for check, reason in refusals.items()),
+        "",
+        f"If that is meant, publish it: `draftstore releases publish {release} {built.build_id} "
+        f"--force {','.join(refusals)}`, or run the flow with `force`.",
+        "",
+    ]
+    return "\n".join([*lines, *_replays(replays)])
+
+
+def _replays(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of replays as lines; none without replays."""
+    if not rows:
+        return []
+    return [
+        "| recording | | build | accepted length |",
+        "|---|---|--:|--:|",
+        *(
+            f"| {row['recording']} | {row['as']} | {row['build']} | {row['accepted_length']:.3f} |"
+            for row in rows
+        ),
+    ]
+
+
 def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str:
     """Return the page of a model's answers, with what was skipped.
 

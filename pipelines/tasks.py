@@ -10,15 +10,17 @@ from prefect.cache_policies import NO_CACHE
 from draftstore.answers.responses import Responses
 from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Ledger
-from pipelines.replay_reports import refusal_markdown, replays_markdown
-from pipelines.reports import Built, answers_markdown, markdown, table_rows
+from pipelines.reports import (
+    Built,
+    answers_markdown,
+    markdown,
+    moved_markdown,
+    refusal_markdown,
+    table_rows,
+)
 from pipelines.retries import DELAYS, passes_by_itself
 from schema.catalogue import RefusedError
 from schema.gates import replay_rows
-from schema.length_chart import draw_lengths, moves_of
-
-MOVES_SHOWN = 200
-"""Latest moves of a release in the picture of a page, which Prefect keeps for every run."""
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
@@ -55,7 +57,7 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) ->
     """Point a release at a build, see `releasing.publish`; the page of the run shows replays, and a refusal."""
     key = _key("release", release)
     try:
-        moved = releasing.move(ledger, release, built, force)
+        moved = releasing.publish(ledger, release, built, force)
     except RefusedError as error:
         rows = replay_rows(error.new, error.live)
         create_markdown_artifact(
@@ -66,10 +68,8 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) ->
         raise
     sentences = moved.verdict.sentences()
     if rows := replay_rows(moved.build, moved.live):
-        with ledger.session() as session:
-            lengths = draw_lengths(release, moves_of(session, release)[-MOVES_SHOWN:])
         create_markdown_artifact(
-            replays_markdown(release, built, rows, sentences, lengths),
+            moved_markdown(release, built, sentences, rows),
             key=key,
             description=f"release `{release}`: what its recordings say",
         )

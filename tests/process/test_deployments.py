@@ -44,8 +44,10 @@ __all__ = ["model_folder"]  # a fixture
 SECONDS = 300.0
 ON_DEMAND: dict[str, dict[str, Any]] = {
     "build-dresd": {"model": "/models/chat"},
-    "generate-responses": {"model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]}},
-}
+    "generate-responses": {
+        "name": "chat", "model": "/models/chat", "questions": {"prompts": ["/data/prompts.jsonl"]},
+    },
+}  # fmt: skip
 """What runs of a flow must name."""
 
 
@@ -202,6 +204,7 @@ def local(
 def crest_parameters(folder: Path) -> dict[str, Any]:
     """Return parameters that make build-crest quick."""
     return {
+        "name": "chat",
         "corpus": {"paths": [str(write_texts(folder / "texts.jsonl", 60))]},
         "tokenizer": str(small_tokenizer_folder(folder / "tokenizer")),
         "ngrams": 300,
@@ -281,7 +284,8 @@ def test_deployments_build_publish_and_stop_without_a_trace(
         assert "properties" in deployment["parameter_openapi_schema"]
 
     require_closed(local, deployments[0]["id"])
-    require_scheduled(local, {deployment["id"] for deployment in deployments if deployment["schedules"]})
+    (nightly,) = (each["id"] for each in deployments if any(plan["active"] for plan in each["schedules"]))
+    require_scheduled(local, {nightly})
 
     logged = (local.state / "server.log").read_text(encoding="utf-8")
     kill(local, "server")
@@ -289,15 +293,16 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     local.wait_until_healthy()
     assert (local.state / "server.log").read_text(encoding="utf-8").startswith(logged)
 
-    wrong = json.dumps({"corpus": {"paths": [str(tmp_path / "none")]}})
+    wrong = json.dumps({"corpus": {"paths": [str(tmp_path)]}})
     local.prefect("deployment", "run", "tokenize-corpus/default", "--params", wrong)
     notice = channel.texts.get(timeout=SECONDS)
     assert "a run failed" in notice
     assert "tokenize-corpus" in notice
+    assert "Name it: --param name=NAME" in notice
 
     parameters = json.dumps(crest_parameters(tmp_path))
     local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
-    path = released("default")
+    path = released("chat")
     manifest = load_manifest(path, "crest")
     assert verify_files(path, manifest) == []
     store = CrestStore.open(path)
@@ -305,12 +310,13 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     assert len(store.drafter().session(context).propose(16)) > 0
     store.close()
     keys = {artifact["key"] for artifact in local.ask("artifacts/filter")}
-    assert keys >= {"crest-default", "crest-default-stores"}
+    assert keys >= {"crest-chat", "crest-chat-stores"}
     logs = local.ask("logs/filter", limit=200)
     assert any("finished" in line["message"] for line in logs)
 
     # What has no schedule is run with what it needs: a model, and its own answers to build from.
     needed: dict[str, Any] = {
+        "name": "chat",
         "model": str(model_folder),
         "questions": {"prompts": [str(tmp_path / "texts.jsonl")], "limit": 8},
     }
@@ -318,10 +324,10 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     local.prefect(
         "deployment", "run", "generate-responses/default", "--params", json.dumps(needed), "--watch"
     )
-    answers = {"paths": [str(tmp_path / "home" / "corpora" / "default" / "answers.jsonl.zst")]}
-    parameters = json.dumps({"model": str(model_folder), "corpus": answers, "dims": 8})
+    answers = {"paths": [str(tmp_path / "home" / "corpora" / "chat" / "answers.jsonl.zst")]}
+    parameters = json.dumps({"name": "chat", "model": str(model_folder), "corpus": answers, "dims": 8})
     local.prefect("deployment", "run", "build-dresd/default", "--params", parameters, "--watch")
-    assert load_manifest(released("default-dresd"), "dresd").target_model == "small-model"
+    assert load_manifest(released("chat-dresd"), "dresd").target_model == "small-model"
 
     # A run at work when Ctrl-C comes: it ends too, and the catalogue knows.
     slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
@@ -349,15 +355,18 @@ def test_deployments_name_flows_and_parameters_that_exist() -> None:
     for deployment in deployments:
         flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
         given = ON_DEMAND.get(flow.name, {})
-        flow.validate_parameters({**deployment["parameters"], **given})
+        flow.validate_parameters({**deployment.get("parameters", {}), **given})
         flows[flow.name] = deployment
     assert flows.keys() == {
         "tokenize-corpus", "count-ngrams", "build-rest", "build-crest", "rebuild", *ON_DEMAND,
     }  # fmt: skip
-    assert flows["build-crest"]["parameters"]["release"] == "default"
-    # One flow does all that is scheduled for a store, step after step; runs of one deployment wait for each other.
-    scheduled = [name for name, deployment in flows.items() if "schedules" in deployment]
-    assert scheduled == ["build-crest", "rebuild"]
+    # Nothing runs by itself on texts that nobody named: `rebuild` takes those of collections.
+    active = [
+        name
+        for name, deployment in flows.items()
+        if any(plan.get("active", True) for plan in deployment.get("schedules", []))
+    ]
+    assert active == ["rebuild"]
     for deployment in flows.values():
         assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
 

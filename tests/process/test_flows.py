@@ -32,6 +32,7 @@ from draftstore.errors import (
     TokenizerError,
     TruncatedCorpusError,
 )
+from draftstore.quickstart import Source
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.build import build_crest
@@ -42,14 +43,14 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
-from pipelines import steps, waiting
+from pipelines import corpora, steps, waiting
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger
 from pipelines.parameters import Corpus, Dense, Distilling
 from pipelines.places import store_path
 from pipelines.progress import StepLog, StepLogs
 from pipelines.retries import passes_by_itself
-from schema.catalogue import RefusedError
+from schema.catalogue import CatalogueError, RefusedError
 from schema.collecting import NewSource, add_sources
 from schema.database import URL_VARIABLE, connect, migrate
 from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
@@ -218,7 +219,7 @@ class TestBuildRest:
         assert live() == Path(before["path"])
         shown = page("release-live")
         assert "| replay | said has an accepted length" in shown
-        assert "](data:image/svg+xml;base64," in shown
+        assert "| said | live | " in shown
         assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
         flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
         assert live() != Path(before["path"])
@@ -357,6 +358,43 @@ class TestBuildCrest:
         assert [row["kind"] for row in json.loads(table["data"])] == ["tokens", "rest", "ngrams", "crest"]
 
 
+class TestDemonstration:
+    @pytest.fixture
+    def small(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """Have a demonstration corpus of a few documents; return parameters of build-crest without a corpus."""
+        texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()]
+        sources = [Source(f"{place}.py", text) for place, text in enumerate(texts)]
+        monkeypatch.setattr(corpora, "_library_sources", lambda: sources)
+        return {key: value for key, value in site.crest.items() if key not in ("name", "corpus", "release")}
+
+    def test_has_a_name_and_a_release_of_its_own(self, flows: Any, site: Site, small: dict[str, Any]) -> None:
+        mine = flows.build_crest(**small, name="chat", corpus=site.request["corpus"])
+        made = flows.build_crest(**small)
+        assert dict(rows("SELECT name, build_id FROM releases")) == {
+            "chat": mine["build"], "demo": made["build"],
+        }  # fmt: skip
+        assert flows.build_crest(**small)["reused"]
+
+    def test_does_not_take_a_release_from_other_texts(
+        self, flows: Any, site: Site, small: dict[str, Any]
+    ) -> None:
+        mine = flows.build_crest(**small, name="chat", corpus=site.request["corpus"])
+        builds = states()
+        with pytest.raises(CatalogueError, match=rf"chat, which build {mine['build']} holds .*texts\.jsonl"):
+            flows.build_crest(**small, release="chat")
+        assert states() == builds
+        demo = flows.build_rest(tokenizer=small["tokenizer"], release="demo")
+        with pytest.raises(CatalogueError, match="name your own texts"):
+            flows.build_crest(**small, rest=demo["path"], name="chat")
+        assert dict(rows("SELECT name, build_id FROM releases"))["chat"] == mine["build"]
+
+    @pytest.mark.parametrize("flow", ["tokenize_corpus", "build_rest", "count_ngrams", "build_crest"])
+    def test_own_texts_need_a_name(self, flows: Any, site: Site, flow: str) -> None:
+        with pytest.raises(CorpusError, match="Name it: --param name=NAME"):
+            getattr(flows, flow)(corpus=site.request["corpus"])
+        assert states() == []
+
+
 def page(key: str) -> str:
     """Return the latest text that a run showed under this key."""
     from prefect.client.orchestration import get_client
@@ -489,7 +527,12 @@ class TestRebuild:
     def test_without_collections(self, flows: Any, site: Site) -> None:
         from pipelines.renewal import rebuild
 
-        assert rebuild() == []
+        flows.build_rest(**site.request)
+        site.write(seed=1)
+        flows.build_rest(**site.request)
+        builds = states()
+        assert rebuild(keep=1) == []
+        assert states() == builds
 
 
 class TestGenerateResponses:
@@ -509,8 +552,8 @@ class TestGenerateResponses:
     def test_other_questions_replace_the_answers(
         self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
     ) -> None:
-        first = flows.generate_responses(str(model_folder), questions)
-        second = flows.generate_responses(str(model_folder), {**questions, "limit": 4})
+        first = flows.generate_responses(str(model_folder), questions, "own")
+        second = flows.generate_responses(str(model_folder), {**questions, "limit": 4}, "own")
         assert (second["paths"], second["reused"]) == (first["paths"], False)
         assert second["answers"] <= 4
 
@@ -526,13 +569,13 @@ class TestGenerateResponses:
         line = json.dumps({"id": "x", "model": "chat", "text": "question and answer"}) + "\n"
         log.write_text(line)
         asked = {**questions, "logs": [log], "logged_as": "chat"}
-        first = flows.generate_responses(str(model_folder), asked)
+        first = flows.generate_responses(str(model_folder), asked, "own")
         log.write_text(line * 3)
         monkeypatch.setattr(responses, "load_model", None)
-        second = flows.generate_responses(str(model_folder), asked)
+        second = flows.generate_responses(str(model_folder), asked, "own")
         assert second["answers"] == first["answers"] + 2
         assert [Path(path).name for path in second["paths"]] == ["answers.jsonl.zst", "logged.jsonl.zst"]
-        assert "| logged | 3 |" in page("answers-default")
+        assert "| logged | 3 |" in page("answers-own")
 
     def test_disk_errors_pass_and_it_goes_on(
         self,
@@ -553,12 +596,12 @@ class TestGenerateResponses:
             add(journal, answers)
 
         monkeypatch.setattr(Journal, "add", flaky)
-        flows.generate_responses(str(model_folder), questions, batch=2)
+        flows.generate_responses(str(model_folder), questions, "own", batch=2)
         assert kept == [2, 2, 0, 2, 2, 2]
 
     def test_nothing_to_answer(self, flows: Any, site: Site, model_folder: Path) -> None:
         with pytest.raises(BuildError, match="no prompts and no response log"):
-            flows.generate_responses(str(model_folder), {})
+            flows.generate_responses(str(model_folder), {}, "own")
 
 
 class TestBuildDresd:
@@ -672,7 +715,7 @@ class TestParameters:
         from pipelines import flows
         from pipelines.renewal import rebuild
 
-        required = {"build-dresd": ["model"], "generate-responses": ["model", "questions"]}
+        required = {"build-dresd": ["model"], "generate-responses": ["model", "questions", "name"]}
         made = (flows.tokenize_corpus, flows.build_rest, flows.count_ngrams, flows.build_dresd)
         for flow in (*made, rebuild, flows.generate_responses, flows.build_crest):
             shown = parameter_schema(flow).model_dump()

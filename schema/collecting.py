@@ -37,7 +37,7 @@ from draftstore.text.wanted import Cap, Removal, wanted_digests
 from schema.builds import CatalogueError, storable
 from schema.collection_models import Collection, CollectionRemoval, CollectionSource
 from schema.home import data_home
-from schema.models import RELEASE_NAME
+from schema.models import RELEASE_NAME, Release
 
 NAME_CHARACTERS = 200
 """Folders and releases have a collection's name with a few characters more."""
@@ -99,7 +99,8 @@ def add_sources(
         tokenizer: folder, file or hub name; None: as it was.
 
     Raises:
-        CatalogueError: the name is invalid, or another collection publishes under it.
+        CatalogueError: the name is invalid, another collection publishes under it, or the collection is new and a
+            release under it is not its own.
         CorpusError: nothing is at a place, or see `NewSource.settled`.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
@@ -110,6 +111,8 @@ def add_sources(
     _require_own_releases(session, name)
     settled = [source.settled() for source in sources]
     found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
+    if found is None:
+        _require_free_releases(session, name)
     collection = found or Collection(name=name)
     session.add(collection)
     if tokenizer:
@@ -142,6 +145,20 @@ def _require_own_releases(session: Session, name: str) -> None:
             f"the collections {rival} and {name} would publish the same release, "
             f"{max(rival, name, key=len)}: choose another name"
         )
+
+
+def _require_free_releases(session: Session, name: str) -> None:
+    """Refuse a name under which a release of other texts is live: rebuilds would replace it, or fail on its kind."""
+    names = [name, *(name + suffix for suffix in DERIVED)]
+    for release in session.scalars(select(Release).where(Release.name.in_(names)).order_by(Release.name)):
+        build = release.build
+        parameters = {**(build.source.parameters if build.source else {}), **build.parameters}
+        if parameters.get("collection") != name:
+            raise CatalogueError(
+                f"the collection {name} would publish the release {release.name}, which build {build.id} holds "
+                f"({build.kind} {build.name!r}): choose another name, or retire that release by "
+                f"`draftstore releases remove {release.name}`"
+            )
 
 
 def get_collection(session: Session, name: str, *, lock: bool = False) -> Collection:

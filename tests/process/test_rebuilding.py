@@ -26,9 +26,9 @@ from pipelines.ledger import Ledger
 from pipelines.rebuilding import Change, Lagging, gather_tokens, is_due, renew_rest, survey
 from pipelines.reports import Built
 from pipelines.steps import Target, dresd_parameters
-from schema.builds import list_builds
+from schema.builds import CatalogueError, list_builds
 from schema.cli.corpora import corpus
-from schema.collecting import NewSource, add_sources, collection_folder, get_collection
+from schema.collecting import NewSource, add_sources, collection_folder, drop_collection, get_collection
 from schema.database import make_engine
 from schema.held_tokens import held_digests
 from schema.home import HOME_VARIABLE
@@ -235,6 +235,32 @@ def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) ->
     assert not site.due(options, 0.1)
     site.write(1, range(41, 54))
     assert site.due(options, 1.0)
+
+
+def test_a_new_collection_takes_no_release_of_other_texts(site: Site) -> None:
+    rest, _ = site.rebuild()
+    sources = [NewSource(str(site.files[0]))]
+    with Ledger() as ledger:
+        releasing.publish(ledger, "small", rest)
+        crest = steps.make_crest(ledger, CrestOptions("small-crest", max_n=2, ngrams=50), rest, 1)
+        releasing.publish(ledger, "small-crest", crest)
+        releasing.publish(ledger, "other-crest", crest)
+    for name, holder in (("other", "other-crest"), ("other-crest", "other-crest")):
+        with (
+            pytest.raises(
+                CatalogueError, match=rf"release {holder}, which build \d+ holds .*releases remove"
+            ),
+            site.transaction() as session,
+        ):
+            add_sources(session, name, sources)
+    with site.transaction() as session:  # its own releases stay with it
+        drop_collection(session, "small")
+        add_sources(session, "small", sources)
+        add_sources(session, "third", sources)
+    with Ledger() as ledger:
+        releasing.publish(ledger, "third", rest)
+    with site.transaction() as session:  # known collections go on
+        add_sources(session, "third", [NewSource(str(site.files[1]))])
 
 
 def prove() -> int:

@@ -64,8 +64,7 @@ def tokenize_corpus(
         name: Name of the shards, and the folder they lie in. None: demo, for the demonstration corpus alone.
         corpus: The texts, and how they are read. None: the demonstration, Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
     """
     name = name or default_name(own=bool(corpus.paths))
     with Ledger(get_run_logger()) as ledger:
@@ -93,19 +92,17 @@ def build_rest(
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes that sort. None: one for each core.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
         release: The release that shall point at the store once it is whole. None: none.
         force: Checks to override where the store is too different from the live one.
-        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
-            step removes older ones. None: all.
+        keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
     own = bool(corpus.paths)
     name = name or default_name(own)
     with Ledger(get_run_logger()) as ledger:
         if release and not own:
             require_free(ledger, release)
-        builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
+        builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
         notes = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, notes)
 
@@ -134,12 +131,11 @@ def count_ngrams(
         head: How many n-grams of each n go into the database with their text, the most common ones.
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort. None: one for each core.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
     """
     name = name or default_name(own=bool(corpus.paths or rest))
     with Ledger(get_run_logger()) as ledger:
-        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
+        builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster, rest)
         builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head, cluster))
     return _finish(name, builds)
 
@@ -180,12 +176,10 @@ def build_crest(
         head: How many n-grams of each n go into the database with their text, the most common ones.
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort and cut trees. None: one for each core.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
         release: The release that shall point at the store once it is whole and verifies. None: its name.
         force: Checks to override where the store is too different from the live one.
-        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
-            step removes older ones. None: all.
+        keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
     own = bool(corpus.paths or rest)
     name = name or default_name(own)
@@ -202,7 +196,7 @@ def build_crest(
     with Ledger(get_run_logger()) as ledger:
         if not own:
             require_free(ledger, release)
-        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
+        builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster, rest)
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head, cluster))
         builds.append(tasks.make_crest(ledger, options, source, workers))
@@ -281,8 +275,7 @@ def build_dresd(
         device: Where the model runs. None: the GPU, if there is one.
         release: The release that shall point at the store once it is whole and verifies. None: NAME-dresd.
         force: Checks to override where the store is too different from the live one.
-        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
-            step removes older ones. None: all.
+        keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
     own = bool(corpus.paths or questions)
     name = name or default_name(own)
@@ -308,27 +301,14 @@ def _rest(
     name: str,
     corpus: Corpus,
     tokenizer: str | None,
-    rest: Path | None,
     segment_tokens: int,
     workers: int | None,
     cluster: str | None,
+    rest: Path | None = None,
 ) -> list[Built]:
-    """Register the named REST store, or build that of the corpus; return the builds, the store last."""
+    """Register the REST store `rest`, or build that of the corpus; return the builds, the store last."""
     if rest is not None:
         return [tasks.use_rest(ledger, rest)]
-    return _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
-
-
-def _build_rest(
-    ledger: Ledger,
-    name: str,
-    corpus: Corpus,
-    tokenizer: str | None,
-    segment_tokens: int,
-    workers: int | None,
-    cluster: str | None,
-) -> list[Built]:
-    """Tokenize a corpus, and build its REST store from the shards."""
     tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
     return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers, cluster)]
 

@@ -1,6 +1,6 @@
 """Parameters of the flows: pydantic types whose descriptions, bounds and examples the web page shows.
 
-Defaults work on a bare machine: the source of Python's standard library as corpus, and the quickstart's tokenizer.
+Without them flows work on a bare machine: with the demonstration corpus, and the quickstart's tokenizer.
 """
 
 from pathlib import Path
@@ -148,7 +148,7 @@ class Dense(BaseModel):
 
 
 class Questions(BaseModel):
-    """What a model is asked, and how it answers; or answers that it has given already."""
+    """Prompts for a model, and how it answers them; or answers in logs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -10,7 +10,7 @@ from draftstore.errors import ClusterGoneError
 from schema.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.failures import translate
 
-PASSING = frozenset(
+TRANSIENT = frozenset(
     {
         errno.EAGAIN,
         errno.EBUSY,
@@ -31,11 +31,11 @@ DELAYS = (2.0, 10.0, 30.0, 60.0)
 """Seconds before each new attempt: together longer than a database takes to restart."""
 
 
-def passes_by_itself(error: BaseException) -> bool:
-    """Return True if a retry of the step may succeed."""
+def is_transient(error: BaseException) -> bool:
+    """Return True if the step may succeed when it is tried again."""
     return any(
         isinstance(translate(one) or one, ClusterGoneError | DatabaseAwayError | DatabaseTimeoutError)
-        or (isinstance(one, OSError) and one.errno in PASSING)
+        or (isinstance(one, OSError) and one.errno in TRANSIENT)
         for one in _causes(error)
     )
 

@@ -310,7 +310,7 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     assert len(store.drafter().session(context).propose(16)) > 0
     store.close()
     keys = {artifact["key"] for artifact in local.ask("artifacts/filter")}
-    assert keys >= {"crest-chat", "crest-chat-stores"}
+    assert "crest-chat" in keys
     logs = local.ask("logs/filter", limit=200)
     assert any("finished" in line["message"] for line in logs)
 

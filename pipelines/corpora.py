@@ -1,8 +1,8 @@
-"""Corpus, name and tokenizer of a flow that names none: a demonstration that exists on every machine."""
+"""Corpus, name and tokenizer of a flow; the defaults are a demonstration that works on every machine."""
 
 from pathlib import Path, PurePosixPath
 
-from draftstore.errors import CorpusError
+from draftstore.errors import BuildError
 from draftstore.quickstart import Source, default_folders, find_sources, quickstart_tokenizer, write_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from pipelines.parameters import Corpus
@@ -12,21 +12,17 @@ DEMO = "demo"
 EXCLUDED = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
 
 
-def default_name(own: bool) -> str:
-    """Return the name of a build that is given none: `demo`, but only for the demonstration corpus.
-
-    Raises:
-        CorpusError: the corpus is the caller's own, which could otherwise replace another one's stores.
-    """
-    if own:
-        raise CorpusError(
-            "your texts need a name, which the store and its release get. Name it: --param name=NAME. Or make a "
-            "collection of them, whose name the flow rebuild takes: `draftstore corpus add NAME PATH`"
+def resolve_name(name: str | None, *, demo: bool) -> str:
+    """Return the name of a store: the given one, or else `demo`, but only for the demonstration corpus."""
+    if name is None and not demo:
+        raise BuildError(
+            "a store of your own texts needs a name: --param name=chat, or a collection, whose name the flow rebuild "
+            "takes: `draftstore corpus add chat PATH`"
         )
-    return DEMO
+    return name or DEMO
 
 
-def demonstration_path(home: Path) -> Path:
+def demo_path(home: Path) -> Path:
     """Return the file of the demonstration corpus."""
     return home / "corpora" / "python-standard-library.jsonl"
 
@@ -38,7 +34,7 @@ def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
     """
     if corpus.paths:
         return corpus
-    path = demonstration_path(home)
+    path = demo_path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_corpus(path, _library_sources())
     return corpus.model_copy(update={"paths": [path]})

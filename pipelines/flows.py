@@ -16,7 +16,7 @@ from draftstore.stores.crest.counts import DEFAULT_MAX_N
 from draftstore.stores.dresd.build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from pipelines import tasks
-from pipelines.corpora import default_name
+from pipelines.corpora import resolve_name
 from pipelines.ledger import Ledger
 from pipelines.parameters import (
     DEFAULT_CORPUS,
@@ -36,6 +36,7 @@ from pipelines.parameters import (
     Name,
     Ngrams,
     Questions,
+    ReleaseName,
     Rule,
     Sample,
     SegmentTokens,
@@ -61,12 +62,12 @@ def tokenize_corpus(
     """Write a corpus as token shards.
 
     Args:
-        name: Name of the shards, and the folder they lie in. None: demo, for the demonstration corpus alone.
-        corpus: The texts, and how they are read. None: the demonstration, Python's standard library.
+        name: Name of the shards, and the folder they lie in. None: demo, if no corpus is named.
+        corpus: The texts, and how they are read. None named: the source of Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
     """
-    name = name or default_name(own=bool(corpus.paths))
+    name = resolve_name(name, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
         tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
     return _finish(name, [tokens.built])
@@ -80,28 +81,25 @@ def build_rest(
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
     cluster: Cluster | None = None,
-    release: Name | None = None,
+    release: ReleaseName | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a REST store: a corpus as token ids with suffix arrays.
 
     Args:
-        name: Name of the store, and the folder it lies in. None: demo, for the demonstration corpus alone.
-        corpus: The texts, and how they are read. None: the demonstration, Python's standard library.
+        name: Name of the store, and the folder it lies in. None: demo, if no corpus is named.
+        corpus: The texts, and how they are read. None named: the source of Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes that sort. None: one for each core.
         cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
-        release: The release that shall point at the store once it is whole. None: none.
+        release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
-    own = bool(corpus.paths)
-    name = name or default_name(own)
     with Ledger(get_run_logger()) as ledger:
-        if release and not own:
-            require_free(ledger, release)
+        name, release = _names(ledger, name, release, demo=not corpus.paths)
         builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
         notes = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, notes)
@@ -122,9 +120,8 @@ def count_ngrams(
     """Count the n-grams of a REST store exactly, all into Parquet, the most common ones and the spectrum into SQL.
 
     Args:
-        name: Name of the counts, and the folder they lie in. None: demo, for the demonstration corpus alone.
-        corpus: The texts of the REST store, which is built unless it is there; not read where `rest` names one. None:
-            the demonstration, Python's standard library.
+        name: Name of the counts, and the folder they lie in. None: demo, if no corpus is named.
+        corpus: The texts of the REST store, which is built unless it is there; not read where `rest` names one.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to count instead.
         max_n: Most tokens of an n-gram.
@@ -133,7 +130,7 @@ def count_ngrams(
         workers: Most processes that sort. None: one for each core.
         cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
     """
-    name = name or default_name(own=bool(corpus.paths or rest))
+    name = resolve_name(name, demo=not corpus.paths and rest is None)
     with Ledger(get_run_logger()) as ledger:
         builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster, rest)
         builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head, cluster))
@@ -155,16 +152,15 @@ def build_crest(
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
     cluster: Cluster | None = None,
-    release: Name | None = None,
+    release: ReleaseName | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a CREST store: the draft trees of the most common n-grams, with statistics to ask about in SQL.
 
     Args:
-        name: Name of the store, and the folder it lies in. None: demo, for the demonstration corpus alone.
-        corpus: The texts; the REST store of them is built unless it is there. Not read where `rest` names one. None:
-            the demonstration, Python's standard library.
+        name: Name of the store, and the folder it lies in. None: demo, if no corpus is named.
+        corpus: The texts; the REST store of them is built unless it is there. Not read where `rest` names one.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to cut the trees from instead.
         max_n: Most tokens of an n-gram.
@@ -177,25 +173,21 @@ def build_crest(
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort and cut trees. None: one for each core.
         cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
-        release: The release that shall point at the store once it is whole and verifies. None: its name.
+        release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
-    own = bool(corpus.paths or rest)
-    name = name or default_name(own)
-    release = release or name
-    options = CrestOptions(
-        name=name,
-        max_n=max_n,
-        selection=selection,
-        ngrams=ngrams,
-        max_bytes=max_bytes,
-        backends=tuple(sorted(set(backends))),
-    )
-    options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
-        if not own:
-            require_free(ledger, release)
+        name, release = _names(ledger, name, release, demo=not corpus.paths and rest is None)
+        options = CrestOptions(
+            name=name,
+            max_n=max_n,
+            selection=selection,
+            ngrams=ngrams,
+            max_bytes=max_bytes,
+            backends=tuple(sorted(set(backends))),
+        )
+        options.check()  # before hours of work
         builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster, rest)
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head, cluster))
@@ -252,7 +244,7 @@ def build_dresd(
     batch_tokens: BatchTokens | None = None,
     model_dtype: Weights | None = None,
     device: Device | None = None,
-    release: Name | None = None,
+    release: ReleaseName | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
 ) -> dict[str, Any]:
@@ -260,9 +252,8 @@ def build_dresd(
 
     Args:
         model: A folder with a tokenizer.json, or a name on the Hugging Face hub. The store serves this model alone.
-        name: Name of the store, and the folder it lies in. None: demo, for the demonstration corpus alone.
-        corpus: The texts, and how they are read. None: the model's answers to `questions`; without these the
-            demonstration, Python's standard library.
+        name: Name of the store, and the folder it lies in. None: demo, if no corpus is named.
+        corpus: The texts, and how they are read. None named: the source of Python's standard library.
         questions: Have the model answer these first, and build from its answers, with the files that `corpus` names.
             None: build from the corpus alone.
         batch: How many answers are decoded at once.
@@ -273,19 +264,15 @@ def build_dresd(
         batch_tokens: Most tokens that the model reads in one batch. None: 2,048 on CPUs, 16,384 on GPUs.
         model_dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
-        release: The release that shall point at the store once it is whole and verifies. None: NAME-dresd.
+        release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
-    own = bool(corpus.paths or questions)
-    name = name or default_name(own)
-    release = release or f"{name}-dresd"
     target = Target(model, model_dtype, device)
-    options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
-    options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
-        if not own:
-            require_free(ledger, release)
+        name, release = _names(ledger, name, release, demo=not corpus.paths and questions is None)
+        options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
+        options.check()  # before hours of work
         if questions is not None:
             answers = tasks.make_answers(ledger.logger, name, target, questions, batch)
             tasks.report_answers(name, model, answers)
@@ -294,6 +281,15 @@ def build_dresd(
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
         notes = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, notes)
+
+
+def _names(ledger: Ledger, name: str | None, release: str | None, *, demo: bool) -> tuple[str, str | None]:
+    """Return the names of a store and of its release, which the demonstration may not take from others."""
+    name = resolve_name(name, demo=demo)
+    release = release and release.replace("{name}", name)
+    if demo and release:
+        require_free(ledger, release)  # before hours of work
+    return name, release
 
 
 def _rest(

@@ -1,15 +1,16 @@
 """The last steps of the flows: releases move to what was built, and old builds are removed."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from draftstore.errors import counted
-from pipelines.corpora import demonstration_path
+from pipelines.corpora import demo_path
 from pipelines.ledger import Ledger
 from pipelines.reports import Built
 from schema import catalogue
+from schema.collecting import list_collections, releases_of
 from schema.home import data_home
-from schema.releases import list_releases
+from schema.lineage import source_places
+from schema.models import Release
 
 
 def prune(ledger: Ledger, keep: int) -> list[str]:
@@ -27,36 +28,29 @@ def prune(ledger: Ledger, keep: int) -> list[str]:
 
 
 def require_free(ledger: Ledger, release: str) -> None:
-    """Refuse a release to the demonstration corpus, unless it is new or already points at that corpus.
-
-    Raises:
-        CatalogueError: another corpus holds the release.
-    """
+    """Refuse a release to the demonstration corpus where a build of other texts, or a collection, has it."""
     with ledger.session() as session:
-        live = {each.name: each.build for each in list_releases(session)}.get(release)
-        corpus = [] if live is None else _sources(live.manifest)
-        if live is not None and not _is_demonstration(corpus):
-            raise catalogue.CatalogueError(
-                f"the demonstration corpus does not replace the release {release}, which build {live.id} holds "
-                f"({live.kind} {live.name!r} from {', '.join(corpus[:3]) or 'other texts'}): name your own texts "
-                "(--param corpus=... --param name=NAME), or another release (--param release=NAME)"
-            )
-
-
-def _sources(manifest: Mapping[str, Any] | None) -> list[str]:
-    return list((manifest or {}).get("corpus", {}).get("sources", []))
+        collections = [each.name for each in list_collections(session) if release in releases_of(each.name)]
+        owners = [f"the collection {name}" for name in collections]
+        live = session.get(Release, release)
+        if live is not None and not _is_demonstration(source_places(live.build)[:1]):
+            owners.append(f"build {live.build_id} ({live.build.kind} {live.build.name!r})")
+    if owners:
+        raise catalogue.CatalogueError(
+            f"the release {release} is that of {owners[0]}, and this is a build of the demonstration corpus: name your "
+            "own texts (parameter corpus), or another release"
+        )
 
 
 def _is_demonstration(sources: Sequence[str]) -> bool:
-    return list(sources) == [str(demonstration_path(data_home()))]
+    return list(sources) == [str(demo_path(data_home()))]
 
 
 def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str] = ()) -> catalogue.Moved:
     """Point a release at a verified build, unless it already points there; return what the gates measured.
 
     Raises:
-        CatalogueError: the store fails verification, or its corpus is the demonstration and another one holds the
-            release.
+        CatalogueError: the store fails verification, or is a demonstration and the release is not.
         RefusedError: the build is too different from the live one, or does worse.
         DatabaseError: the database cannot be used.
     """

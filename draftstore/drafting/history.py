@@ -22,7 +22,7 @@ _SCATTER = 0x1E3779B97F4A7C15
 
 
 class RequestRule(NamedTuple):
-    """Parameters of drafts from the text, tuned by `python -m benchmarks.request`.
+    """Parameters of drafts from the text, tuned as docs/findings.md says.
 
     Attributes:
         max_match: maximum length of a match.

@@ -14,8 +14,7 @@ node does not matter: predictions are compared with the actual text. "Noisy-or" 
 Intelligent Systems, 1988, section 4.3.
 
 Sums with fixed or learned weights, maxima, and a cascade in which the next drafter gets the remaining probability
-perform about as well with two good drafters, but a bad third one misleads them: `python -m benchmarks.request` compares
-them.
+perform about as well with two good drafters, but a bad third one misleads them (docs/findings.md).
 
 Dense stores need hidden states in their own spaces. If all of them share one space, the target model is asked for
 states projected to it; otherwise for unprojected states, which are projected here for each.

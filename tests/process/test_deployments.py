@@ -204,7 +204,7 @@ def local(
 def crest_parameters(folder: Path) -> dict[str, Any]:
     """Return parameters that make build-crest quick."""
     return {
-        "name": "chat",
+        "name": "own",
         "corpus": {"paths": [str(write_texts(folder / "texts.jsonl", 60))]},
         "tokenizer": str(small_tokenizer_folder(folder / "tokenizer")),
         "ngrams": 300,
@@ -284,8 +284,9 @@ def test_deployments_build_publish_and_stop_without_a_trace(
         assert "properties" in deployment["parameter_openapi_schema"]
 
     require_closed(local, deployments[0]["id"])
-    (nightly,) = (each["id"] for each in deployments if any(plan["active"] for plan in each["schedules"]))
-    require_scheduled(local, {nightly})
+    active = {each["id"]: each for each in deployments if any(row["active"] for row in each["schedules"])}
+    assert [each["entrypoint"] for each in active.values()] == ["pipelines.renewal.rebuild"]
+    require_scheduled(local, set(active))
 
     logged = (local.state / "server.log").read_text(encoding="utf-8")
     kill(local, "server")
@@ -298,11 +299,11 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     notice = channel.texts.get(timeout=SECONDS)
     assert "a run failed" in notice
     assert "tokenize-corpus" in notice
-    assert "Name it: --param name=NAME" in notice
+    assert "needs a name: --param name=chat" in notice
 
     parameters = json.dumps(crest_parameters(tmp_path))
     local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
-    path = released("chat")
+    path = released("own")
     manifest = load_manifest(path, "crest")
     assert verify_files(path, manifest) == []
     store = CrestStore.open(path)
@@ -310,13 +311,13 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     assert len(store.drafter().session(context).propose(16)) > 0
     store.close()
     keys = {artifact["key"] for artifact in local.ask("artifacts/filter")}
-    assert "crest-chat" in keys
+    assert "crest-own" in keys
     logs = local.ask("logs/filter", limit=200)
     assert any("finished" in line["message"] for line in logs)
 
     # What has no schedule is run with what it needs: a model, and its own answers to build from.
     needed: dict[str, Any] = {
-        "name": "chat",
+        "name": "own",
         "model": str(model_folder),
         "questions": {"prompts": [str(tmp_path / "texts.jsonl")], "limit": 8},
     }
@@ -324,10 +325,10 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     local.prefect(
         "deployment", "run", "generate-responses/default", "--params", json.dumps(needed), "--watch"
     )
-    answers = {"paths": [str(tmp_path / "home" / "corpora" / "chat" / "answers.jsonl.zst")]}
-    parameters = json.dumps({"name": "chat", "model": str(model_folder), "corpus": answers, "dims": 8})
+    answers = {"paths": [str(tmp_path / "home" / "corpora" / "own" / "answers.jsonl.zst")]}
+    parameters = json.dumps({"model": str(model_folder), "name": "own", "corpus": answers, "dims": 8})
     local.prefect("deployment", "run", "build-dresd/default", "--params", parameters, "--watch")
-    assert load_manifest(released("chat-dresd"), "dresd").target_model == "small-model"
+    assert load_manifest(released("own-dresd"), "dresd").target_model == "small-model"
 
     # A run at work when Ctrl-C comes: it ends too, and the catalogue knows.
     slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
@@ -360,13 +361,11 @@ def test_deployments_name_flows_and_parameters_that_exist() -> None:
     assert flows.keys() == {
         "tokenize-corpus", "count-ngrams", "build-rest", "build-crest", "rebuild", *ON_DEMAND,
     }  # fmt: skip
-    # Nothing runs by itself on texts that nobody named: `rebuild` takes those of collections.
-    active = [
-        name
-        for name, deployment in flows.items()
-        if any(plan.get("active", True) for plan in deployment.get("schedules", []))
-    ]
-    assert active == ["rebuild"]
+    assert flows["build-crest"]["parameters"]["release"] == "{name}"
+    assert not flows["build-crest"]["schedules"][0]["active"]  # until a corpus is named
+    # One flow does all that is scheduled for a store, step after step; runs of one deployment wait for each other.
+    scheduled = [name for name, deployment in flows.items() if "schedules" in deployment]
+    assert scheduled == ["build-crest", "rebuild"]
     for deployment in flows.values():
         assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
 

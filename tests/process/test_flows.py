@@ -43,7 +43,7 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokenizing import build_tokens
 from draftstore.text.tokens import open_shards
-from pipelines import corpora, steps, waiting
+from pipelines import steps, waiting
 from pipelines.corpora import resolve_corpus, resolve_tokenizer
 from pipelines.ledger import Ledger
 from pipelines.parameters import Corpus, Dense, Distilling
@@ -133,9 +133,10 @@ def states() -> list[tuple[Any, ...]]:
     return rows("SELECT kind, state FROM builds ORDER BY id")
 
 
-def live() -> Path | None:
-    """Return the store that the release points at."""
-    found = rows("SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = 'live'")
+def live(release: str = "live") -> Path | None:
+    """Return the store that a release points at."""
+    query = "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = %s"
+    found = rows(query, release)
     return Path(found[0][0]) if found else None
 
 
@@ -206,7 +207,7 @@ class TestBuildRest:
         texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()[:8]]
         recorded.write_text("".join(json.dumps({"prompt": "say", "output": text}) + "\n" for text in texts))
         with Ledger() as ledger, ledger.session() as session:
-            add_recording(session, Rule("said", recorded, slowdown=1e9), ["live"])
+            add_recording(session, Rule("said", recorded), ["live"])
         before = flows.build_rest(**site.request, release="live")
         assert "- said: accepted length " in page("rest-small")
         numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
@@ -339,6 +340,39 @@ class TestBuildCrest:
         assert again["path"] == made["path"]
         require_whole(live())
 
+    def test_texts_of_ones_own_need_a_name(self, flows: Any, site: Site, small_store: Path) -> None:
+        for given in ({"corpus": Corpus(paths=[site.corpus])}, {"rest": small_store}):
+            with pytest.raises(BuildError, match="needs a name: --param name=chat"):
+                flows.build_crest(**given, release="{name}")
+        assert states() == []
+
+    def test_the_demonstration_takes_no_release_of_others(
+        self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            "pipelines.corpora._library_sources", lambda: [Source("a.py", site.corpus.read_text())]
+        )
+        quick = {"tokenizer": str(site.tokenizer), "ngrams": NGRAMS, "max_n": 3}
+        for _ in range(2):
+            made = flows.build_crest(**quick, release="{name}")
+            assert (made["name"], made["release"]) == ("demo", "demo")
+        own = flows.build_crest(**{**site.crest, "release": "{name}"})
+        builds = states()
+        assert (own["release"], live("small")) == ("small", Path(own["path"]))
+        with pytest.raises(
+            CatalogueError, match=rf"small is that of build {own['build']}, and this is .* demonstration"
+        ):
+            flows.build_crest(**quick, name="small", release="small")
+        assert states() == builds  # refused before any work
+        demo = flows.build_rest(tokenizer=str(site.tokenizer))
+        with pytest.raises(CatalogueError, match="small is that of build"):
+            flows.build_crest(**quick, rest=demo["path"], name="small", release="small")
+        assert live("small") == Path(own["path"])
+        with connect() as connection:
+            connection.execute("INSERT INTO collections (name) VALUES ('chat')")
+        with pytest.raises(CatalogueError, match="chat-crest is that of the collection chat"):
+            flows.build_crest(**quick, release="chat-crest")
+
     def test_a_choice_that_cannot_be_built_is_refused_before_any_work(self, flows: Any, site: Site) -> None:
         with pytest.raises(BuildError, match="choose one"):
             flows.build_crest(**site.crest, max_bytes=100_000)
@@ -351,43 +385,6 @@ class TestBuildCrest:
         assert "The release `live` points at it." in shown
         stores = [line.split("|")[1].strip() for line in shown.splitlines() if line.count("|") == 6]
         assert stores[2:] == ["tokens", "rest", "ngrams", "crest"]
-
-
-class TestDemonstration:
-    @pytest.fixture
-    def small(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        """Have a demonstration corpus of a few documents; return parameters of build-crest without a corpus."""
-        texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()]
-        sources = [Source(f"{place}.py", text) for place, text in enumerate(texts)]
-        monkeypatch.setattr(corpora, "_library_sources", lambda: sources)
-        return {key: value for key, value in site.crest.items() if key not in ("name", "corpus", "release")}
-
-    def test_has_a_name_and_a_release_of_its_own(self, flows: Any, site: Site, small: dict[str, Any]) -> None:
-        mine = flows.build_crest(**small, name="chat", corpus=site.request["corpus"])
-        made = flows.build_crest(**small)
-        assert dict(rows("SELECT name, build_id FROM releases")) == {
-            "chat": mine["build"], "demo": made["build"],
-        }  # fmt: skip
-        assert flows.build_crest(**small)["reused"]
-
-    def test_does_not_take_a_release_from_other_texts(
-        self, flows: Any, site: Site, small: dict[str, Any]
-    ) -> None:
-        mine = flows.build_crest(**small, name="chat", corpus=site.request["corpus"])
-        builds = states()
-        with pytest.raises(CatalogueError, match=rf"chat, which build {mine['build']} holds .*texts\.jsonl"):
-            flows.build_crest(**small, release="chat")
-        assert states() == builds
-        demo = flows.build_rest(tokenizer=small["tokenizer"], release="demo")
-        with pytest.raises(CatalogueError, match="name your own texts"):
-            flows.build_crest(**small, rest=demo["path"], name="chat")
-        assert dict(rows("SELECT name, build_id FROM releases"))["chat"] == mine["build"]
-
-    @pytest.mark.parametrize("flow", ["tokenize_corpus", "build_rest", "count_ngrams", "build_crest"])
-    def test_own_texts_need_a_name(self, flows: Any, site: Site, flow: str) -> None:
-        with pytest.raises(CorpusError, match="Name it: --param name=NAME"):
-            getattr(flows, flow)(corpus=site.request["corpus"])
-        assert states() == []
 
 
 def page(key: str) -> str:

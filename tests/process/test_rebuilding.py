@@ -23,16 +23,17 @@ from draftstore.text.records import Document
 from draftstore.text.scanning import documents_of
 from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Ledger
-from pipelines.rebuilding import Change, Lagging, gather_tokens, is_due, renew_rest, survey
+from pipelines.rebuilding import Change, LaggingStore, gather_tokens, is_due, renew_rest, survey
 from pipelines.reports import Built
 from pipelines.steps import Target, dresd_parameters
-from schema.builds import CatalogueError, list_builds
+from schema.builds import list_builds
 from schema.cli.corpora import corpus
-from schema.collecting import NewSource, add_sources, collection_folder, drop_collection, get_collection
+from schema.collecting import NewSource, add_sources, get_collection
 from schema.database import make_engine
-from schema.held_tokens import held_digests
 from schema.home import HOME_VARIABLE
+from schema.lineage import store_digests
 from schema.publishing import Transaction
+from schema.removal_files import collection_folder
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.unit.hf.test_loading import model_folder
 
@@ -69,9 +70,9 @@ class Site:
             return renew_rest(ledger, surveyed, 1)
 
     def due(self, options: CrestOptions, after: float) -> bool:
-        return self.lags(Lagging(options.name, "crest", steps.crest_parameters(options), after))
+        return self.lags(LaggingStore(options.name, "crest", steps.crest_parameters(options), after))
 
-    def lags(self, store: Lagging) -> bool:
+    def lags(self, store: LaggingStore) -> bool:
         with Ledger() as ledger:
             return is_due(ledger, survey(ledger, "small", 1 << 20), store)
 
@@ -93,7 +94,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Iter
 
 
 def held(store: Path) -> set[bytes]:
-    digests = held_digests(store)
+    digests = store_digests(store)
     assert digests is not None
     return set(digest_keys(digests).tolist())
 
@@ -237,32 +238,6 @@ def test_trees_are_cut_again_when_enough_is_new_or_something_went(site: Site) ->
     assert site.due(options, 1.0)
 
 
-def test_a_new_collection_takes_no_release_of_other_texts(site: Site) -> None:
-    rest, _ = site.rebuild()
-    sources = [NewSource(str(site.files[0]))]
-    with Ledger() as ledger:
-        releasing.publish(ledger, "small", rest)
-        crest = steps.make_crest(ledger, CrestOptions("small-crest", max_n=2, ngrams=50), rest, 1)
-        releasing.publish(ledger, "small-crest", crest)
-        releasing.publish(ledger, "other-crest", crest)
-    for name, holder in (("other", "other-crest"), ("other-crest", "other-crest")):
-        with (
-            pytest.raises(
-                CatalogueError, match=rf"release {holder}, which build \d+ holds .*releases remove"
-            ),
-            site.transaction() as session,
-        ):
-            add_sources(session, name, sources)
-    with site.transaction() as session:  # its own releases stay with it
-        drop_collection(session, "small")
-        add_sources(session, "small", sources)
-        add_sources(session, "third", sources)
-    with Ledger() as ledger:
-        releasing.publish(ledger, "third", rest)
-    with site.transaction() as session:  # known collections go on
-        add_sources(session, "third", [NewSource(str(site.files[1]))])
-
-
 def prove() -> int:
     return CliRunner().invoke(corpus, ["prove-removed", "small"], catch_exceptions=False).exit_code
 
@@ -290,7 +265,7 @@ def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site
     options, target = DresdOptions((), "small-dense", dims=8), Target(str(model_folder))
 
     def due(after: float, options: DresdOptions = options, target: Target = target) -> bool:
-        return site.lags(Lagging("small-dense", "dresd", dresd_parameters(options, target), after))
+        return site.lags(LaggingStore("small-dense", "dresd", dresd_parameters(options, target), after))
 
     assert due(1.0)
     first = site.embed(options, target)

@@ -70,7 +70,7 @@ def tokenize_corpus(
     name = resolve_name(name, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
         tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
-    return _finish(name, [tokens.built])
+        return _finish(ledger, name, [tokens.built])
 
 
 @flow(name="build-rest")
@@ -101,8 +101,7 @@ def build_rest(
     with Ledger(get_run_logger()) as ledger:
         name, release = _names(ledger, name, release, demo=not corpus.paths)
         builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
-        notes = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, notes)
+        return _finish(ledger, name, builds, release, force, keep)
 
 
 @flow(name="count-ngrams")
@@ -134,7 +133,7 @@ def count_ngrams(
     with Ledger(get_run_logger()) as ledger:
         builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster, rest)
         builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head, cluster))
-    return _finish(name, builds)
+        return _finish(ledger, name, builds)
 
 
 @flow(name="build-crest")
@@ -192,8 +191,7 @@ def build_crest(
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head, cluster))
         builds.append(tasks.make_crest(ledger, options, source, workers))
-        notes = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, notes)
+        return _finish(ledger, name, builds, release, force, keep)
 
 
 @flow(name="generate-responses")
@@ -279,8 +277,7 @@ def build_dresd(
             corpus = corpus.model_copy(update={"paths": [*corpus.paths, *(made.path for made in answers)]})
         tokens = tasks.make_tokens(ledger, name, corpus, model)
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
-        notes = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, notes)
+        return _finish(ledger, name, builds, release, force, keep)
 
 
 def _names(ledger: Ledger, name: str | None, release: str | None, *, demo: bool) -> tuple[str, str | None]:
@@ -309,17 +306,17 @@ def _rest(
     return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers, cluster)]
 
 
-def _go_live(
-    ledger: Ledger, release: str | None, built: Built, force: Sequence[str], keep: int | None
-) -> list[str]:
-    """Move the release, if one is named; remove old builds, if `keep` is given; return sentences for the page."""
-    notes = [] if release is None else tasks.publish(ledger, release, built, force)
-    return notes + ([] if keep is None else tasks.prune(ledger, keep))
-
-
 def _finish(
-    name: str, builds: Sequence[Built], release: str | None = None, notes: Sequence[str] = ()
+    ledger: Ledger,
+    name: str,
+    builds: Sequence[Built],
+    release: str | None = None,
+    force: Sequence[str] = (),
+    keep: int | None = None,
 ) -> dict[str, Any]:
-    """Report a run on its page, and return the summary of the last build."""
+    """Move the release, if there is one, to the last build; remove all but `keep` old builds; report on the page."""
+    notes = [] if release is None else tasks.publish(ledger, release, builds[-1], force)
+    if keep is not None:
+        notes += tasks.prune(ledger, keep)
     tasks.report(name, builds, release, notes)
     return {"name": name, "release": release, **builds[-1].summary()}

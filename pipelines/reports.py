@@ -36,7 +36,7 @@ class Built:
 
 
 def markdown(name: str, builds: Sequence[Built], release: str | None, notes: Sequence[str] = ()) -> str:
-    """Return the page of a run: stores in build order, their corpus, and the duration of each step."""
+    """Return the page of a run: stores in build order, their corpus, and figures of the last one."""
     last = builds[-1]
     corpus = last.manifest.corpus
     sources = corpus.get("sources", [])
@@ -70,12 +70,7 @@ def markdown(name: str, builds: Sequence[Built], release: str | None, notes: Seq
         lines.append(f"Skipped: {', '.join(skipped)}.")
     if corpus.get("truncated"):
         lines.append(f"Not read to the end: {counted(corpus['truncated'], 'truncated file')}.")
-    lines += _figures(last.manifest)
-    steps = [(built.manifest.kind, step, s) for built in builds for step, s in built.timings.items()]
-    if steps:
-        lines += ["", "| step | seconds |", "|---|--:|"]
-        lines += [f"| {kind}: {step} | {seconds:,.2f} |" for kind, step, seconds in steps]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_figures(last.manifest)]) + "\n"
 
 
 def refusal_markdown(release: str, built: Built, refusals: Mapping[str, str], notes: Sequence[str]) -> str:

@@ -10,22 +10,16 @@ from draftstore.errors import ClusterGoneError
 from schema.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.failures import translate
 
-TRANSIENT = frozenset(
-    {
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.ECONNABORTED,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EHOSTUNREACH,
-        errno.EINTR,
-        errno.EIO,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.EPIPE,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    }
+TRANSIENT = (
+    ClusterGoneError,
+    DatabaseAwayError,
+    DatabaseTimeoutError,
+    BlockingIOError,
+    ConnectionError,
+    TimeoutError,
+)
+TRANSIENT_CODES = frozenset(
+    {errno.EBUSY, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE}
 )
 DELAYS = (2.0, 10.0, 30.0, 60.0)
 """Seconds before each new attempt: together longer than a database takes to restart."""
@@ -34,8 +28,8 @@ DELAYS = (2.0, 10.0, 30.0, 60.0)
 def is_transient(error: BaseException) -> bool:
     """Return True if the step may succeed when it is tried again."""
     return any(
-        isinstance(translate(one) or one, ClusterGoneError | DatabaseAwayError | DatabaseTimeoutError)
-        or (isinstance(one, OSError) and one.errno in TRANSIENT)
+        isinstance(translate(one) or one, TRANSIENT)
+        or (isinstance(one, OSError) and one.errno in TRANSIENT_CODES)
         for one in _causes(error)
     )
 

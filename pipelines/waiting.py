@@ -1,6 +1,5 @@
 """Runs that build the same wait for each other: the second finds what the first has made."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
@@ -10,8 +9,6 @@ from draftstore.errors import BuildRunningError
 from pipelines.progress import Logger
 
 POLL_SECONDS = 5.0
-REMINDER = 120
-"""Attempts between two log lines: ten minutes."""
 
 T = TypeVar("T")
 
@@ -23,13 +20,14 @@ def when_free(
 
     There is no limit: the lock of the other process ends with it, however that happens.
     """
-    for attempt in itertools.count():
+    waiting = False
+    while True:
         try:
             return make()
         except BuildRunningError:
-            if attempt % REMINDER == 0:
+            if not waiting:
                 logger.info("another run is building %s: this one waits until that has ended", path)
+                waiting = True
         sleep(POLL_SECONDS)
         if (found := made()) is not None:
             return found
-    raise AssertionError("unreachable")

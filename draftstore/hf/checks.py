@@ -69,11 +69,7 @@ def check_request(
 
 
 def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> None:
-    """Refuse decoding without a cache, or with drafts over a cache without rollback.
-
-    Raises:
-        DecodingError: there is no suitable cache.
-    """
+    """Refuse decoding without a cache, or with drafts over a cache without rollback."""
     cache = model_kwargs.get("past_key_values")
     if not model_kwargs.get("use_cache"):
         raise DecodingError(

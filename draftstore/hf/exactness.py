@@ -61,9 +61,6 @@ def require_exact(model: Any) -> None:
 
     Not in training mode, where dropout makes every pass another; and not with `flex_attention`, which would compile for
     minutes to run the same model.
-
-    Raises:
-        DecodingError: it is such a model.
     """
     attention = str(model.config.get_text_config(decoder=True)._attn_implementation)
     if model.training or attention == "flex_attention":
@@ -80,11 +77,7 @@ _KNOWN: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictio
 
 
 def _fault_of(model: Any) -> str:
-    """Return why a model is refused; empty also if it cannot be checked, with a warning.
-
-    Raises:
-        DecodingError: nothing can be decoded with it.
-    """
+    """Return why a model is refused; empty also if it cannot be checked, with a warning."""
     try:
         return examine(model).fault
     except DecodingError:

@@ -131,9 +131,6 @@ def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, nam
         source: the directory or hub name that it was loaded from. If that has no `tokenizer.json` (an older model), or
             there is none (a GGUF file), transformers' conversion is used.
         name: display name.
-
-    Raises:
-        TokenizerError: the package `tokenizers` does not support it.
     """
     if source is not None and (not Path(source).is_dir() or (Path(source) / TOKENIZER_FILE).is_file()):
         return load_tokenizer(source, name=name)

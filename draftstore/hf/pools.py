@@ -130,9 +130,6 @@ class CachePool:
             length: maximum tokens of a text.
             used: tokens at the front of every slot that are kept.
             texts: slots at the front that are kept; the last one is too.
-
-        Raises:
-            Exception: there is no memory. The pool is empty then: its texts are lost.
         """
         kept = [*range(texts), self.slots - 1]
         try:

@@ -112,11 +112,7 @@ def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
 
 
 def load_curve(path: Path, conditions: Conditions) -> CostCurve:
-    """Read a model's curve from a file.
-
-    Raises:
-        CurveError: it is damaged, or was measured for another model, device or configuration.
-    """
+    """Read a model's curve from a file."""
     curve = CostCurve.load(path)
     curve.require(conditions)
     return curve
@@ -168,11 +164,7 @@ def measure(
 
 
 def _room_for(model: Any, context: int, rows: int) -> int:
-    """Return the number of tokens that fit into the cache.
-
-    Raises:
-        ModelError: there is no room.
-    """
+    """Return the number of tokens that fit into the cache."""
     end = positions_of(model)
     room = context if end is None else min(context, end - rows)
     if room < 1:

@@ -65,11 +65,6 @@ def render_template(
         named_tokens: texts of tokens, like `bos_token`.
         owner: name of the template's model, for errors.
         settings: further variables, like `enable_thinking`.
-
-    Raises:
-        TokenizerError: the template is broken or refuses these messages (roles out of turn, for one), or a setting has
-            the name of something else.
-        MissingExtraError: `jinja2` is not installed.
     """
     with needs_extra("jinja2"):
         from jinja2 import TemplateError

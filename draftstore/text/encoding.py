@@ -334,11 +334,7 @@ def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
 
 
 def _skip(documents: Iterator[HasId], shards: list[Shard], source: str) -> None:
-    """Skip the documents of finished shards.
-
-    Raises:
-        CorpusError: they have changed.
-    """
+    """Skip the documents of finished shards."""
     for shard in shards:
         ids = [document.id for document in islice(documents, shard.documents)]
         if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):

@@ -76,10 +76,6 @@ def tokenize_parts(
         folder: where the parts lie; parts that an earlier call completed are not made again.
         report: completed during reading.
         on_progress: called with documents, tokens and characters after each part.
-
-    Raises:
-        CorpusError: a file cannot be read.
-        BuildError: the pool lost its processes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = plan_parts(files)
@@ -172,12 +168,7 @@ def _row_cuts(path: Path, size: int) -> Iterator[tuple[int, int]]:
 
 
 def tokenize_part(reading: Reading, files: Sequence[CorpusFile], target: Path) -> tuple[int, int, int]:
-    """Tokenize one part into a folder; return its documents, tokens and characters.
-
-    Raises:
-        CorpusError: a file cannot be read.
-        TokenizerError: the tokenizer is another one here.
-    """
+    """Tokenize one part into a folder; return its documents, tokens and characters."""
     # Parts are tokenized side by side, one in each process.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = _tokenizer(reading.tokenizer, reading.name, reading.fingerprint)

@@ -79,9 +79,6 @@ def check_fields(document: Mapping[str, Any], used: Collection[str]) -> None:
     Args:
         document: the request.
         used: names of the fields that this worker uses.
-
-    Raises:
-        ApiError: there is such a field; it is named.
     """
     for name, value in document.items():
         if name in used or name in HARMLESS or value is None:

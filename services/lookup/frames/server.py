@@ -67,11 +67,7 @@ class FrameServer(Turns):
         ]
 
     async def _take_encrypted(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
-        """Serve a connection after its handshake; without one soon it is cut off.
-
-        Raises:
-            OSError: the handshake failed, or too many are waited for.
-        """
+        """Serve a connection after its handshake; without one soon it is cut off."""
         if self._handshakes >= MAX_HANDSHAKES:
             raise ConnectionAbortedError
         self._handshakes += 1

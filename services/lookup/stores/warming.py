@@ -40,10 +40,6 @@ def warm_store(store: Store, drafters: Iterable[StoreDrafter], extents: Extents 
         store: an open store.
         drafters: its drafters; each drafts once.
         extents: what it reads of its files, if it is a partition.
-
-    Raises:
-        DraftstoreError: the store is damaged, or its database is down.
-        OSError: a file cannot be read.
     """
     warm_files((store.path / name for name in store.manifest.files), extents=extents)
     batch.warm_up()

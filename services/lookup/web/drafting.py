@@ -148,9 +148,6 @@ def sized(question: TextQuestion | TokensQuestion, most: int) -> TextQuestion | 
     Args:
         question: the question.
         most: maximum nodes of a draft.
-
-    Raises:
-        ProblemError: 422 if a draft, or all together, may have too many nodes.
     """
     if "budget" not in question.model_fields_set:
         question = question.model_copy(update={"budget": min(question.budget, most)})
@@ -167,11 +164,7 @@ def sized(question: TextQuestion | TokensQuestion, most: int) -> TextQuestion | 
 
 
 def parse_question(body: bytes) -> TextQuestion | TokensQuestion:
-    """Parse a question.
-
-    Raises:
-        ProblemError: 400 if the body is not JSON, 422 if it is not a valid question.
-    """
+    """Parse a question."""
     try:
         document = json.loads(body.decode(), parse_float=_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -104,12 +104,7 @@ class DaskPool(Pool):
     """
 
     def __init__(self, client: "Client", name: str) -> None:
-        """Use the workers that a client knows.
-
-        Args:
-            client: connection to the scheduler.
-            name: name of the cluster in errors.
-        """
+        """Use the workers that a client knows."""
         self.client = client
         self._name = name
 

@@ -72,14 +72,7 @@ class DraftFigures:
         self._declines: dict[str, Decline] = {}
 
     def add(self, corpus: str, tree: DraftTree, path: Sequence[int], shares: Mapping[str, int]) -> None:
-        """Count a step of one request.
-
-        Args:
-            corpus: name of its corpus.
-            tree: what was verified.
-            path: its accepted nodes.
-            shares: tokens of the text that each source had predicted.
-        """
+        """Count a step of one request."""
         self._count("steps", corpus, "", 1)
         self._count("drafted_tokens", corpus, "", len(tree))
         self._count("accepted_tokens", corpus, "", len(path))

@@ -73,17 +73,7 @@ class Asked(NamedTuple):
 
 
 class _Text:
-    """A request's text as its drafter knows it.
-
-    Attributes:
-        session: its drafts; None where the drafter refused the text.
-        size: number of its tokens that the session has observed.
-        corpus: name of its corpus.
-        tail: its last tokens, by which another text under the same key is noticed.
-        tree: the draft of the last step.
-        verified: what the engine verifies in its place.
-        step: number of the step in which it was asked for last.
-    """
+    """A request's text as its drafter knows it."""
 
     def __init__(self, corpus: str) -> None:
         self.session: Session | None = None
@@ -112,20 +102,7 @@ class Proposer:
         model: str | None = None,
         shape: Callable[[DraftTree], DraftTree] = lambda tree: tree,
     ) -> None:
-        """Open all sources.
-
-        Args:
-            config: settings.
-            engine: name of the engine, for metrics.
-            vocab_size: size of the model's vocabulary.
-            tokenizer: tokenizer of the model.
-            model: name of the model.
-            shape: what of a draft the engine can verify.
-
-        Raises:
-            EngineError: a source needs what engines do not hand out.
-            DraftstoreError: a source cannot be opened or does not fit, see `draftstore.assembly.assemble`.
-        """
+        """Open all sources."""
         self.budget = config.budget
         self._min_prob, self._shape = config.min_prob, shape
         self._texts: dict[Hashable, _Text] = {}
@@ -214,11 +191,7 @@ class Proposer:
         return text
 
     def _sources(self, corpus: str) -> Assembly:
-        """Return the sources of a corpus.
-
-        Raises:
-            EngineError: it is not configured. Its request gets no drafts, above all none of another corpus.
-        """
+        """Return the sources of a corpus."""
         if corpus not in self._corpora:
             raise EngineError(f"no corpus {corpus!r:.100}: add it to [corpora] in the settings")
         return self._corpora[corpus]
@@ -237,10 +210,7 @@ class Proposer:
         session.observe(new, tree=text.verified if known else None)
 
     def _ask(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
-        """Return the drafts of texts that have a session, asked for together; if that fails, one by one.
-
-        All are asked for as many nodes and then cut, since each number would be a call, and a wait, of its own.
-        """
+        """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""
         sessions: list[Any] = [text.session for text in texts]
         try:
             trees = propose_many(sessions, [self.budget] * len(texts), [self._min_prob] * len(texts))
@@ -266,12 +236,7 @@ class Proposer:
 
 
 def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:
-    """Open the sources of a corpus.
-
-    Raises:
-        EngineError: one needs what engines do not hand out.
-        DraftstoreError: see `draftstore.assembly.assemble`.
-    """
+    """Open the sources of a corpus."""
     assembly = assemble(sources, vocab_size=vocab_size, tokenizer=tokenizer, model=model)
     for part in assembly.parts:
         session = part.drafter.session([0])

@@ -39,10 +39,7 @@ def register() -> None:
 
 
 def _algorithm() -> type:
-    """Return the class of the algorithm: every question but those for worker and settings is answered as for NGRAM.
-
-    Plug-ins' classes lack methods that the scheduler calls (`create_future_map`, `carries_draft_hidden_states`).
-    """
+    """Return the class of the algorithm: every question but those for worker and settings is answered as for NGRAM."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -155,10 +152,7 @@ class BatchDrafts:
             return Asked(request.rid, np.empty(0, np.int32), budget=0)
 
     def _ids(self, request: Any, pending: Sequence[int]) -> NDArray[np.int32]:
-        """Return the whole text of a request; costs no more than what is new.
-
-        A request that was put back may lose pending tokens, and an id may be used again: such a text begins anew.
-        """
+        """Return the whole text of a request; costs no more than what is new."""
         text = self._texts.get(request.rid)
         outputs = request.output_ids
         if text is None or text.outputs is not outputs or len(outputs) < text.settled:
@@ -221,11 +215,7 @@ class StoreDrafts:
     topk: int
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        """Make SGLang's worker, and open all sources in the first rank.
-
-        Raises:
-            DraftstoreError: a source cannot be opened or does not fit the model.
-        """
+        """Make SGLang's worker, and open all sources in the first rank."""
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
         config = EngineConfig.read() if self._drafts_here else EngineConfig(sources=Sources())
@@ -253,11 +243,7 @@ class StoreDrafts:
         return bool(self._ranks.rank_in_group == 0)
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tokens and the mask of a step.
-
-        Where several processes share the model, all must verify the same: a lookup that one misses would leave the
-        others waiting. The first one drafts for all.
-        """
+        """Return the tokens and the mask of a step."""
         if self._ranks.world_size == 1:
             return self.ngram_corpus.draft(batch.reqs, self._pending(batch))
         import torch

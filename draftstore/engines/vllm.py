@@ -36,15 +36,7 @@ class Drafter:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        """Open all sources.
-
-        Args:
-            vllm_config: the configuration of the engine.
-
-        Raises:
-            EngineError: the settings are wrong, name no source, or ask for what vLLM cannot do.
-            DraftstoreError: a source cannot be opened or does not fit the model.
-        """
+        """Open all sources."""
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         self._longest = _chain_length(vllm_config.speculative_config)
         self._max_model_len = int(model.max_model_len)
@@ -112,11 +104,7 @@ class Drafter:
 
 
 def _chain_length(speculative: Any) -> int:
-    """Return how long a chain may be.
-
-    Raises:
-        EngineError: it is not said.
-    """
+    """Return how long a chain may be."""
     longest = getattr(speculative, "num_speculative_tokens", None)
     if not longest or longest < 1:
         raise EngineError('give "num_speculative_tokens" in --speculative-config, for example 8')
@@ -124,11 +112,7 @@ def _chain_length(speculative: Any) -> int:
 
 
 def _check(config: EngineConfig) -> None:
-    """Refuse settings that come to nothing here.
-
-    Raises:
-        EngineError: no source is named, or one for some requests alone.
-    """
+    """Refuse settings that come to nothing here."""
     if config.corpora:
         raise EngineError(
             "vLLM does not tell its drafter which request a text belongs to, so [corpora.NAME] cannot be told apart: "

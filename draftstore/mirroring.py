@@ -155,8 +155,8 @@ def _below(name: str, root: str) -> str:
 
 def _tag(facts: dict[str, Any]) -> list[str]:
     """Return what tells whether an object changed."""
-    told = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
-    return [told, str(facts.get("size"))]
+    tag = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
+    return [tag, str(facts.get("size"))]
 
 
 def _fetch(system: Any, name: str, target: Path) -> None:

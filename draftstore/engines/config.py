@@ -46,7 +46,7 @@ _WORDS: dict[tuple[type, ...], str] = {
     (list,): "a list", _TEXT: "text in quotes", _NUMBER: "a number", (bool,): "true or false", (int,): "a whole number",
     (int, str): "a whole number or text in quotes",
 }  # fmt: skip
-"""What is expected of a setting, in the words of who writes it."""
+"""Expected types of settings, in words for users."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _warn_of_slips(given: Mapping[str, str]) -> None:
     for name in given:
         if name.startswith(PREFIX) and name not in known:
             for meant in difflib.get_close_matches(name, known, 1, 0.9):
-                LOG.warning("%s is no setting, and nothing reads it: is %s meant?", name, meant)
+                LOG.warning("unknown setting %s: is %s meant?", name, meant)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class DraftFigures:
         for place in range(len(path)):
             self._count("accepted_tokens_per_position", corpus, str(place), 1)
         for source, count in shares.items():
-            self.predicted(corpus, source, count)
+            self._count("predicted_tokens", corpus, source, count)
         decline = self._declines.setdefault(corpus, Decline(self._now))
         if (fallen := decline.add(1 + len(path))) is not None:
             LOG.warning(
@@ -87,10 +87,6 @@ class DraftFigures:
                 f" of corpus {corpus!r}" * bool(corpus),
                 *fallen,
             )
-
-    def predicted(self, corpus: str, source: str, count: int) -> None:
-        """Count tokens of texts that a source's own drafts had."""
-        self._count("predicted_tokens", corpus, source, count)
 
     def _count(self, name: str, corpus: str, label: str, count: int) -> None:
         self._counts[name, corpus][label] += count

@@ -3,8 +3,8 @@
     vllm serve MODEL --speculative-config \
       '{"method": "custom_class", "model": "draftstore.engines.vllm.Drafter", "num_speculative_tokens": 8}'
 
-Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and tells
-its drafter no request: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
+Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and
+gives its drafter no requests: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
 imported here.
 """
 
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from draftstore.assembly import Sources
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
-from draftstore.engines.proposer import Asked, Proposer
+from draftstore.engines.proposer import DraftRequest, Proposer
 from draftstore.engines.rows import Row, Rows
 from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
 
-LOG = logging.getLogger("vllm.draftstore")  # vLLM shows what is told to loggers below its own
+LOG = logging.getLogger("vllm.draftstore")  # vLLM shows what loggers below its own write
 ENGINE = "vllm"
 
 
@@ -45,7 +45,7 @@ class Drafter:
         config = EngineConfig.read()
         _check(config)
         if parallel.rank % (parallel.tensor_parallel_size * parallel.prefill_context_parallel_size):
-            return  # all processes are asked, and one is read
+            return  # every process drafts, and one is read
         self.proposer = Proposer(
             config,
             engine=ENGINE,
@@ -90,7 +90,7 @@ class Drafter:
         rows = [Row(row, ids[row, : sizes[row]], len(new)) for row, new in enumerate(sampled) if len(new)]
         keys = self._rows.find(rows)
         trees = proposer.propose(
-            [Asked(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]
+            [DraftRequest(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]
         )
         chains: list[list[int]] = [[] for _ in sampled]
         for row, tree in zip(rows, trees, strict=True):
@@ -115,7 +115,7 @@ def _check(config: EngineConfig) -> None:
     """Refuse settings that come to nothing here."""
     if config.corpora:
         raise EngineError(
-            "vLLM does not tell its drafter which request a text belongs to, so [corpora.NAME] cannot be told apart: "
+            "vLLM does not give its drafter the request of a text, so [corpora.NAME] cannot be applied: "
             "leave them out, and run an engine for each corpus"
         )
     if config.sources == Sources():

@@ -3,8 +3,8 @@
     proposer = Proposer(config, vocab_size=..., tokenizer=..., shape=partial(best_chain, longest=8))
     trees = proposer.propose([DraftRequest(key, ids), ...])        every step, with the whole text of every request
 
-An engine reports no outcomes: what it accepted of a draft follows from the text at the next step. A text without further
-requests is forgotten after a while; one that comes back is read anew.
+An engine reports no outcomes: what it accepted of a draft follows from the text at the next step. A text without
+further requests is forgotten after a while; one that comes back is read anew.
 """
 
 import logging

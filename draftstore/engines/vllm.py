@@ -3,8 +3,8 @@
     vllm serve MODEL --speculative-config \
       '{"method": "custom_class", "model": "draftstore.engines.vllm.Drafter", "num_speculative_tokens": 8}'
 
-Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and
-gives its drafter no requests: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
+Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and gives
+its drafter no requests: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
 imported here.
 """
 

@@ -124,7 +124,7 @@ def load_model(
 
 
 def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, name: str) -> TextTokenizer:
-    """Return a model's tokenizer for draftstore: of `tokenizer.json` at its source, else as transformers converts it."""
+    """Return a model's tokenizer: from `tokenizer.json` at its source, else as transformers converts it."""
     if source is not None and (not Path(source).is_dir() or (Path(source) / TOKENIZER_FILE).is_file()):
         return load_tokenizer(source, name=name)
     backend = getattr(tokenizer, "backend_tokenizer", None)

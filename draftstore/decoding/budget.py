@@ -80,15 +80,7 @@ class CostPlanner:
         allowance: float = ALLOWANCE,
         share: float = SHARE,
     ) -> None:
-        """Plan with a curve.
-
-        Args:
-            curve: curve of the model on this device.
-            budget: maximum nodes of a draft.
-            draft_seconds: time to get a draft; matters only if it is not small compared to a pass.
-            allowance: plain passes that speculation may lose in a text.
-            share: fraction of the text so far that it may lose in addition.
-        """
+        """Plan with the curve of the model on this device, for drafts of at most `budget` nodes."""
         self._budget = budget
         self._curve = curve
         self._costs = curve.costs(1, budget + 1)
@@ -119,11 +111,7 @@ class CostPlanner:
         return self._budget if self._asked else 0
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the prefix that is worth its cost.
-
-        Raises:
-            DraftTreeError: a parent does not precede its child.
-        """
+        """Return the prefix that is worth its cost; DraftTreeError if a parent does not precede its child."""
         tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
         size = best_prefix(*self._inputs(tree), self._costs, self.rate, self.account, self._expected)
         _require_order(tree, size)
@@ -171,14 +159,7 @@ class CostPlanner:
         """Return the prefixes of several texts' drafts that are worth the cost of one pass over all of them.
 
         Every text has the rows of the largest draft, used or not. So one number of nodes is chosen for all, by the sum
-        of what they expect, at the rate and within the account of all texts together.
-
-        Args:
-            planners: one for each text, all with the same curve.
-            trees: their drafts.
-
-        Raises:
-            DraftTreeError: a parent does not precede its child.
+        of what they expect, at the rate and within the account of all texts together; all have the same curve.
         """
         texts, most = len(planners), max(planner._budget for planner in planners)
         trees = [
@@ -212,11 +193,7 @@ def _batch_costs(curve: CostCurve, texts: int, most: int) -> NDArray[np.float64]
 
 
 def _require_order(tree: DraftTree, fault: int) -> None:
-    """Refuse a tree in which a kernel found a fault, -i - 1 for node i.
-
-    Raises:
-        DraftTreeError: a parent does not precede its child.
-    """
+    """Refuse a tree in which a kernel found a fault, -i - 1 for node i."""
     if fault < 0:
         raise DraftTreeError(
             f"node {-fault - 1} has parent {tree.parents[-fault - 1]}, expected an earlier node"
@@ -226,9 +203,7 @@ def _require_order(tree: DraftTree, fault: int) -> None:
 def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> list[DraftTree]:
     """Return how much of each draft to verify in one pass over several texts.
 
-    Args:
-        planners: one for each text. Those that know the same cost curve choose together, others alone.
-        trees: their drafts.
+    Planners that know the same cost curve choose together, others alone.
     """
     costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
     if len(costed) == len(planners) > 1 and len({planner._curve for planner in costed}) == 1:

@@ -23,10 +23,7 @@ class Conditions:
     """The conditions under which a cost curve was measured.
 
     Attributes:
-        model: name of the model.
         shape: hash of the model's type, and of the shapes and types of its parameters: they determine the cost.
-        device: name of the processor.
-        dtype: type of the model's parameters.
         attention: attention implementation: `sdpa`, `eager`, ...
         cache: kind of key-value cache: `dynamic` or `static`.
         threads: number of CPU threads; 0 where it does not matter.
@@ -72,11 +69,7 @@ class CostCurve:
     created: str = ""
 
     def __post_init__(self) -> None:
-        """Check the values and make them monotone.
-
-        Raises:
-            CurveError: the values are not a curve.
-        """
+        """Check the values, with a CurveError, and make them monotone."""
         rows, seconds = [int(each) for each in self.rows], [float(each) for each in self.seconds]
         if len(rows) != len(seconds) or rows[:1] != [1] or rows != sorted(set(rows)):
             raise CurveError(
@@ -100,13 +93,10 @@ class CostCurve:
         return float(np.interp(n_rows, rows, seconds))
 
     def costs(self, texts: int, most: int) -> NDArray[np.float64]:
-        """Return the seconds of passes over several texts at once, with 1, 2, ... `most` rows for each of them.
+        """Return float64 [most], the seconds of passes over several texts at once, with 1, 2, ... rows for each.
 
         A pass reads the weights once, whatever the number of texts, and computes the same for each row: so it costs
         what a pass over as many rows of one text does, apart from attention.
-
-        Returns:
-            float64 [most].
         """
         if texts == 1:
             return np.array([self.cost(rows) for rows in range(1, most + 1)])
@@ -182,10 +172,7 @@ def now() -> str:
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
-    """Return the ascending sequence nearest to the values in least squares: descending neighbours are averaged.
-
-    This is the pool-adjacent-violators algorithm (Ayer et al., 1955).
-    """
+    """Return the nearest ascending sequence in least squares (pool adjacent violators, Ayer et al., 1955)."""
     pools: list[tuple[float, int]] = []
     for each in values:
         pool = (each, 1)

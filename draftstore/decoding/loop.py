@@ -116,17 +116,7 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass
 class Tally:
-    """Totals of steps.
-
-    Attributes:
-        passes: forward passes.
-        tokens: tokens yielded by them.
-        drafted: verified nodes.
-        accepted: accepted nodes.
-        draft_ns: nanoseconds, as in `Step`.
-        forward_ns: nanoseconds, as in `Step`.
-        accept_ns: nanoseconds, as in `Step`.
-    """
+    """Totals of steps: forward passes, their tokens, verified and accepted nodes, and times as in `Step`."""
 
     passes: int = 0
     tokens: int = 0
@@ -158,14 +148,7 @@ class Tally:
 
 
 class Speculation:
-    """The drafts of one text: what is proposed, what the model takes of it, and what is learned from that.
-
-    Attributes:
-        session: the drafter's session for the whole text.
-        planner: chooses how much of a draft is verified.
-        min_prob: minimum probability of a drafted node.
-        over: whether the text has ended.
-    """
+    """The drafts of one text: proposal, acceptance by the model, and feedback to drafter and planner; see `decode`."""
 
     def __init__(
         self,
@@ -174,7 +157,7 @@ class Speculation:
         ends: Callable[[Sequence[int]], bool],
         min_prob: float = 0.0,
     ) -> None:
-        """Start; see `decode` for the arguments."""
+        """Start a text."""
         self.session, self.planner, self.min_prob = session, planner, min_prob
         self.over = False
         self._ends = ends
@@ -194,7 +177,7 @@ class Speculation:
         return self.over
 
     def learn(self, proposed: DraftTree, tree: DraftTree, verdict: Verdict, accepted: Acceptance) -> None:
-        """Tell the drafter, with the optional data that it needs, and the planner."""
+        """Give the result to the drafter, with the optional data that it needs, and to the planner."""
         last_row = accepted.path[-1] + 1 if accepted.path else 0
         self.session.observe(
             accepted.tokens,
@@ -221,7 +204,6 @@ def decode(
         planner: chooses how much of a draft is verified.
         ends: whether the text ends with the last token emitted in this step; called once for each token, in order, and
             may keep state.
-        min_prob: minimum probability of a drafted node.
     """
     text = Speculation(session, planner, ends, min_prob)
     while not text.over:

@@ -1,4 +1,4 @@
-"""Replay: ask a drafter at every pass over recorded model outputs, as live decoding would.
+"""Replay: drafts at every pass over recorded model outputs, as in live decoding.
 
 For a recorded greedy output the accepted length is exactly that of live decoding: the tokens are forced. Counting, per
 output:
@@ -36,12 +36,9 @@ MAX_OUTPUT_TOKENS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """One recorded output.
+    """One recorded output: int32 ids of the input and the output of the model.
 
     Attributes:
-        id: id of the record.
-        prompt: int32 [any], input of the model.
-        output: int32 [n], output of the model.
         hidden: float32 [n, hidden_size], last hidden states (after the final norm): row j predicted output[j]; NaN for
             unknown rows; None if all are unknown.
     """
@@ -119,13 +116,7 @@ def read_recordings(
     """Stream the recordings of a JSON Lines file (plain, .gz, .zst) as token ids.
 
     A record has `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
-    optional.
-
-    Args:
-        path: the file.
-        tokenizer: tokenizer of the store.
-        model: restricts the outputs to those of one model.
-        limit: maximum number of outputs.
+    optional. `model` restricts the outputs to those of one model, `limit` their number.
 
     Raises:
         ReplayError: no such file, an invalid record, or no records left.
@@ -138,11 +129,7 @@ def read_recordings(
 
 
 def check_recordings(path: Path, *, model: str | None = None, limit: int | None = None) -> int:
-    """Return the number of recordings that `read_recordings` would yield, without a tokenizer.
-
-    Raises:
-        ReplayError: no such file, an invalid record, or no records left.
-    """
+    """Return the number of recordings that `read_recordings` would yield, without a tokenizer, or raise as it does."""
     count = 0
     for place, record in _chosen(path, model, limit):
         _texts(record, place)
@@ -180,12 +167,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) -> Recording:
-    """Tokenize one record.
-
-    Raises:
-        ReplayError: prompt or output is missing or has the wrong type.
-        TokenizerError: invalid Unicode, an invalid message, or a conversation that the chat template refuses.
-    """
+    """Tokenize one record."""
     prompt, output = _texts(record, place)
     alone, together = encode_conversation(tokenizer, prompt), encode_conversation(tokenizer, prompt, output)
     shared = min(len(alone), len(together))
@@ -195,11 +177,7 @@ def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) 
 
 
 def _texts(record: Mapping[str, Any], place: str) -> tuple[str | list[Message], str]:
-    """Return prompt and output of a record.
-
-    Raises:
-        ReplayError: one is missing or has the wrong type.
-    """
+    """Return prompt and output of a record."""
     prompt, output = record.get("prompt"), record.get("output")
     if not isinstance(output, str):
         raise ReplayError(f"{place}: expected the key 'output' with a text")
@@ -225,10 +203,6 @@ def replay(
     """Replay recordings with a drafter.
 
     Args:
-        drafter: drafter, asked once per pass.
-        recordings: recorded outputs.
-        budget: maximum nodes of a draft.
-        min_prob: minimum probability of a node.
         chain: verify one path of each draft, of at most so many nodes; None: whole trees.
         on_progress: called after every output.
 
@@ -248,15 +222,7 @@ def replay_in_turn(
 ) -> list[ReplayResult]:
     """Replay each recording with every drafter before the next one, so that their lookups meet the same machine.
 
-    Who is first with a recording changes from one to the next.
-
-    Args:
-        drafters: drafters.
-        recordings: recorded outputs.
-        budget: maximum nodes of a draft.
-
-    Returns:
-        The totals of each drafter.
+    The order of the drafters is reversed from one recording to the next. Returns the totals of each drafter.
 
     Raises:
         ReplayError: a drafter needs hidden states, and a recording has none.
@@ -273,11 +239,7 @@ def replay_in_turn(
 def _replay_one(
     drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
 ) -> Tally:
-    """Replay one output; return its tally, and add its lookups to the totals.
-
-    Raises:
-        ReplayError: the drafter needs hidden states that were not recorded.
-    """
+    """Replay one output; return its tally, and add its lookups to the totals."""
     tally = Tally()
     if len(recording.output) < 2:
         return tally
@@ -309,12 +271,7 @@ class RecordedTarget:
     """A `Target` with a recorded output, which is also each of its verdicts."""
 
     def __init__(self, output: NDArray[np.int32], hidden: NDArray[np.float32] | None = None) -> None:
-        """Replay an output whose first token came from the prefill.
-
-        Args:
-            output: int32 [n].
-            hidden: float32 [n, d], the states that predicted it, projected if the session has a projection.
-        """
+        """Replay an output, int32 [n]; `hidden` float32 [n, d] are the states, perhaps projected, that predicted it."""
         self._output = output.tolist()
         self._hidden = hidden
         self._position = self._begin = 1

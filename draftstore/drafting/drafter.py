@@ -149,11 +149,7 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
 
 
 def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
-    """Refuse queries that do not fit a batch of contexts.
-
-    Raises:
-        DraftstoreError: their shape is not [batch, dims].
-    """
+    """Refuse queries, with a DraftstoreError, unless their shape is [batch, dims]."""
     if queries.shape != (batch, dims):
         raise DraftstoreError(
             f"queries of shape {queries.shape} for {batch} contexts: expected ({batch}, {dims}), projected hidden "
@@ -201,8 +197,6 @@ class ContextSession:
     """A session over a static store: the last tokens and, for dense drafters, the state that predicted the last one.
 
     Attributes:
-        drafter: the store's drafter.
-        projection: projection of a dense drafter, else None.
         context: int32 [1, context_size], the last tokens, padded with -1 on the left.
         query: float32 [1, dims], the projected state, NaN if unknown; None if the drafter is not dense.
     """
@@ -212,12 +206,7 @@ class ContextSession:
     def __init__(
         self, drafter: ContextDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
     ) -> None:
-        """Start from a prompt; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-            DraftstoreError: a hidden state of the wrong size.
-        """
+        """Start from a prompt; see `Drafter.session` and `observe`."""
         self.drafter = drafter
         self.projection = projection_of(drafter)
         self.needs_hidden = self.projection is not None

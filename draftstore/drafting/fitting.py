@@ -24,14 +24,12 @@ class _Fitted:
     """
 
     def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
-        """Draft with `drafter`, for ids below `vocab_size`."""
         self._drafter = drafter
         self.context_size = drafter.context_size
         self.vocab_size = vocab_size
         self.projection = projection_of(drafter)
 
     def warm_up(self) -> None:
-        """Compile the store's kernels."""
         self._drafter.warm_up()
 
     def draft(
@@ -41,7 +39,6 @@ class _Fitted:
         min_prob: float = 0.0,
         queries: NDArray[np.float32] | None = None,
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
         known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
         drafts = self._drafter.draft(known, budget, min_prob, queries)
         return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
@@ -49,7 +46,6 @@ class _Fitted:
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
     ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids, hidden)
 
 

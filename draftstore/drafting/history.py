@@ -1,7 +1,7 @@
 """A growing text with an index of its n-grams, and the draft tree of their continuations: kernels of requests.
 
 Each n-gram length in `LENGTHS` has a hash table, whose slots start linked lists of occurrences, latest first. Tables
-and lists hold only positions in the text, where the n-grams themselves can be read. See `draftstore.drafting.request`.
+and lists hold only positions in the text, where the n-grams themselves can be read.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ _SCATTER = 0x1E3779B97F4A7C15
 
 
 class RequestRule(NamedTuple):
-    """Parameters of drafts from the text, tuned by `python -m benchmarks.request`.
+    """Parameters of drafts from the text.
 
     Attributes:
         max_match: maximum length of a match.
@@ -32,7 +32,7 @@ class RequestRule(NamedTuple):
         alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
         beta: the same for each distinct token that follows.
         doubt: probability that a node's text goes on as no occurrence did, however many agree. Without it long copies
-            promise twice what they keep, since what ends one is not in the text.
+            get twice the probability that they deserve, since what ends one is not in the text.
     """
 
     max_match: int = 32
@@ -47,7 +47,7 @@ class RequestRule(NamedTuple):
         """Refuse invalid values.
 
         Raises:
-            DraftstoreError: the first invalid value, with what is expected.
+            DraftstoreError: the first invalid value, with the expected ones.
         """
         limits = {
             "max_match": (self.max_match, 1, MAX_MATCH),
@@ -62,13 +62,12 @@ class RequestRule(NamedTuple):
 
 
 class _History(NamedTuple):
-    """A text and the occurrences of its n-grams; an n-gram's position is that of its last token.
+    """A text of `size` tokens and the occurrences of its n-grams; an n-gram's position is that of its last token.
 
     Attributes:
-        tokens: int32 [capacity].
-        links: int32 [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none.
-        heads: int32 [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free.
-        size: tokens of the text.
+        tokens: [capacity].
+        links: [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none.
+        heads: [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free.
     """
 
     tokens: NDArray[np.int32]
@@ -81,13 +80,13 @@ class _Scratch(NamedTuple):
     """Buffers for the current node.
 
     Attributes:
-        text: int64 [max_match + depth], the last tokens of the text, followed by the path.
-        firsts: int64 [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none.
-        counts: int64 [max_match + 1], occurrences read, by match length.
-        kinds: int64 [max_match + 1], candidates, by length of their longest match.
-        shares: float64 [max_match + 1], share of an occurrence, by match length.
-        places: int64 [room], candidate of each occurrence read.
-        lengths: int64 [room], its match length.
+        text: [max_match + depth], the last tokens of the text, followed by the path.
+        firsts: [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none.
+        counts: [max_match + 1], occurrences read, by match length.
+        kinds: [max_match + 1], candidates, by length of their longest match.
+        shares: [max_match + 1], share of an occurrence, by match length.
+        places: [room], candidate of each occurrence read.
+        lengths: [room], its match length.
     """
 
     text: NDArray[np.int64]
@@ -120,16 +119,7 @@ def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> A
 def draft_text(
     tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Grow a draft tree for a text.
-
-    Args:
-        tokens: see `_History`, as for the next three.
-        links: see `_History`.
-        heads: see `_History`.
-        size: see `_History`.
-        packed_rule: float64 [7], a RequestRule.
-        budget: maximum nodes of the tree.
-        max_level: maximum level of a node.
+    """Grow a draft tree for the text of a `_History`, by a RequestRule as float64 [7].
 
     Returns:
         tokens int32 [n], parents int16 [n], levels uint8 [n].
@@ -243,11 +233,7 @@ def _read(
     history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, order: Any, upper: Any, found: Any,
     seen: Any,
 ) -> Any:  # fmt: skip
-    """Read the last occurrences of an n-gram, except those that match more than `upper` tokens, which were read before.
-
-    Returns:
-        The number of candidates and of occurrences, both so far.
-    """
+    """Read the last occurrences of an n-gram that match at most `upper` tokens; return candidates and reads so far."""
     place, rows = scratch.firsts[order], 0
     longest = min(stop, rule.max_match)
     while place >= 0 and rows < rule.rows:

@@ -36,11 +36,7 @@ class Projection:
     bias: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        """Check the shapes.
-
-        Raises:
-            DraftstoreError: they do not match, or a value is not finite.
-        """
+        """Refuse shapes that do not match, and values that are not finite."""
         if self.weights.ndim != 2 or self.bias.shape != self.weights.shape[:1]:
             raise DraftstoreError(
                 f"a projection of weights {self.weights.shape} and bias {self.bias.shape}: expected [dims, "
@@ -66,13 +62,7 @@ class Projection:
         return hashlib.sha256(head + self.to_bytes()).hexdigest()
 
     def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Project hidden states, without normalising, see `unit`.
-
-        Args:
-            states: float [..., hidden_size].
-
-        Returns:
-            float32 [..., dims].
+        """Project hidden states, float [..., hidden_size], to float32 [..., dims], without normalising, see `unit`.
 
         Raises:
             DraftstoreError: states of the wrong size.
@@ -113,18 +103,11 @@ class Moments:
     """Mean and covariance of hidden states, accumulated in parts.
 
     States are centred on the mean of the first part, so that large means do not swamp small variances. The same parts
-    in the same order give the same bits.
-
-    Attributes:
-        count: number of states so far, without those with a value that is not finite.
+    in the same order give the same bits. `count` is the number of states so far, without those that are not finite.
     """
 
     def __init__(self, size: int) -> None:
-        """Start without states.
-
-        Args:
-            size: dimensions of a state.
-        """
+        """Start without states, of `size` dimensions."""
         self.count = 0
         self._origin: NDArray[np.float64] | None = None
         self._sums = np.zeros(size, np.float64)
@@ -159,14 +142,10 @@ class Moments:
 
 
 def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
-    """Fit z-score and PCA as one map; return it and the share of explained variance.
+    """Fit z-score and PCA to `dims` dimensions as one map; return it and the share of explained variance.
 
     The largest value of each component is positive, so that signs are deterministic. A dimension that is constant over
     all states gets no weight.
-
-    Args:
-        moments: moments of the hidden states.
-        dims: dimensions of a query.
 
     Raises:
         BuildError: more dimensions than the states have, or no more states than dimensions.

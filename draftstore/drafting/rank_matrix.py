@@ -33,18 +33,9 @@ def fill_tree(
     """Fill a static tree with tokens, and enter guesses beside it; an empty cell removes the subtree below it.
 
     Args:
-        matrix: int32 [vocabulary, 8].
         last: the text's last token.
-        before: int32 [8], the candidates of the pass that said the last token, best first; -1 if unknown.
+        before: int32 [8], the candidates of the pass that emitted the last token, best first; -1 if unknown.
         parents: int64 [n], from the `RankTree`, as the next six.
-        ranks: int64 [n].
-        starts: int64 [n + 2].
-        tries: int64 [n].
-        hits: int64 [n].
-        guesses: int64 [2, 8].
-        below_guess: index of a path, or -1.
-        budget: maximum nodes.
-        max_level: maximum level of a node.
 
     Returns:
         tokens int32 [k], parents int16 [k], levels uint8 [k].
@@ -117,11 +108,7 @@ def count_paths(
         last: the text's last token before the pass.
         before: int32 [8], see `fill_tree`.
         accepted: int32 [k], read-only, the new tokens of the text.
-        ranks: int64 [n], from the `RankTree`, as the next three.
-        starts: int64 [n + 2].
-        tries: int64 [n], updated.
-        hits: int64 [n], updated.
-        guesses: int64 [2, 8], updated.
+        ranks: int64 [n], from the `RankTree`, as the next four, of which the counts are updated.
         window: all counts are halved when one reaches twice as many tries.
     """
     slot, token, most = 0, np.int64(last), 0
@@ -156,11 +143,9 @@ def recycle(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, ca
     """Write the rows of all tokens of a verified tree: first rejected nodes, in order, then accepted ones.
 
     Args:
-        matrix: int32 [vocabulary, 8], updated.
         last: the token of the root.
         accepted: int32 [k], read-only, the new tokens of the text.
-        tokens: int32 [n], read-only, the tree.
-        parents: int16 [n], read-only.
+        tokens: int32 [n], read-only, the tree, with its parents int16.
         candidates: int32 [n + 1, any], read-only, for the root and each node; ids outside the vocabulary are ignored,
             and so are rows without candidates.
     """
@@ -221,12 +206,11 @@ def _write_row(matrix: Any, token: Any, candidates: Any, row: Any) -> None:
 
 @kernel
 def best_successors(bigrams: Any, counts: Any, matrix: Any) -> None:
-    """Write the most common successors of each first token, ties by token id.
+    """Write the most common successors of each first token into its empty row of the matrix, ties by token id.
 
     Args:
         bigrams: uint16 or uint32 [k, 2], ascending.
         counts: int64 [k].
-        matrix: int32 [vocabulary, 8], empty in these rows, updated.
     """
     best = np.zeros(WIDTH, np.int64)  # counts of the current row
     for i in range(len(bigrams)):

@@ -11,8 +11,8 @@ The probability of a path is that of its parent times the rate at which its last
 child is never likelier than its parent, and counts do not depend on how much of the tree was drafted. The rate of a
 rarely tried path is shrunk towards its rank's rate over all paths, and that towards a prior from other texts.
 
-Beside the paths stand up to eight *guesses*: what the model held likely one token earlier and did not say often comes
-next (LogitSpec, https://arxiv.org/abs/2507.01449). A guess of rank r has a rate of its own; below it the tree is that
+Beside the paths stand up to eight *guesses*: likely candidates of the pass before, which often come next
+(LogitSpec, https://arxiv.org/abs/2507.01449). A guess of rank r has a rate of its own; below it the tree is that
 below the path `BELOW_GUESS`.
 """
 
@@ -65,7 +65,7 @@ def parse_paths(text: str) -> list[str]:
 
 
 class RankTree:
-    """A static tree with the counts of its paths.
+    """A static tree with the counts of its n paths.
 
     Attributes:
         paths: rank paths, by length, then ascending; siblings are adjacent.
@@ -113,15 +113,12 @@ class RankTree:
         return np.asarray(path_probs(self.parents, self.ranks, self.tries, self.hits))
 
     def resized(self, nodes: int) -> "RankTree":
-        """Return a tree of another size with these counts: the likeliest paths of this tree, extended if necessary.
+        """Return a tree of `nodes` nodes with these counts: the likeliest paths of this tree, extended if necessary.
 
         The probability of a new path is its parent's, times the rate of its last rank over all paths.
 
-        Args:
-            nodes: number of nodes, 1 to `MAX_PATHS`.
-
         Raises:
-            DraftstoreError: another number of nodes.
+            DraftstoreError: not 1 to `MAX_PATHS` nodes.
         """
         if not 1 <= nodes <= MAX_PATHS:
             raise DraftstoreError(f"a static tree of {nodes} nodes: expected 1 to {MAX_PATHS}")
@@ -156,11 +153,7 @@ class RankTree:
 
 
 def _counts(paths: list[str], tries: list[int], hits: list[int]) -> dict[str, tuple[int, int]]:
-    """Return tries and hits by path.
-
-    Raises:
-        DraftstoreError: they are not a valid tree, see `RankTree`.
-    """
+    """Return tries and hits by path, if they are a valid tree, see `RankTree`."""
     if not len(paths) == len(tries) == len(hits):
         raise DraftstoreError(f"{len(paths)} rank paths with {len(tries)} tries and {len(hits)} hits")
     counts = dict(zip(paths, zip(tries, hits, strict=True), strict=True))
@@ -188,17 +181,7 @@ def rank_rates(ranks: Any, tries: Any, hits: Any) -> Any:
 
 @kernel
 def path_probs(parents: Any, ranks: Any, tries: Any, hits: Any) -> Any:
-    """Return the probability of each path.
-
-    Args:
-        parents: int64 [n], as in `RankTree`, like the others.
-        ranks: int64 [n].
-        tries: int64 [n].
-        hits: int64 [n].
-
-    Returns:
-        float64 [n], at most the parent's.
-    """
+    """Return float64 [n], the probability of each path of a `RankTree`, at most its parent's."""
     rates = rank_rates(ranks, tries, hits)
     probs = np.empty(len(ranks), np.float64)
     for i in range(len(ranks)):

@@ -1,8 +1,8 @@
 """Token Recycling: drafts from the candidates that the model computes during decoding and usually discards.
 
-A matrix holds, for each token, the 8 most likely successors when the model last saw it. A draft is a static tree
-(`draftstore.drafting.rank_tree`) filled from the matrix: the child of rank r of a node with token t is matrix[t, r].
-After each pass the rows of all verified tokens are updated, including rejected ones.
+A matrix holds, for each token, the 8 most likely successors when the model last saw it, distinct and filled up with -1.
+A draft is a static tree (`draftstore.drafting.rank_tree`) filled from the matrix: the child of rank r of a node with
+token t is matrix[t, r]. After each pass the rows of all verified tokens are updated, including rejected ones.
 
     drafter = RecyclingDrafter(model.config.vocab_size)      # or RecyclingStore.open(...).drafter()
     session = drafter.session(prompt_ids, candidates=top8)   # the matrix is shared: the next text starts warm
@@ -10,10 +10,6 @@ After each pass the rows of all verified tokens are updated, including rejected 
 "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling", ACL 2025,
 https://arxiv.org/abs/2408.08696. Its matrix lies on the model's device; this one lies in host memory, where six
 dependent lookups are free and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
-
-What the pass that said the last token held likely besides is drafted after it, too: the guesses of `rank_tree`.
-
-The tokens of a row are distinct, filled up with -1. So siblings differ.
 """
 
 from threading import Lock
@@ -41,8 +37,6 @@ class RecyclingDrafter:
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
 
     Attributes:
-        needs_candidates: asks for the candidates of whole prompts.
-        vocab_size: token ids lie in [0, vocab_size).
         matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; filled up with -1.
         tree: the static tree, with the counts of its paths.
     """
@@ -52,10 +46,9 @@ class RecyclingDrafter:
     def __init__(
         self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None, tree: RankTree | None = None
     ) -> None:
-        """Start empty, or from a matrix.
+        """Start empty, or from a matrix; see `seed`.
 
         Args:
-            vocab_size: vocabulary size of the model.
             matrix: int [at most vocab_size, at most 8], copied; ids outside the vocabulary and duplicates in a row are
                 dropped.
             tree: the static tree, owned by this object; by default the paper's, of 80 nodes.
@@ -74,10 +67,7 @@ class RecyclingDrafter:
             self.seed(matrix)
 
     def seed(self, matrix: NDArray[np.integer[Any]]) -> None:
-        """Fill empty rows.
-
-        Args:
-            matrix: as in `RecyclingDrafter`.
+        """Fill empty rows from a matrix, as in `RecyclingDrafter`.
 
         Raises:
             DraftstoreError: a matrix of the wrong shape.
@@ -104,12 +94,7 @@ class RecyclingDrafter:
         candidates: NDArray[np.int32] | None = None,
         **_prefill: Any,
     ) -> "RecyclingSession":
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Args:
-            prompt_ids: int32 [any], the prompt and the token from the prefill.
-            candidates: int32 [m, 8], the model's top 8 at the last m tokens of the prompt; the last row is the one that
-                predicted the last id. A row of -1 tells nothing.
+        """Start the drafts of one text; see `Drafter.session`. A row of -1 is unknown.
 
         Raises:
             TokenRangeError: an id of the prompt lies outside the vocabulary.
@@ -136,7 +121,7 @@ class RecyclingDrafter:
     def _learn(
         self, last: int, before: NDArray[np.int32], accepted: Any, tree: DraftTree, candidates: Any
     ) -> NDArray[np.int32]:
-        """Count correct paths, then write the rows of a verified tree; return the row that said the last token."""
+        """Count correct paths, then write the rows of a verified tree; return the row that predicted the last token."""
         static = self.tree
         with self._lock:
             count_paths(
@@ -180,11 +165,7 @@ class RecyclingSession:
             self._before = drafter._learn_prompt(as_input(ids[-1 - len(rows) : -1], np.int32), rows)
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096.
-        """
+        """Return a draft; see `Session`."""
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0 or self._last < 0:
             return DraftTree.empty()
@@ -200,11 +181,9 @@ class RecyclingSession:
     ) -> None:
         """Learn the result of a forward pass; see `Session`.
 
-        The tree may be any that starts after the text's last token: proposed here or not, whole, trimmed or merged.
-        Paths are counted along the accepted ids as far as the matrix predicted them: the model's tokens there are
-        known, whether or not a node was verified. Rows are written for the nodes of `tree`; if a token occurs several
-        times, accepted occurrences win over rejected ones, then the last wins. Without a tree only the root's row is
-        written.
+        Paths are counted along the accepted ids as far as the matrix predicted them, whether or not a node was
+        verified. Rows are written for the nodes of `tree`; if a token occurs several times, accepted occurrences win
+        over rejected ones, then the last wins. Without a tree only the root's row is written.
 
         Raises:
             TokenRangeError: an id outside the vocabulary.
@@ -223,11 +202,7 @@ class RecyclingSession:
 
 
 def _candidates(candidates: NDArray[np.int32], nodes: int | None) -> NDArray[np.int32]:
-    """Return candidates in the form that the kernels expect.
-
-    Raises:
-        DraftstoreError: not a matrix of one row for the root and each node.
-    """
+    """Return candidates, one row for the root and each node, in the form that the kernels expect."""
     rows = np.asarray(candidates)
     if rows.ndim != 2 or rows.dtype.kind not in "iu" or (nodes is not None and len(rows) != nodes + 1):
         wanted = "any" if nodes is None else nodes + 1

@@ -45,9 +45,7 @@ class RequestDrafter:
         """Draft for texts with ids in [0, vocab_size).
 
         Args:
-            vocab_size: size of the vocabulary.
-            rule: how drafts grow.
-            prediction: int32 [any], what is expected to follow the prompt: drafts begin with it, and return to it
+            prediction: int32 [any], the expected continuation of the prompt: drafts begin with it, and return to it
                 wherever the text does.
 
         Raises:
@@ -62,11 +60,7 @@ class RequestDrafter:
         self._prediction = check_ids(() if prediction is None else prediction, vocab_size)
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "RequestSession":
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the vocabulary.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         ids = check_ids(prompt_ids, self.vocab_size)
         if len(self._prediction):
             # As if the same prompt had been answered before: its end leads to the prediction. The last id is the first
@@ -100,11 +94,7 @@ class RequestSession:
         return self._size
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096.
-        """
+        """Return a draft; see `Session`."""
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0:
             return DraftTree.empty()
@@ -113,11 +103,7 @@ class RequestSession:
         )
 
     def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
-        """Append ids to the text; other results of the pass are ignored.
-
-        Raises:
-            TokenRangeError: an id outside the vocabulary; nothing is appended.
-        """
+        """Append ids to the text; TokenRangeError if one lies outside the vocabulary, and nothing is appended."""
         ids = check_ids(accepted_ids, self._vocab_size)
         if self._size + len(ids) > len(self._tokens):
             self._make_room((self._size + len(ids)) * 3 // 2)

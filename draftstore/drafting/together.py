@@ -1,4 +1,4 @@
-"""Drafts for many texts in one step: those from the same store are asked for in one call.
+"""Drafts for many texts in one step: those from the same store come from one call.
 
     trees = propose_many(sessions, budgets, min_probs)       as `propose` of each session, in fewer calls
 
@@ -16,13 +16,7 @@ from draftstore.trees.tree import DraftTree
 def propose_many(
     sessions: Sequence[Session], budgets: Sequence[int], min_probs: Sequence[float]
 ) -> list[DraftTree]:
-    """Return what each session proposes.
-
-    Args:
-        sessions: of one drafter or of several.
-        budgets: maximum nodes for each; 0 does not ask.
-        min_probs: minimum probability of a node for each.
-    """
+    """Return the proposals of sessions, of one drafter or of several; a budget of 0 skips one."""
     trees = [DraftTree.empty()] * len(sessions)
     groups: dict[Hashable, list[int]] = {}
     mixed: list[int] = []
@@ -44,7 +38,7 @@ def propose_many(
 
 
 def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -> list[list[DraftTree]]:
-    """Return what the parts of mixtures propose, of any probability."""
+    """Return the proposals of the parts of mixtures, of any probability."""
     parts = [part for mixture in mixtures for part in mixture.sessions]
     asked = [budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions]
     try:
@@ -58,7 +52,7 @@ def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -
 
 
 def _source_of(session: Session) -> Hashable:
-    """Return what sessions have in common that can be asked together."""
+    """Return the key of sessions that share one call."""
     if type(session) is not ContextSession:
         return id(session)
     own: Hashable = getattr(session.drafter, "source", id(session.drafter))

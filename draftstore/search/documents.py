@@ -1,4 +1,4 @@
-"""Document frequencies of n-grams: kernels over plain arrays, no files.
+"""Document frequencies of n-grams.
 
 The document of a position is the first one that ends at or after it. A table holds it for every 64th position; few
 documents end between there and the position.
@@ -37,14 +37,7 @@ def document_table(index: SuffixIndex) -> DocumentTable:
 def count_documents(
     index: SuffixIndex, table: DocumentTable, ngrams: NDArray[np.int64], workers: int | None = None
 ) -> NDArray[np.int64]:
-    """Return int64 [k]: the number of documents with each n-gram.
-
-    Args:
-        index: arrays of the store.
-        table: its document table.
-        ngrams: int64 [k, n].
-        workers: threads; default: all cores.
-    """
+    """Return int64 [k]: the number of documents with each n-gram of `ngrams`, int64 [k, n]."""
     threads = workers or CORES
     with ThreadPoolExecutor(threads) as pool:
         # Threads take interleaved n-grams: neighbours in token order have similar counts.

@@ -76,7 +76,7 @@ class Rule(NamedTuple):
         """Refuse invalid values.
 
         Raises:
-            DraftstoreError: the first invalid value, with what is expected.
+            DraftstoreError: the first invalid value, with the expected ones.
         """
         limits = {
             "max_match": (self.max_match, 1, MAX_MATCH),
@@ -105,19 +105,9 @@ def draft_one(
     The index is unpacked: a draft takes microseconds, and numba unboxes flat arguments faster than tuples.
 
     Args:
-        tokens: see SuffixIndex, as for the next seven.
-        suffixes: see SuffixIndex.
-        keys: see SuffixIndex.
-        first_rows: see SuffixIndex.
-        segments: see SuffixIndex.
-        vocab_size: see SuffixIndex.
-        key_bits: see SuffixIndex.
-        key_tokens: see SuffixIndex.
-        packed_rule: a Rule, packed.
+        packed_rule: see `Rule.pack`.
         context: int32 [any], the last tokens of the text; an id outside the vocabulary (such as the padding -1) hides
             all tokens before it.
-        budget: maximum nodes of the tree.
-        max_level: maximum level of a node (see `tree.LEVEL_BOUNDS`).
 
     Returns:
         tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, number of its occurrences.
@@ -138,14 +128,7 @@ def draft_one(
 
 @kernel
 def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any) -> Any:
-    """Grow one draft tree for each context; see `draft_one`.
-
-    Args:
-        index: a SuffixIndex.
-        packed_rule: a Rule, packed.
-        contexts: int32 [batch, any], right-aligned.
-        budget: maximum nodes of a tree.
-        max_level: maximum level of a node.
+    """Grow one draft tree for each of the right-aligned contexts, int32 [batch, any]; see `draft_one`.
 
     Returns:
         tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], and int64 [batch, 4]:
@@ -213,10 +196,7 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
 def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
-    """Fill `nodes` with the best nodes; return their number.
-
-    A kernel of its own: it takes 15 s to compile, and is kept on disk once for `draft_one` and `draft_batch`.
-    """
+    """Fill `nodes`; return their number. A kernel of its own, as it takes 15 s to compile and has two callers."""
     return grow(
         nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
     )
@@ -254,10 +234,7 @@ def _gather(
     index: Any, rule: Any, matches: Any, candidates: Any, begin: Any, stop: Any, slot: Any, parent: Any,
     prob: Any, floor: Any,
 ) -> Any:  # fmt: skip
-    """Distribute a node's probability to the tokens that may follow; return the number of candidates.
-
-    Suffixes with equal counts have the same occurrences, which are read once for the sum of the shares.
-    """
+    """Distribute a node's probability to the tokens that may follow; return the number of candidates."""
     lengths = matches.lengths
     top = min(lengths[parent, 0] + 1, stop - begin) if slot > 0 else lengths[0, 0]
     lengths[slot, 0] = 0
@@ -275,7 +252,7 @@ def _gather(
         if lengths[slot, 0] == 0:
             lengths[slot, 0] = length
         lengths[slot, 1] = length
-        if occurrences != count:
+        if occurrences != count:  # equal counts are the same occurrences, read once for all their shares
             hand_out(candidates, runs, share)
             share, count, runs = 0.0, occurrences, 0
             reads = read_fewer(matches, slot, length, wanted)
@@ -307,10 +284,7 @@ def _gather(
 
 @leaf_kernel
 def power_of(base: Any, exponent: Any) -> Any:
-    """Return base ** exponent for an exponent from 0 to 1, as a product of roots by its binary digits.
-
-    Square roots and products are bit-identical on every machine; math libraries are not.
-    """
+    """Return base ** exponent for an exponent from 0 to 1, by square roots: bit-identical on every machine."""
     power, root, digits = 1.0, base, exponent
     while digits > 0.0:
         if digits >= 1.0:

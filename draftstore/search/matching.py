@@ -69,8 +69,8 @@ def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> An
 def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
     """Return the length of the context's longest suffix that occurs; its rows go into slot 0.
 
-    If a suffix occurs, all shorter ones do, so the length is searched: starting with as many tokens as a key holds,
-    step by step down (most matches are short), or up by galloping and bisection.
+    If a suffix occurs, all shorter ones do, so the length is searched: step by step down from as many tokens as a key
+    holds (most matches are short), or up by galloping and bisection.
     """
     low, high = 0, end - begin
     middle, step = min(index.key_tokens, high), 1
@@ -90,16 +90,12 @@ def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
 
 @leaf_kernel
 def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any, wanted: Any) -> Any:
-    """Find the rows of a suffix of a node's text, among its parent's if known; return their number.
-
-    Called for longer suffixes first. If two suffixes of the parent have equal counts, they have the same occurrences,
-    and so do the child's: only the longer one is searched.
-    """
+    """Find the rows of a suffix of a node's text, among its parent's if known; return their number. Longest first."""
     counts = matches.counts
     if slot == 0 or length <= matches.lengths[parent, 1]:
         _search(index, matches, stop, slot, length)
     elif length <= matches.lengths[parent, 0] and counts[parent, length - 1] == counts[parent, length]:
-        counts[slot, length] = counts[slot, length + 1]
+        counts[slot, length] = counts[slot, length + 1]  # the same occurrences, and so the child's
     else:
         reads = _narrow(index, matches, stop, slot, parent, length)
         if reads < counts[slot, length] and reads < ENOUGH * wanted:

@@ -44,11 +44,8 @@ def fsync_path(path: Path) -> None:
 def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside a file: what the block writes there is flushed to disk and takes the file's place.
 
-    After a crash, the file has the old or the new content; after an exception in the block, the old one.
-
-    Args:
-        path: the file; its folder must exist.
-        mode: permissions that it has before a byte is written, less the umask; None: those of any new file.
+    After a crash, the file has the old or the new content; after an exception in the block, the old one. `mode` sets
+    the permissions before a byte is written, less the umask.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -167,11 +164,7 @@ def locked_directory(path: Path) -> Iterator[None]:
 
 
 def _try_lock(path: Path, *, last: bool) -> int | None:
-    """Return the descriptor of the locked directory; None to try again, unless this was the last time.
-
-    Raises:
-        BuildRunningError: another process holds it, the last time.
-    """
+    """Return the descriptor of the locked directory; None to try again, unless this was the last time."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -64,11 +64,7 @@ def exclusive(directory: Path) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    """Lock an open directory, where its file system has locks.
-
-    Raises:
-        BlockingIOError: another process holds it.
-    """
+    """Lock an open directory, where its file system has locks; BlockingIOError if another process holds it."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

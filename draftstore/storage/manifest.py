@@ -47,11 +47,8 @@ class Manifest:
 
     Attributes:
         kind: `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards.
-        name: display name.
         created: UTC time in ISO 8601.
-        vocab_size: token ids lie in [0, vocab_size).
-        token_dtype: `uint16` or `uint32`, the type of token ids on disk.
-        tokenizer: identity of the tokenizer.
+        token_dtype: `uint16` or `uint32`, the type of token ids, below `vocab_size`, on disk.
         parameters: build parameters, by name.
         corpus: fingerprint and sources of the corpus.
         counts: `documents`, `tokens`, `entries` and other counts of the kind.
@@ -84,11 +81,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, where: Path) -> "Manifest":
-        """Parse `to_json`; `where` names the file in errors.
-
-        Raises:
-            StoreError: not JSON, another format version, or a key is missing or of the wrong type.
-        """
+        """Parse `to_json`; StoreError, which names the file `where`, if it is not a manifest of this version."""
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -108,16 +101,10 @@ class Manifest:
         return cls(**fields)
 
     def require_model(self, found: str | None, where: Path, held: str, advice: str) -> None:
-        """Refuse a model other than the store's.
-
-        Args:
-            found: name of the model; None accepts any store.
-            where: path of the store.
-            held: the model's data in the store, for the message.
-            advice: what the user can do.
+        """Refuse a model other than the store's; None accepts any store.
 
         Raises:
-            StoreError: the names differ.
+            StoreError: the names differ; `held`, the model's data in the store, and `advice` go into the message.
         """
         if found is not None and found != self.target_model:
             raise StoreError(
@@ -192,12 +179,8 @@ def save_manifest(directory: Path, manifest: Manifest) -> None:
 def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
     """Read a store's manifest and check the presence and size of every file.
 
-    Args:
-        directory: directory of the store.
-        kind: expected kind; None accepts any.
-
     Raises:
-        StoreError: no store there, unknown version, another kind, or a missing or truncated file.
+        StoreError: no store there, unknown version, another `kind`, or a missing or truncated file.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -250,15 +233,10 @@ def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[s
 def verify_files(
     directory: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """Compare every file of a store with its recorded hash.
+    """Compare every file of a store with its recorded hash; return one sentence for each problem.
 
     Args:
-        directory: directory of the store.
-        manifest: its manifest.
         on_bytes: called with the size of each file after it was read, for progress bars.
-
-    Returns:
-        One sentence for each problem; empty if there is none.
     """
     problems = list(size_problems(directory, manifest.files))
     if problems:

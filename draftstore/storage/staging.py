@@ -50,9 +50,7 @@ class BuildResult:
     """A finished store.
 
     Attributes:
-        path: directory of the store.
-        manifest: its manifest.
-        report: what was read and what was skipped; problems only if this run met them.
+        report: documents read and skipped; problems only if this run met them.
         reused: whether the store existed already.
     """
 
@@ -74,13 +72,11 @@ def build_store(
     """Build a store, resume an interrupted build of it, or return the existing one.
 
     Args:
-        out: directory of the store; its parent is created if missing.
         plan: everything that determines the bytes of the store, as JSON values, including `kind`. The manifest keeps it
             as the parameter `plan`.
-        name: name of the store.
         overwrite: whether to replace an existing store, even one of the same build.
         fill: completes the directory `store` in the working directory, resuming from its content.
-        sources: returns the files that the store is built from: who may not read them may not read the store.
+        sources: returns the files that the store is built from: the store gets no permission that one of them denies.
 
     Raises:
         BuildError: `out` is something else, or another build is running there.
@@ -137,15 +133,12 @@ def staged(
 
 
 def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
-    """Run a step of a build unless an earlier attempt has completed it.
+    """Run a step of a build unless an earlier attempt has completed it; return its result, now or then.
 
     Args:
         marker: marker file, written last, with the result of `do`.
         do: runs the step, whatever an earlier attempt has left, and returns a JSON value or None.
         still: whether the completed step is still valid, given its result; otherwise it is repeated.
-
-    Returns:
-        The result of `do`, now or in the earlier attempt.
     """
     if marker.exists():
         text = marker.read_text(encoding="utf-8")
@@ -159,11 +152,7 @@ def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambd
 
 
 def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) -> Manifest | None:
-    """Return the manifest of a store at `out` from the same build; None if it must be built.
-
-    Raises:
-        BuildError: something else is there and must not be replaced.
-    """
+    """Return the manifest of a store at `out` from the same build; None if it must be built."""
     if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return None
     if overwrite:
@@ -193,10 +182,7 @@ def _partial_name(out: Path) -> Path:
 
 @contextmanager
 def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path]:
-    """Lock the working directory; remove it, and leftovers of publishing, if the work succeeds.
-
-    It is also removed if the work failed without anything to resume from.
-    """
+    """Lock the working directory; remove it after success, or after a failure that left nothing to resume from."""
     partial = _partial_name(out)
     with locked_directory(partial):
         partial.chmod(0o700)  # it may hold what only this user may read

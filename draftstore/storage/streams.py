@@ -1,4 +1,4 @@
-"""Reading and writing of files, plain or compressed (.gz, .zst): in chunks, in lines, or whole, with size limits."""
+"""Files, plain or compressed (.gz, .zst), in lines or whole, with size limits."""
 
 import gzip
 import os
@@ -36,9 +36,7 @@ def read_whole(path: Path) -> bytes | None:
 def read_lines(path: Path, start: int = 0) -> Iterator[bytes | None]:
     """Yield a file's lines with their line feeds; None for one longer than `MAX_RECORD_BYTES`.
 
-    Args:
-        path: path of the file.
-        start: bytes to skip, of a packed file those that it unpacks to.
+    The first `start` bytes, unpacked, are skipped.
 
     Raises:
         OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
@@ -62,11 +60,9 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a new file of lines, compressed by its suffix, and flush it to disk; equal lines give equal bytes.
+    """Write a new file of lines, given without line feeds, compressed by its suffix, and flush it to disk.
 
-    Args:
-        path: path of the file.
-        lines: lines without line feeds.
+    Equal lines give equal bytes.
     """
     with path.open("wb") as file:
         with _packed(file, path.suffix.lower()) as packed:
@@ -86,11 +82,7 @@ def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's content, decompressed by its suffix.
-
-    Raises:
-        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
-    """
+    """Yield a file's content, decompressed by its suffix."""
     packed = path.suffix.lower() in COMPRESSION_SUFFIXES
     with path.open("rb") as file:
         if packed and not file.peek(1):

@@ -1,4 +1,4 @@
-"""Drafts for a batch of contexts as arrays, from kernels to the wire without one object per tree."""
+"""Drafts of a batch of contexts as arrays, from kernels to the wire without one object per tree."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class DraftBatch(NamedTuple):
 
     @classmethod
     def empty(cls, batch: int) -> "DraftBatch":
-        """Return empty drafts."""
+        """Return empty drafts of `batch` contexts."""
         none = np.zeros(batch, np.int32)
         return cls(
             np.empty((batch, 0), np.int32),
@@ -75,9 +75,7 @@ def decode_trees(
 
     Args:
         data: bytes; the trees extend from `start` to the end.
-        start: position of the first tree.
         lengths: uint32 [batch], read-only, size of each tree in bytes.
-        vocab_size: token ids lie below it.
         budget: maximum nodes of a tree.
 
     Raises:

@@ -133,11 +133,7 @@ class DraftTree:
         return DraftTree(self.tokens[:size], self.parents[:size], self.levels[:size])
 
     def accepted(self, continuation: NDArray[np.int32]) -> list[int]:
-        """Return the path of nodes that agrees with a continuation.
-
-        Args:
-            continuation: int32 [any], the model's next tokens.
-        """
+        """Return the path of nodes that agrees with a continuation, int32 [any]."""
         nodes = list(
             zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         )  # faster than arrays of few nodes

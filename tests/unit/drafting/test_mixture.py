@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.decoding.loop import Fixed, decode
-from draftstore.decoding.nothing import NoDrafts
 from draftstore.decoding.replay import RecordedTarget
 from draftstore.drafting.drafter import ContextSession, Drafter, Session, projection_of
+from draftstore.drafting.faults import NoDrafts
 from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
 from draftstore.drafting.projection import Projection
 from draftstore.drafting.recycling import RecyclingDrafter

@@ -140,30 +140,21 @@ def check_recordings(path: Path, *, model: str | None = None, limit: int | None 
 def _chosen(path: Path, model: str | None, limit: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Stream the records of a model with their positions; see `read_recordings`."""
     count, models = 0, set()
-    for place, record in _records(path):
-        models.add(record.get("model"))
-        if model is not None and record.get("model") != model:
-            continue
-        count += 1
-        yield place, record
-        if count == limit:
-            return
+    try:
+        for place, record in read_json_records(path):
+            models.add(record.get("model"))
+            if model is not None and record.get("model") != model:
+                continue
+            count += 1
+            yield place, record
+            if count == limit:
+                return
+    except CorpusError as error:
+        raise ReplayError(str(error)) from None
     if count == 0:
         wanted = f" of model {model!r}" if model else ""
         known = ", ".join(sorted(name for name in models if isinstance(name, str))) or "not named"
         raise ReplayError(f"{path} holds no recording{wanted}" + f", its models are {known}" * bool(models))
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the objects of a JSON Lines file with their positions.
-
-    Raises:
-        ReplayError: it is not a JSON Lines file.
-    """
-    try:
-        yield from read_json_records(path)
-    except CorpusError as error:
-        raise ReplayError(str(error)) from None
 
 
 def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) -> Recording:

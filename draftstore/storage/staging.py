@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,54 +82,27 @@ def build_store(
         BuildError: `out` is something else, or another build is running there.
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
-
-    def find() -> BuildResult | None:
-        manifest = _find_finished(out, plan, name, overwrite)
-        if manifest is None:
-            return None
-        report = ReadReport.of_facts(manifest.counts["documents"], manifest.corpus)
-        return BuildResult(out, manifest, report, reused=True)
-
-    def build(partial: Path) -> BuildResult:
+    found = _find_finished(out, plan, name, overwrite)
+    if found is not None and not _has_leftovers(out):
+        return _reused(out, found)
+    with _working_directory(out) as partial:
+        # Checked again: another build may have ended just before the lock was taken.
+        found = found or _find_finished(out, plan, name, overwrite)
+        if found is not None:
+            return _reused(out, found)
         _start(partial, plan)
         bits = denied_bits(sources())
         report = fill(partial)
         deny(partial / STORE, bits)
-        return BuildResult(out, load_manifest(partial / STORE, plan["kind"]), report, reused=False)
+        manifest = load_manifest(partial / STORE, plan["kind"])
+        write_json(partial / FINISHED, {})
+        publish(partial / STORE, out)
+    return BuildResult(out, manifest, report, reused=False)
 
-    return staged(out, STORE, find, build)
 
-
-def staged(
-    out: Path,
-    made: str,
-    find: Callable[[], T | None],
-    make: Callable[[Path], T],
-    worth_keeping: Sequence[str] = WORTH_KEEPING,
-) -> T:
-    """Return what is at `out`, or make it in a locked directory beside it and publish it.
-
-    Args:
-        out: absolute path; its parent is created if missing.
-        made: name of the finished directory or file in the working directory.
-        find: returns what is at `out`, None if it must be made; raises if something else there must not be replaced.
-        make: makes `made` in the working directory, resuming from its content.
-        worth_keeping: patterns of files to resume from; a failed attempt without any of them leaves nothing.
-
-    Raises:
-        BuildError: another build is running there.
-    """
-    found = find()
-    if found is not None and not _has_leftovers(out, made):
-        return found
-    with _working_directory(out, worth_keeping) as partial:
-        # Checked again: another build may have ended just before the lock was taken.
-        result = find() if found is None else found
-        if result is None:
-            result = make(partial)
-            write_json(partial / FINISHED, {})
-            publish(partial / made, out)
-    return result
+def _reused(out: Path, manifest: Manifest) -> BuildResult:
+    report = ReadReport.of_facts(manifest.counts["documents"], manifest.corpus)
+    return BuildResult(out, manifest, report, reused=True)
 
 
 def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
@@ -168,10 +141,10 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     return manifest
 
 
-def _has_leftovers(out: Path, made: str) -> bool:
+def _has_leftovers(out: Path) -> bool:
     """Return True if a build was killed between publishing its result and removing its working directory."""
     partial = _partial_name(out)
-    published = (partial / FINISHED).exists() and not (partial / made).exists()
+    published = (partial / FINISHED).exists() and not (partial / STORE).exists()
     emptied = partial.exists() and not (partial / PLAN).exists()
     return published or emptied or os.path.lexists(retired_name(out))
 
@@ -181,7 +154,7 @@ def _partial_name(out: Path) -> Path:
 
 
 @contextmanager
-def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path]:
+def _working_directory(out: Path) -> Iterator[Path]:
     """Lock the working directory; remove it after success, or after a failure that left nothing to resume from."""
     partial = _partial_name(out)
     with locked_directory(partial):
@@ -189,7 +162,7 @@ def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path
         try:
             yield partial
         except DraftstoreError:
-            if not any(any(partial.glob(pattern)) for pattern in worth_keeping):
+            if not any(any(partial.glob(pattern)) for pattern in WORTH_KEEPING):
                 _discard(partial)
             raise
         remove(retired_name(out))

@@ -9,11 +9,6 @@ where `rate` is that maximal throughput in tokens per second (Dinkelbach, "On no
 The rate is estimated from accepted tokens and the curve, never from a clock: the same text and the same drafts give the
 same plan. Curves have steps (a CPU takes half a pass more for 2 rows than for 1), so all k are tried.
 
-                        k      0     1     2     3            a draft of three nodes, probabilities .5 .4 .1
-    1 + S_k                    1   1.5   1.9   2.0
-    cost, in plain passes      1   1.5   1.5   1.6
-    difference at rate 1       0     0    .4    .4            two nodes are worth it, the third is not
-
 The probabilities are the drafter's, calibrated by how its drafts fared in this text. That is learned from every draft,
 verified or not: after a pass the next tokens are known, and with them which children along their path were right. So a
 text that decodes plainly because of bad drafts notices when they become good. The sum of many small probabilities is
@@ -163,7 +158,6 @@ class CostPlanner:
 
 @functools.lru_cache(maxsize=256)
 def _batch_costs(curve: CostCurve, texts: int, most: int) -> NDArray[np.float64]:
-    """Return `CostCurve.costs`, computed once."""
     return curve.costs(texts, most)
 
 

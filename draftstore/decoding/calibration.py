@@ -50,12 +50,11 @@ def length_factors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
 def best_prefix(
     parents: Any, levels: Any, factors: Any, shares: Any, costs: Any, rate: Any, account: Any, expected: Any
 ) -> Any:
-    """Return the nodes of a draft to verify, the fewest among ties; -i - 1 if the parent of node i does not precede it.
+    """Return how many nodes to verify, the fewest among ties; -i - 1 if the parent of node i does not precede it.
 
     Args:
-        parents: see `expect_tokens`, as for the next three.
+        parents: int16 [n], and levels uint8 [n], of a draft.
         costs: float64 [at least n + 1], seconds of passes over 1 row, 2 rows, ...
-        rate: tokens per second.
         account: seconds by which the pass may exceed one over 1 row.
         expected: float64 [LENGTH_BANDS], output: accepted tokens that the prefix expects, before `shares`.
     """
@@ -74,15 +73,13 @@ def best_prefix(
 
 @kernel
 def expect_tokens(parents: Any, levels: Any, factors: Any, shares: Any, tokens: Any, sums: Any) -> Any:
-    """Compute the accepted tokens that each prefix of a draft expects; return 0, or a fault as `best_prefix`.
+    """Compute the accepted tokens that each prefix of n nodes expects; return 0, or a fault as `best_prefix`.
 
     A node's probability is its parent's times its calibrated probability given its parent.
 
     Args:
-        parents: int16 [n], read-only.
-        levels: uint8 [n], read-only.
-        factors: float64 [2, bands], see `band_factors`.
-        shares: float64 [LENGTH_BANDS], see `length_factors`.
+        factors: see `band_factors`.
+        shares: see `length_factors`.
         tokens: float64 [n + 1], output: expected tokens of the first 0, 1, 2, ... nodes.
         sums: float64 [n + 1], output: the same before `shares`.
     """
@@ -135,14 +132,13 @@ def count_lengths(expected: Any, accepted: Any, lengths: Any) -> Any:
 
 
 @kernel
-def count_outcomes(tokens: Any, parents: Any, levels: Any, came: Any, seen: Any) -> Any:
+def count_outcomes(tokens: Any, parents: Any, levels: Any, ids: Any, seen: Any) -> Any:
     """Count in `seen`, see `band_factors`, a draft's children along the next tokens, int32 [any], and the hits."""
-    walk(tokens, parents, came, _count_children, (parents, levels, seen))
+    walk(tokens, parents, ids, _count_children, (parents, levels, seen))
 
 
 @leaf_kernel
 def _count_children(state: Any, node: Any, child: Any) -> Any:
-    """Count expectations for a node's children, and the actual one; see `draftstore.trees.walk.walk`."""
     parents, levels, seen = state
     deeper = 1 if node >= 0 else 0
     for i in range(node + 1, len(parents)):

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,51 +112,33 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: Path) -> "CostCurve":
-        """Read a curve.
-
-        Raises:
-            CurveError: no such file, not a curve, or an unsupported version.
-        """
+        """Read a curve; CurveError if there is none, or of another version."""
         advice = "measure it again with `draftstore tune`"
         try:
             found = json.loads(path.read_bytes())
+            curve = cls(
+                tuple(found["rows"]),
+                tuple(found["seconds"]),
+                bool(found["padded"]),
+                None if found["conditions"] is None else Conditions(**found["conditions"]),
+                int(found["context"]),
+                str(found["created"]),
+            )
         except OSError as error:
             raise CurveError(f"no cost curve at {path} ({error.strerror}): {advice}") from None
-        except ValueError:
-            raise CurveError(f"{path} is damaged, expected a cost curve in JSON: {advice}") from None
-        if not isinstance(found, dict) or found.get("kind") != KIND:
-            raise CurveError(f"{path} is not a cost curve: {advice}")
-        if found.get("format") != FORMAT:
+        except (CurveError, KeyError, TypeError, ValueError) as error:
             raise CurveError(
-                f"{path} is a cost curve of version {found.get('format')}, this draftstore reads version {FORMAT}: "
-                f"{advice}"
+                f"{path} is not a cost curve ({type(error).__name__}: {error}): {advice}"
+            ) from None
+        kind, version = found.get("kind"), found.get("format")
+        if (kind, version) != (KIND, FORMAT):
+            raise CurveError(
+                f"{path} is a {kind} of version {version}, expected a {KIND} of version {FORMAT}: {advice}"
             )
-        try:
-            return cls._from_json(found)
-        except CurveError as error:
-            raise CurveError(f"{path}: {error}: {advice}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise CurveError(f"{path} is damaged ({type(error).__name__}: {error}): {advice}") from None
-
-    @classmethod
-    def _from_json(cls, found: dict[str, Any]) -> "CostCurve":
-        """Return the curve of a JSON document of the right kind and version."""
-        conditions = found["conditions"]
-        return cls(
-            tuple(found["rows"]),
-            tuple(found["seconds"]),
-            bool(found["padded"]),
-            None if conditions is None else Conditions(**conditions),
-            int(found["context"]),
-            str(found["created"]),
-        )
+        return curve
 
     def require(self, conditions: Conditions) -> None:
-        """Check that the curve was measured under the given conditions.
-
-        Raises:
-            CurveError: it was not.
-        """
+        """Check, with a CurveError, that the curve was measured under the given conditions."""
         differences = self.conditions.differences(conditions) if self.conditions else []
         if differences:
             raise CurveError(

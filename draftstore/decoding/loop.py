@@ -3,9 +3,8 @@
     for step in decode(target, session, ends=...):
         text.extend(step.tokens)
 
-The model is a `Target`: it runs the forward pass and keeps its cache (`draftstore.hf` for transformers, a recorded
-output in `draftstore.decoding.replay`). The output is exact whatever the drafter proposes: see
-`draftstore.decoding.acceptance`.
+The model is a `Target`: it runs the forward pass and keeps its cache. The output is exact whatever the drafter
+proposes: see `draftstore.decoding.acceptance`.
 """
 
 import dataclasses
@@ -200,7 +199,6 @@ def decode(
 
     Args:
         target: the model, with all but the last token of the text in its cache.
-        session: the drafter's session for the whole text.
         planner: chooses how much of a draft is verified.
         ends: whether the text ends with the last token emitted in this step; called once for each token, in order, and
             may keep state.

@@ -191,14 +191,11 @@ def replay(
     chain: int | None = None,
     on_progress: Callable[[ReplayResult], None] = lambda _: None,
 ) -> ReplayResult:
-    """Replay recordings with a drafter.
+    """Replay recordings with a drafter; ReplayError if it needs hidden states and a recording has none.
 
     Args:
         chain: verify one path of each draft, of at most so many nodes; None: whole trees.
         on_progress: called after every output.
-
-    Raises:
-        ReplayError: the drafter needs hidden states, and a recording has none.
     """
     result = ReplayResult()
     planner = Fixed(budget, chain)
@@ -214,9 +211,6 @@ def replay_in_turn(
     """Replay each recording with every drafter before the next one, so that their lookups meet the same machine.
 
     The order of the drafters is reversed from one recording to the next. Returns the totals of each drafter.
-
-    Raises:
-        ReplayError: a drafter needs hidden states, and a recording has none.
     """
     turns = [(drafter, ReplayResult()) for drafter in drafters]
     results, planner = [result for _, result in turns], Fixed(budget)
@@ -237,14 +231,14 @@ def _replay_one(
     states = recording.hidden
     session = drafter.session(
         np.concatenate([recording.prompt, recording.output[:1]]),
-        hidden=None if states is None else _as_wanted(states[0], drafter),
+        hidden=None if states is None else _projected(states[0], drafter),
     )
     if states is None and session.needs_hidden:
         raise ReplayError(
             f"recording {recording.id} has no hidden states, and the drafter needs them: compute them with "
             "the model that made it"
         )
-    target = RecordedTarget(recording.output, None if states is None else _as_wanted(states, session))
+    target = RecordedTarget(recording.output, None if states is None else _projected(states, session))
     for step in decode(target, session, planner=planner, ends=target.ends, min_prob=min_prob):
         tally.add(step)
         result.lookup_ns.append(step.draft_ns)
@@ -252,9 +246,9 @@ def _replay_one(
     return tally
 
 
-def _as_wanted(states: NDArray[np.float32], asker: Drafter | Session) -> NDArray[np.float32]:
+def _projected(states: NDArray[np.float32], reader: Drafter | Session) -> NDArray[np.float32]:
     """Project hidden states, float32 [..., hidden_size], if a drafter or session needs it."""
-    projection = projection_of(asker)
+    projection = projection_of(reader)
     return states if projection is None else projection.apply(states)
 
 

@@ -132,11 +132,7 @@ def projection_of(drafter: object) -> Projection | None:
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
-    """Check the arguments of a draft from a static store.
-
-    Returns:
-        The contexts as contiguous, read-only int32 [batch, size], and the maximum level of a node; -1 if none is
-        allowed.
+    """Return contexts as read-only int32 [batch, size], and the maximum level of a node; -1 if none is allowed.
 
     Raises:
         DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix.
@@ -158,22 +154,14 @@ def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
 
 
 def check_budget(budget: int, min_prob: float) -> int:
-    """Return the maximum level of a node with a minimum probability; -1 if there is none.
-
-    Raises:
-        DraftstoreError: the budget is outside 0 .. 4,096.
-    """
+    """Return the maximum level of a node with a minimum probability, -1 if none; DraftstoreError on a wrong budget."""
     if not 0 <= budget <= MAX_BUDGET:
         raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
     return LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
 
 
 def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> NDArray[np.integer[Any]]:
-    """Return token ids as a flat array of integers.
-
-    Raises:
-        TokenRangeError: not integers, or one outside [0, vocab_size).
-    """
+    """Return token ids as a flat array of integers; TokenRangeError unless all lie in [0, vocab_size)."""
     flat = np.asarray(ids).reshape(-1)
     if len(flat) == 0:
         return np.empty(0, np.int32)

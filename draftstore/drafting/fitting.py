@@ -54,9 +54,9 @@ def below(tree: DraftTree, vocab_size: int) -> DraftTree:
     if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
         return tree
     places = np.full(len(tree) + 1, -1, np.int64)  # new indices of the remaining nodes, after the context's
-    kept: list[int] = []
+    nodes: list[int] = []
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
         if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):
-            places[node + 1] = len(kept)
-            kept.append(node)
-    return DraftTree(tree.tokens[kept], places[tree.parents[kept] + 1].astype(np.int16), tree.levels[kept])
+            places[node + 1] = len(nodes)
+            nodes.append(node)
+    return DraftTree(tree.tokens[nodes], places[tree.parents[nodes] + 1].astype(np.int16), tree.levels[nodes])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftstore.errors import require_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, new_candidates, place_of
-from draftstore.search.expand import MAX_MATCH, enter_all, floor_of, load_path
+from draftstore.search.expand import LIMITS, enter_all, floor_of, load_path
 from draftstore.trees.frontier import MAX_DEPTH, finish, grow, new_frontier
 
 LENGTHS = (1, 2, 4, 8)
@@ -22,15 +22,10 @@ _SCATTER = 0x1E3779B97F4A7C15
 
 
 class RequestRule(NamedTuple):
-    """Parameters of drafts from the text.
+    """Parameters of drafts from the text, as those of `draftstore.search.expand.Rule`.
 
     Attributes:
-        max_match: maximum length of a match.
-        depth: maximum tokens of a path.
         rows: occurrences read of each indexed n-gram, latest first.
-        floor: probability below which no shorter suffix is used.
-        alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
-        beta: the same for each distinct token that follows.
         doubt: probability that a node's text goes on as no occurrence did, however many agree. Without it long copies
             get twice the probability that they deserve, since what ends one is not in the text.
     """
@@ -44,21 +39,11 @@ class RequestRule(NamedTuple):
     doubt: float = 0.02
 
     def check(self) -> None:
-        """Refuse invalid values.
-
-        Raises:
-            DraftstoreError: the first invalid value, with the expected ones.
-        """
-        limits = {
-            "max_match": (self.max_match, 1, MAX_MATCH),
-            "depth": (self.depth, 1, MAX_DEPTH),
-            "rows": (self.rows, 1, MAX_ROWS),
-            "floor": (self.floor, 0, 1),
-            "alpha": (self.alpha, 0, np.inf),
-            "beta": (self.beta, 0, np.inf),
-            "doubt": (self.doubt, 0, 1),
-        }
-        require_limits("a rule of requests", limits)
+        """Refuse invalid values, with a DraftstoreError."""
+        limits = LIMITS | {"rows": (1, MAX_ROWS), "doubt": (0, 1)}
+        require_limits(
+            "a rule of requests", {name: (value, *limits[name]) for name, value in self._asdict().items()}
+        )
 
 
 class _History(NamedTuple):
@@ -119,11 +104,7 @@ def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> A
 def draft_text(
     tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Grow a draft tree for the text of a `_History`, by a RequestRule as float64 [7].
-
-    Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n].
-    """
+    """Grow a draft tree for the text of a `_History`, by a RequestRule as float64 [7]; return its arrays."""
     history = _History(tokens, links, heads, size)
     rule = RequestRule(
         int(packed_rule[0]), int(packed_rule[1]), int(packed_rule[2]),
@@ -174,7 +155,6 @@ def _match(tokens: Any, place: Any, text: Any, stop: Any, length: Any, most: Any
 def _enter_following(
     state: Any, nodes: Any, slot: Any, _parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter the tokens that followed a slot's text earlier; see `draftstore.trees.frontier.grow`."""
     history, rule, scratch, candidates, end = state
     floor, stop = floor_of(nodes, tail, rule.floor), end + depth
     load_path(scratch.text, nodes, stop, slot)
@@ -197,9 +177,9 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
             count += scratch.counts[length]
             kinds += scratch.kinds[length]
             if count > 0:
-                kept = remaining * (count / (count + rule.beta * kinds + rule.alpha))
-                scratch.shares[length] = kept / count
-                remaining -= kept
+                taken = remaining * (count / (count + rule.beta * kinds + rule.alpha))
+                scratch.shares[length] = taken / count
+                remaining -= taken
                 if remaining <= floor:
                     break
         if count > 0 and remaining <= floor:
@@ -261,7 +241,7 @@ def _read(
 
 @leaf_kernel
 def _hand_out(scratch: Any, candidates: Any, seen: Any) -> Any:
-    """Give each occurrence its shares: those of its match length and of all shorter ones."""
+    """Give each occurrence the shares of its match length and of all shorter ones."""
     total = 0.0
     for length in range(len(scratch.shares)):
         total += scratch.shares[length]

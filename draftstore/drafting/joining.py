@@ -32,7 +32,7 @@ def join_trees(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
             try:
                 _join([tree])
             except Exception as error:
-                raise WrongTreeError(place, f"it proposed what is no tree: {error}") from error
+                raise WrongTreeError(place, f"its proposal is not a tree: {error}") from error
         raise
 
 

@@ -5,14 +5,12 @@
 A drafter's probability of a node given its parent is p = P(node) / P(parent). The drafters with the node are treated as
 independent, so the node is wrong only if all of them are wrong:
 
-    P(node | parent) = 1 - product of (1 - s p)          a noisy-or
+    P(node | parent) = 1 - product of (1 - s p)          a noisy-or (Pearl, 1988, section 4.3)
 
 where s <= 1 is the drafter's reliability in this text so far: correct tokens divided by expected ones, where it made
 predictions. Both counts start at three, and decay by a tenth whenever the drafter predicts again. So a confident but
-wrong drafter soon loses its weight, and one that copies a passage gains it for as long as that lasts. Verification of a
-node does not matter: predictions are compared with the actual text. "Noisy-or" as in Pearl, Probabilistic Reasoning in
-Intelligent Systems, 1988, section 4.3. Sums, maxima and cascades perform about as well with two good drafters, but a
-bad third one misleads them.
+wrong drafter soon loses its weight, and one that copies a passage gains it for as long as that lasts. Predictions are
+compared with the actual text, whether or not a node was verified.
 
 If all dense stores share one space, the target model returns states projected to it; otherwise unprojected ones, which
 are projected here for each. A drafter that raises while a text is drafted, or proposes an invalid tree, is disabled for
@@ -53,11 +51,7 @@ class Mixture:
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        """Mix drafters of any kind; their order affects only rounding.
-
-        Raises:
-            DraftstoreError: no drafters.
-        """
+        """Mix one drafter or more, of any kind; their order affects only rounding."""
         if not drafters:
             raise DraftstoreError("a mixture needs at least one drafter")
         self.drafters = tuple(drafters)
@@ -85,11 +79,7 @@ class Mixture:
         hidden: NDArray[np.float32] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            DraftstoreError: a drafter refuses the text, as one of another model does.
-        """
+        """Start the drafts of one text; DraftstoreError if a drafter refuses it, as one of another model does."""
         needs = HiddenNeeds(self.drafters)
         if hidden is not None and not needs.fits(hidden):
             hidden = None  # a projection has changed since the state was computed
@@ -112,7 +102,6 @@ class MixtureSession:
 
     Attributes:
         sessions: the drafters' sessions, in order; `NoDrafts` where one has failed.
-        projection: common projection of all sessions that need hidden states; None if they differ, or none does.
         seen: float64 [drafters, 2], expected and correct tokens of each drafter.
         proposed: the last draft of each session, in order; empty before the first.
     """
@@ -132,16 +121,16 @@ class MixtureSession:
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
         """Return a draft; each drafter proposes nodes of any probability, as another may confirm an unlikely one."""
         wanted = budget > 0 and check_budget(budget, min_prob) >= 0
-        return self.merge(self.ask(budget) if wanted else [], budget, min_prob)
+        return self.merge(self.propose_each(budget) if wanted else [], budget, min_prob)
 
-    def ask(self, budget: int) -> list[DraftTree]:
+    def propose_each(self, budget: int) -> list[DraftTree]:
         """Return the proposal of each session for `budget` nodes, of any probability; one that raises is disabled."""
         trees = []
         for place, session in enumerate(self.sessions):
             try:
                 trees.append(session.propose(budget))
             except Exception as error:  # noqa: BLE001 (of one source: the others go on)
-                self._leave_out(place, error)
+                self._disable(place, error)
                 trees.append(DraftTree.empty())
         return trees
 
@@ -156,13 +145,13 @@ class MixtureSession:
                 forest = _Forest(trees)
                 merged = forest.merge(self.seen, budget, level)
             except WrongTreeError as error:
-                self._leave_out(error.place, error)
+                self._disable(error.place, error)
                 trees = [DraftTree.empty() if i == error.place else tree for i, tree in enumerate(trees)]
                 continue
             self.proposed, self._forest = trees, forest
             return merged
 
-    def _leave_out(self, place: int, error: Exception) -> None:
+    def _disable(self, place: int, error: Exception) -> None:
         self.sessions = (*self.sessions[:place], NoDrafts(), *self.sessions[place + 1 :])
         self._faults.add(place, error)
 
@@ -180,7 +169,7 @@ class MixtureSession:
             try:
                 self.sessions[place].observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
             except Exception as error:  # noqa: BLE001 (of one source: the others go on)
-                self._leave_out(place, error)
+                self._disable(place, error)
         if self._forest is not None and len(ids):
             self._forest.learn(ids, self.seen)
             self._forest = None
@@ -207,7 +196,6 @@ class _Forest:
         return DraftTree(*arrays)
 
     def learn(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> None:
-        """Count the correct predictions of each tree."""
         count_outcomes(*self._arrays, as_input(ids, np.int32), seen)
 
 
@@ -215,14 +203,7 @@ class _Forest:
 def merge_trees(
     tokens: Any, parents: Any, levels: Any, stops: Any, seen: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Merge concatenated draft trees.
-
-    Args:
-        tokens: int32 [all nodes].
-        parents: int16 [all nodes], relative to each tree.
-        levels: uint8 [all nodes].
-        stops: int64 [trees], end of each tree.
-        seen: float64 [trees, 2], expected and correct tokens of each drafter.
+    """Merge concatenated draft trees, as in `blend_trees`; `seen` float64 [trees, 2] as in `MixtureSession`.
 
     Returns:
         -1 or the first node with an invalid parent or token; tokens int32 [n], parents int16 [n], levels uint8 [n].

@@ -30,11 +30,7 @@ class PartitionedDrafter:
     """Drafts of several stores of one kind of text as one; has no per-text state, so threads may share it."""
 
     def __init__(self, drafters: Sequence[ContextDrafter]) -> None:
-        """Draft from partitions; their order affects only rounding.
-
-        Raises:
-            DraftstoreError: there is none, they differ in vocabulary, or one needs hidden states.
-        """
+        """Draft from partitions of one vocabulary, none of them dense; their order affects only rounding."""
         sizes = {drafter.vocab_size for drafter in drafters}
         if len(sizes) != 1:
             raise DraftstoreError(
@@ -55,10 +51,10 @@ class PartitionedDrafter:
     ) -> list[Draft]:
         """Draft for a batch of contexts; a match is the longest of any partition, with all its occurrences."""
         level = check_budget(budget, min_prob)
-        asked = self.ask(contexts, budget if level >= 0 else 0)
-        return [join_drafts(drafts, budget, level) for drafts in zip(*asked, strict=True)]
+        parts = self.draft_each(contexts, budget if level >= 0 else 0)
+        return [join_drafts(drafts, budget, level) for drafts in zip(*parts, strict=True)]
 
-    def ask(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
+    def draft_each(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
         """Return the drafts of every partition, of any probability: another one may confirm an unlikely node."""
         return [drafter.draft(contexts, budget) for drafter in self.drafters]
 
@@ -95,10 +91,6 @@ def _shares(drafts: Sequence[Draft]) -> NDArray[np.float64]:
 def add_up(
     tokens: Any, parents: Any, levels: Any, stops: Any, shares: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Add up draft trees by their shares, float64 [trees], sum 1; see `blend_trees`.
-
-    Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n].
-    """
+    """Add up draft trees by their shares, float64 [trees], sum 1; see `blend_trees`. Returns the tree's arrays."""
     nodes = new_frontier(budget)
     return finish(nodes, blend_trees(tokens, parents, levels, stops, shares, nodes, MAX_DEPTH, max_level))

@@ -81,11 +81,7 @@ class Projection:
 
     @classmethod
     def from_bytes(cls, data: bytes, dims: int) -> "Projection":
-        """Decode `to_bytes`.
-
-        Raises:
-            DraftstoreError: the size does not match `dims`, or a value is not finite.
-        """
+        """Decode `to_bytes`; DraftstoreError if the size does not match `dims`, or a value is not finite."""
         if dims < 1 or len(data) % (4 * dims) or len(data) < 8 * dims:
             raise DraftstoreError(f"{len(data):,} bytes are not a projection to {dims} dimensions")
         values = np.frombuffer(data, "<f4").astype(np.float32)
@@ -145,10 +141,7 @@ def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
     """Fit z-score and PCA to `dims` dimensions as one map; return it and the share of explained variance.
 
     The largest value of each component is positive, so that signs are deterministic. A dimension that is constant over
-    all states gets no weight.
-
-    Raises:
-        BuildError: more dimensions than the states have, or no more states than dimensions.
+    all states gets no weight. Raises BuildError without more states than dimensions, or more dimensions than they have.
     """
     size = len(moments._sums)
     if not 1 <= dims <= size:

@@ -50,7 +50,7 @@ PRIOR_TRIES = 32.0
 SHARED_TRIES = 32.0
 """Weight of a rank's rate over all paths, in tries of one path."""
 GUESS_PRIOR: NDArray[np.float64] = np.array([0.04, 0.03, 0.015, 0.015, 0.015, 0.012, 0.006, 0.005])
-"""Prior rate of each guess, measured with the same model; the first is what the model said, unless it is sampled."""
+"""Prior rate of each guess, measured with the same model; the first is the model's own token, unless it is sampled."""
 BELOW_GUESS = "1"
 """The path whose subtree continues a guess."""
 
@@ -88,8 +88,7 @@ class RankTree:
         """Create a tree, by default the paper's, with the counts of its paths, by default zero.
 
         Raises:
-            DraftstoreError: a path is not a string of digits from 0 to 7, is a duplicate or lacks its parent, or counts
-                are not one per path, non-negative, with at most as many hits as tries.
+            DraftstoreError: paths that are not a tree, or counts that are not one per path, with hits above tries.
         """
         given = parse_paths(PAPER_TREE) if paths is None else list(paths)
         columns = [[0] * len(given) if column is None else list(column) for column in (tries, hits)]
@@ -113,12 +112,9 @@ class RankTree:
         return np.asarray(path_probs(self.parents, self.ranks, self.tries, self.hits))
 
     def resized(self, nodes: int) -> "RankTree":
-        """Return a tree of `nodes` nodes with these counts: the likeliest paths of this tree, extended if necessary.
+        """Return a tree of 1 to `MAX_PATHS` nodes with these counts: the likeliest of this one, extended if need be.
 
         The probability of a new path is its parent's, times the rate of its last rank over all paths.
-
-        Raises:
-            DraftstoreError: not 1 to `MAX_PATHS` nodes.
         """
         if not 1 <= nodes <= MAX_PATHS:
             raise DraftstoreError(f"a static tree of {nodes} nodes: expected 1 to {MAX_PATHS}")
@@ -129,9 +125,9 @@ class RankTree:
             )
         }
         best = sorted(rows, key=lambda path: (-rows[path][0], len(path), path))[:nodes]
-        kept = {path: rows[path] for path in best}
-        self._grow(kept, nodes)
-        return RankTree(list(kept), *([row[column] for row in kept.values()] for column in (1, 2)))
+        grown = {path: rows[path] for path in best}
+        self._grow(grown, nodes)
+        return RankTree(list(grown), *([row[column] for row in grown.values()] for column in (1, 2)))
 
     def _grow(self, rows: dict[str, tuple[float, int, int]], nodes: int) -> None:
         """Add the likeliest paths, with probability, tries and hits of each, until there are `nodes`."""

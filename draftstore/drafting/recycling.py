@@ -26,7 +26,7 @@ from draftstore.jit import as_input, read_only
 from draftstore.trees.tree import DraftTree
 
 UNKNOWN: NDArray[np.int32] = np.full(WIDTH, -1, np.int32)
-"""Candidates of a pass that nobody has told of."""
+"""Candidates of an unknown pass."""
 WINDOW = 4096
 """Counts are halved when a path reaches twice as many tries, so that they follow recent texts."""
 
@@ -67,11 +67,7 @@ class RecyclingDrafter:
             self.seed(matrix)
 
     def seed(self, matrix: NDArray[np.integer[Any]]) -> None:
-        """Fill empty rows from a matrix, as in `RecyclingDrafter`.
-
-        Raises:
-            DraftstoreError: a matrix of the wrong shape.
-        """
+        """Fill empty rows from a matrix, as in `RecyclingDrafter`."""
         rows = np.ascontiguousarray(matrix, np.int32)
         if rows.ndim != 2 or len(rows) > self.vocab_size or rows.shape[1] > WIDTH:
             raise DraftstoreError(
@@ -94,12 +90,7 @@ class RecyclingDrafter:
         candidates: NDArray[np.int32] | None = None,
         **_prefill: Any,
     ) -> "RecyclingSession":
-        """Start the drafts of one text; see `Drafter.session`. A row of -1 is unknown.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the vocabulary.
-            DraftstoreError: candidates of the wrong shape.
-        """
+        """Start the drafts of one text; see `Drafter.session`. A row of -1 is unknown."""
         return RecyclingSession(self, prompt_ids, candidates)
 
     def warm_up(self) -> None:

@@ -3,13 +3,8 @@
     prompt and output     Rename x to y : x = f ( x ) => y = f
     the last token `f` occurred before, and so did `= f`, followed by `(`, then `x )`
 
-    drafter = RequestDrafter(model.config.vocab_size)
-    session = drafter.session(prompt_ids)              # a `Session`: no store, no model, no corpus
-
-The tree grows best-first by the rule of `draftstore.search.expand`, with the text itself instead of a store: at every
-node, all suffixes of text and path are used, the longest first, and one with c earlier occurrences, followed by d
-distinct tokens, gets c / (c + beta d + alpha) of the remaining probability. Occurrences end before the last token,
-which has no successor yet.
+The tree grows best-first by the rule of `draftstore.search.expand`, with the text itself instead of a store.
+Occurrences end before the last token, which has no successor yet.
 
 **The cost does not grow with the text.** Each of the last 1, 2, 4 and 8 tokens is the key of a hash table, whose slots
 start linked lists of earlier occurrences, latest first: two arrays that grow with the text.
@@ -50,7 +45,6 @@ class RequestDrafter:
 
         Raises:
             DraftstoreError: an empty vocabulary, or a rule with an invalid value.
-            TokenRangeError: an id of the prediction lies outside the vocabulary.
         """
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")

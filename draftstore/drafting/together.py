@@ -26,8 +26,8 @@ def propose_many(
         elif budgets[place] > 0:
             groups.setdefault((_source_of(session), budgets[place], min_probs[place]), []).append(place)
     for places in groups.values():
-        asked = [sessions[place] for place in places]
-        found = _ask(asked, budgets[places[0]], min_probs[places[0]])
+        group = [sessions[place] for place in places]
+        found = _propose_together(group, budgets[places[0]], min_probs[places[0]])
         for place, tree in zip(places, found, strict=True):
             trees[place] = tree
     mixtures: list[Any] = [sessions[place] for place in mixed]
@@ -40,12 +40,14 @@ def propose_many(
 def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -> list[list[DraftTree]]:
     """Return the proposals of the parts of mixtures, of any probability."""
     parts = [part for mixture in mixtures for part in mixture.sessions]
-    asked = [budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions]
+    part_budgets = [
+        budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions
+    ]
     try:
-        proposed = iter(propose_many(parts, asked, [0.0] * len(parts)))
-    except Exception:  # noqa: BLE001 (of one source: asked one by one, it is left out where it fails)
+        proposed = iter(propose_many(parts, part_budgets, [0.0] * len(parts)))
+    except Exception:  # noqa: BLE001 (of one source, which alone is disabled)
         return [
-            mixture.ask(budget) if budget else [DraftTree.empty()] * len(mixture.sessions)
+            mixture.propose_each(budget) if budget else [DraftTree.empty()] * len(mixture.sessions)
             for mixture, budget in zip(mixtures, budgets, strict=True)
         ]
     return [[next(proposed) for _ in mixture.sessions] for mixture in mixtures]
@@ -59,7 +61,7 @@ def _source_of(session: Session) -> Hashable:
     return own
 
 
-def _ask(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:
+def _propose_together(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:
     """Return what sessions of one source propose."""
     if len(sessions) == 1:
         return [sessions[0].propose(budget, min_prob)]

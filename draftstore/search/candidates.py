@@ -17,8 +17,7 @@ class Candidates(NamedTuple):
         cells: slot of each candidate in the table.
         stamps: length of the last suffix that each was seen after.
         block: tokens of the reads before.
-        run_places: candidate of each run of equal tokens in the rows last read.
-        run_shares: fraction of the rows in each run.
+        run_places: candidate of each run of equal tokens in the rows last read; `run_shares` is its part of the rows.
     """
 
     table: NDArray[np.int32]
@@ -53,12 +52,7 @@ def new_candidates(room: Any) -> Any:
 def read_following(
     index: Any, candidates: Any, rows: Any, steps: Any, offset: Any, count: Any, found: Any
 ) -> Any:
-    """Read the tokens that follow the rows of one suffix of `offset` tokens, and add new ones to the candidates.
-
-    Args:
-        rows: int32 [segments, 3], the suffix's sequences, see `draftstore.search.matching.Matches`, as for `steps`.
-        count: rows that the sequences stand for.
-        found: number of candidates so far.
+    """Read the tokens that follow the rows of a suffix of `offset` tokens, see `Matches`; add them to the candidates.
 
     Returns:
         The number of candidates so far, the number of runs of equal tokens in `run_places` and `run_shares`, and the

@@ -65,7 +65,6 @@ def draw_trees(
 def _draft(
     index: SuffixIndex, rule: Rule, ngrams: NDArray[np.int32], nodes: int, workers: int | None
 ) -> Trees:
-    """Draft for n-grams by a rule, in blocks, on all cores."""
     rule.check()
     packed = rule.pack()
     blocks = [ngrams[start : start + BLOCK] for start in range(0, max(len(ngrams), 1), BLOCK)]

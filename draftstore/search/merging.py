@@ -28,13 +28,7 @@ BLOCK_BITS = 12
 
 
 class Rows(NamedTuple):
-    """Sorted suffixes of a text.
-
-    Attributes:
-        tokens: uint16 or uint32 [n], documents ended by the sentinel.
-        suffixes: int32 [n], in ascending order.
-        first_rows: int32 [vocab_size + 1], the first row of every first token; last, of the sentinels.
-    """
+    """Sorted suffixes of a text: tokens uint16 or uint32 [n], suffixes int32 [n], first rows as in `SuffixIndex`."""
 
     tokens: NDArray[Any]
     suffixes: NDArray[np.int32]
@@ -61,7 +55,6 @@ def merge_segment(
     """Fill the suffix array of a segment that holds the remaining documents of an old one, followed by new documents.
 
     Args:
-        old: the segment before.
         gaps: int64 [k, 2], start and end of the removed tokens, ascending and apart.
         tokens: uint16 or uint32 [n], the segment.
         suffixes: int32 [n], the array to fill.
@@ -74,8 +67,8 @@ def merge_segment(
         TokenRangeError: the new documents have ids outside the vocabulary.
     """
     vocab_size, table = len(old.first_rows) - 1, _gap_table(gaps, len(old.tokens))
-    kept = len(old.tokens) - int(table.lost[-1])
-    new = _sort_rows(tokens[kept:], vocab_size)
+    remaining = len(old.tokens) - int(table.lost[-1])
+    new = _sort_rows(tokens[remaining:], vocab_size)
     merged = Rows(tokens, suffixes, first_row_table(read_only(tokens), vocab_size))
     cuts = _even_cuts(merged, threads)
 
@@ -88,7 +81,7 @@ def merge_segment(
             table,
             read_only(new.tokens),
             read_only(new.suffixes[slice(*_rows_of(new, first, stop))]),
-            kept,
+            remaining,
             vocab_size,
             suffixes[begin:end],
         )
@@ -102,7 +95,6 @@ def merge_segment(
 
 
 def _sort_rows(tokens: NDArray[Any], vocab_size: int) -> Rows:
-    """Sort the suffixes of a text, which may be empty."""
     if len(tokens) == 0:
         return Rows(tokens, np.zeros(0, np.int32), np.zeros(vocab_size + 1, np.int32))
     suffixes, _, first_rows = index_segment(tokens, vocab_size)
@@ -138,10 +130,9 @@ def merge_rows(
     tokens: Any, suffixes: Any, gaps: Any, new_tokens: Any, new_suffixes: Any, shift: Any, vocab_size: Any,
     merged: Any,
 ) -> Any:  # fmt: skip
-    """Merge rows (int32) of an old and a new text that start with the same tokens into `merged`.
+    """Merge rows of the same first tokens, of an old and a new text, which starts at `shift`; return their number.
 
-    The new text starts at `shift` in the merged one. Returns the number of merged rows; no more are written than there
-    is room for.
+    No more rows are written than there is room for.
     """
     row, size = np.int64(0), np.int64(0)
     for i in range(len(new_suffixes)):

@@ -51,7 +51,6 @@ def count_ngrams(
 
     Args:
         part_rows: rows counted at a time, which bounds memory: each takes some 60 bytes at n = 5.
-        workers: threads, each with its own part; default: all cores.
         on_rows: called with the rows of each finished part, for progress bars.
 
     Yields:
@@ -120,7 +119,6 @@ def token_ranges(index: SuffixIndex, part_rows: int) -> Iterator[tuple[int, int]
 
 
 def _merge(tables: Sequence[NgramTable]) -> NgramTable:
-    """Merge the counts of several segments, all of one n."""
     return reduce(lambda left, right: NgramTable(*add_tables(*left, *right)), tables)
 
 

@@ -34,14 +34,11 @@ class SuffixIndex(NamedTuple):
     """The arrays of all segments of a store for the kernels; all are read-only views.
 
     Attributes:
-        tokens: uint16 or uint32 [total], the concatenated segments.
+        tokens: uint16 or uint32 [total], the concatenated segments, of ids below `vocab_size`.
         suffixes: int32 [total], positions relative to their segment, in suffix order.
-        keys: int64 [sum of ceil(segment / 16)], the leading tokens of every 16th suffix.
+        keys: int64 [sum of ceil(segment / 16)], the leading `key_tokens` tokens of every 16th suffix.
         first_rows: int32 [segments, vocab_size + 1], first row of every first token; last, of the sentinels.
         segments: int64 [segments, 3], first token, length and first key of each.
-        vocab_size: token ids lie in [0, vocab_size).
-        key_bits: bits per token in a key.
-        key_tokens: tokens per key.
     """
 
     tokens: NDArray[Any]

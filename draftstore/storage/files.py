@@ -75,11 +75,7 @@ def write_at(path: Path, array: NDArray[Any], item: int) -> None:
 
 
 def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file of a store as a flat read-only array.
-
-    Raises:
-        StoreError: the file is empty, or its size is not a multiple of the item size.
-    """
+    """Map a file of a store as a flat read-only array; StoreError if it is empty or cut."""
     try:
         return read_only(np.memmap(path, dtype, "r"))
     except (OSError, ValueError) as error:
@@ -127,10 +123,9 @@ def retired_name(target: Path) -> Path:
 
 
 def publish(finished: Path, target: Path) -> None:
-    """Flush a finished directory or file to disk and give it its final name.
+    """Flush a finished directory or file to disk and give it its final name; `target` is complete at any time.
 
-    An old file is replaced by one rename. An old directory is moved aside first and removed last, so that `target` is
-    complete except between the two renames.
+    Only while an old directory is replaced, it is missing between two renames.
     """
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
@@ -149,10 +144,7 @@ def publish(finished: Path, target: Path) -> None:
 def locked_directory(path: Path) -> Iterator[None]:
     """Create `path` and lock it for this process; the lock ends with the process, however that happens.
 
-    The holder may remove the directory before releasing the lock.
-
-    Raises:
-        BuildRunningError: another process holds it.
+    The holder may remove the directory before releasing the lock. Raises BuildRunningError if another process holds it.
     """
     end = time.monotonic() + LOCK_SECONDS
     while (descriptor := _try_lock(path, last=time.monotonic() >= end)) is None:

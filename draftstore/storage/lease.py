@@ -21,11 +21,7 @@ class StoreLease:
     """A shared lock on a store's directory, held until `close`."""
 
     def __init__(self, store: Path) -> None:
-        """Lock a store, whether or not it can be opened; a missing one is not locked.
-
-        Raises:
-            StoreError: it is being removed.
-        """
+        """Lock a store; a missing one is not locked, and one that is being removed raises StoreError."""
         self._descriptor: int | None = None
         with suppress(FileNotFoundError, NotADirectoryError):
             self._descriptor = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -49,12 +49,10 @@ class Manifest:
         kind: `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards.
         created: UTC time in ISO 8601.
         token_dtype: `uint16` or `uint32`, the type of token ids, below `vocab_size`, on disk.
-        parameters: build parameters, by name.
         corpus: fingerprint and sources of the corpus.
         counts: `documents`, `tokens`, `entries` and other counts of the kind.
         files: every other file of the store by its relative path.
         target_model: id of the LLM that the store is bound to, if any.
-        format_version: version of this layout.
     """
 
     kind: str
@@ -112,11 +110,7 @@ class Manifest:
             )
 
     def require_tokenizer(self, found: TokenizerIdentity, where: Path) -> None:
-        """Refuse a tokenizer other than the store's.
-
-        Raises:
-            TokenizerError: the fingerprints differ.
-        """
+        """Refuse a tokenizer, with a TokenizerError, other than the store's."""
         if found.fingerprint != self.tokenizer.fingerprint:
             raise TokenizerError(
                 f"{where} was built with tokenizer {self.tokenizer.name!r} (fingerprint "
@@ -200,11 +194,7 @@ def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
 
 
 def manifest_digest(directory: Path) -> str:
-    """Return the SHA-256 of a store's manifest: the identity of the store.
-
-    Raises:
-        StoreError: there is none.
-    """
+    """Return the SHA-256 of a store's manifest: the identity of the store."""
     try:
         return hash_file(directory / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError):
@@ -233,11 +223,7 @@ def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[s
 def verify_files(
     directory: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """Compare every file of a store with its recorded hash; return one sentence for each problem.
-
-    Args:
-        on_bytes: called with the size of each file after it was read, for progress bars.
-    """
+    """Compare every file of a store with its recorded hash; return one sentence for each problem."""
     problems = list(size_problems(directory, manifest.files))
     if problems:
         return problems

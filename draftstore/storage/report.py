@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from draftstore.errors import counted
 
-PROBLEMS_KEPT = 20
+MAX_PROBLEMS = 20
 """Maximum number of bad records in a report."""
 FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
 """What a manifest says of a reading besides the number of documents: JSON values in `Manifest.corpus`."""
@@ -27,9 +27,8 @@ class ReadReport:
 
     Attributes:
         documents: texts read.
-        bad_records: records that could not be read.
         empty_documents: texts with only white space, skipped.
-        problems: the first `PROBLEMS_KEPT` bad records.
+        problems: the first `MAX_PROBLEMS` of the `bad_records`.
         unread: files of records without any text.
         passed_over: skipped data files in folders, by suffix.
         truncated: number of files that could not be read to their end.
@@ -63,13 +62,13 @@ class ReadReport:
         self.bad_records += part.bad_records
         self.empty_documents += part.empty_documents
         self.truncated += part.truncated
-        self.problems = [*self.problems, *part.problems][:PROBLEMS_KEPT]
+        self.problems = [*self.problems, *part.problems][:MAX_PROBLEMS]
 
     def add_problem(self, problem: RecordProblem) -> None:
         """Count a bad record, and keep it if it is among the first."""
         self.bad_records += 1
         self.truncated += problem.truncated
-        if len(self.problems) < PROBLEMS_KEPT:
+        if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
     def absence(self) -> str:

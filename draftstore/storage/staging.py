@@ -34,7 +34,7 @@ PLAN = "build.json"
 STORE = "store"
 FINISHED = "finished.json"
 """Marker: the store is about to be published, or has been."""
-WORTH_KEEPING = (
+RESUMABLE = (
     "tokens/shard-*.json",
     "parts/*/*/documents.json",
     "parts/*/counts1.npy",
@@ -47,12 +47,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """A finished store.
-
-    Attributes:
-        report: documents read and skipped; problems only if this run met them.
-        reused: whether the store existed already.
-    """
+    """A finished store; `reused` if it existed already, and else with the problems of the reading in its report."""
 
     path: Path
     manifest: Manifest
@@ -108,10 +103,8 @@ def _reused(out: Path, manifest: Manifest) -> BuildResult:
 def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
     """Run a step of a build unless an earlier attempt has completed it; return its result, now or then.
 
-    Args:
-        marker: marker file, written last, with the result of `do`.
-        do: runs the step, whatever an earlier attempt has left, and returns a JSON value or None.
-        still: whether the completed step is still valid, given its result; otherwise it is repeated.
+    The marker is written last, with the result: a JSON value or None. A completed step is repeated unless `still` says
+    that its result is valid.
     """
     if marker.exists():
         text = marker.read_text(encoding="utf-8")
@@ -162,7 +155,7 @@ def _working_directory(out: Path) -> Iterator[Path]:
         try:
             yield partial
         except DraftstoreError:
-            if not any(any(partial.glob(pattern)) for pattern in WORTH_KEEPING):
+            if not any(any(partial.glob(pattern)) for pattern in RESUMABLE):
                 _discard(partial)
             raise
         remove(retired_name(out))

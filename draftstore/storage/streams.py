@@ -20,11 +20,7 @@ STREAM_ERRORS = (OSError, EOFError, zlib.error)
 
 
 def read_whole(path: Path) -> bytes | None:
-    """Return a file's content, or None if it exceeds `MAX_RECORD_BYTES`.
-
-    Raises:
-        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
-    """
+    """Return a file's content, or None if it exceeds `MAX_RECORD_BYTES`; raises `STREAM_ERRORS`."""
     data = bytearray()
     for chunk in _chunks(path):
         data += chunk
@@ -34,12 +30,9 @@ def read_whole(path: Path) -> bytes | None:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[bytes | None]:
-    """Yield a file's lines with their line feeds; None for one longer than `MAX_RECORD_BYTES`.
+    """Yield a file's lines with their line feeds, after the first `start` (unpacked) bytes; raises `STREAM_ERRORS`.
 
-    The first `start` bytes, unpacked, are skipped.
-
-    Raises:
-        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
+    A line longer than `MAX_RECORD_BYTES` is None.
     """
     return split_lines(_chunks_from(path, start) if start else _chunks(path))
 
@@ -60,10 +53,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a new file of lines, given without line feeds, compressed by its suffix, and flush it to disk.
-
-    Equal lines give equal bytes.
-    """
+    """Write a new file of lines, given without line feeds, compressed by its suffix; equal lines give equal bytes."""
     with path.open("wb") as file:
         with _packed(file, path.suffix.lower()) as packed:
             for line in lines:

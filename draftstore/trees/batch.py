@@ -24,9 +24,7 @@ class DraftBatch(NamedTuple):
     """The drafts of a batch of contexts.
 
     Attributes:
-        tokens: int32 [batch, width], the nodes of every tree, left-aligned; the rest is undefined.
-        parents: int16 [batch, width].
-        levels: uint8 [batch, width].
+        tokens: int32 [batch, width], the nodes of every tree, left-aligned; parents and levels likewise.
         sizes: int32 [batch], nodes of each tree.
         match_lengths: int32 [batch], tokens of the longest match in the store.
         match_counts: int64 [batch], number of its occurrences.
@@ -71,10 +69,9 @@ class DraftBatch(NamedTuple):
 def decode_trees(
     data: bytes, start: int, lengths: NDArray[np.uint32], vocab_size: int, budget: int = MAX_NODES
 ) -> list[DraftTree]:
-    """Decode concatenated trees and check every guarantee of `DraftTree`.
+    """Decode concatenated trees, the last of which ends with the data, and check every guarantee of `DraftTree`.
 
     Args:
-        data: bytes; the trees extend from `start` to the end.
         lengths: uint32 [batch], read-only, size of each tree in bytes.
         budget: maximum nodes of a tree.
 

@@ -199,7 +199,6 @@ def _find_child(trie: Any, parent: Any, token: Any) -> Any:
 
 @leaf_kernel
 def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
-    """Append a new child to the trie."""
     trie.tokens[size] = token
     trie.sibling[size] = trie.child[parent]
     trie.child[parent] = size
@@ -215,7 +214,6 @@ def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any
 def _enter_branches(
     state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter a slot's children in a trie; see `draftstore.trees.frontier.grow`."""
     trie, places = state
     place = _find_child(trie, places[parent], token_of(nodes, slot - 1)) if slot > 0 else np.int64(0)
     places[slot] = place

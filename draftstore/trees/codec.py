@@ -201,7 +201,6 @@ def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, start: Any, i
 
 @leaf_kernel
 def _marks_for(size: Any) -> Any:
-    """Return a power of two, at least sixteen times `size`."""
     places = 16
     while places < 16 * size:
         places *= 2

@@ -192,7 +192,6 @@ class DraftTree:
 
 
 def _row(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an array as a matrix of one row, in the type that the codec is compiled for."""
     return read_only(np.ascontiguousarray(array, dtype).reshape(1, -1))
 
 

@@ -9,12 +9,9 @@ from draftstore.jit import kernel, leaf_kernel
 
 @leaf_kernel
 def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
-    """Follow token ids down a tree as far as it contains them.
+    """Follow token ids, int32 [any], read-only, down a tree as far as it contains them.
 
     Args:
-        tokens: int32 [n].
-        parents: int16 [n].
-        ids: int32 [any], read-only, the tokens after the context.
         visit: leaf kernel, called as `visit(state, node, child)` for the context (-1) and each node on the path; child
             is the next node, -1 if the tree has none. Compiled into the walk.
     """

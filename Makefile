@@ -42,8 +42,8 @@ format: .venv/.dev  ## Put the code in its standard format
 prefect: .venv/.dev  ## Start a Prefect server and worker with all flows, until Ctrl-C (ARGS='--port 4300')
 	$(BIN)/python -m pipelines.local up $(ARGS)
 
-bench: .venv/.dev  ## Measure REST stores: cost by size, other libraries (minutes; needs DRAFTSTORE_TEST_DATA)
-	$(BIN)/python -m benchmarks.rest $(ARGS)
+bench: .venv/.dev  ## Measure what REST stores cost by size (minutes; needs DRAFTSTORE_TEST_DATA)
+	$(BIN)/python -m benchmarks.stores.scale $(ARGS)
 
 gpu: .venv/.dev  ## Measure everything that needs a GPU, part by part (needs DRAFTSTORE_TEST_DATA; ARGS='--quick' without a GPU)
 	$(BIN)/python -m benchmarks.gpu --work data/gpu $(ARGS)

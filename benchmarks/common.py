@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ from benchmarks.measure import progress
 from draftstore.decoding.replay import Recording, read_recordings, replay
 from draftstore.drafting.drafter import Drafter
 from draftstore.errors import DraftstoreError
-from draftstore.jit import read_only
-from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
+from draftstore.search.suffix import SuffixIndex
+from draftstore.storage.files import write_json
 from draftstore.storage.report import ReadReport
 from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import RestStore
@@ -39,6 +39,10 @@ TOKENIZER = "llama2"
 CODE_LIST = "code_packages_small.txt"
 STRATEGY_NAMES = ("longest", "backoff")
 SEED = 20240601
+AUTHORS_TOKEN_BYTES = 6
+"""What REST's authors store for each token: its id, and a suffix of four bytes."""
+PART_OF_REST = 13.5
+"""CREST's paper compares its store with one of REST that is so many times larger."""
 
 Item = TypeVar("Item")
 
@@ -62,6 +66,8 @@ class Source:
 
 CHAT = Source("chat_sharegpt", ("chat_sharegpt.jsonl.zst",))
 CODE = Source("code_packages_small")
+TINY = Source("chat_sharegpt_500k", CHAT.files, tokens=500_000)
+"""To see that a program runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +76,14 @@ class RecordingSet:
 
     file: str
     model: str | None = None
+
+
+class Documents(NamedTuple):
+    """A corpus as token ids below `vocab_size`: document i is `tokens[offsets[i]:offsets[i + 1]]`."""
+
+    tokens: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    vocab_size: int
 
 
 @dataclasses.dataclass
@@ -95,17 +109,25 @@ class Workspace:
 
     def inputs(self, source: Source) -> tuple[Path, ...]:
         """Return the corpus files of a source; those that have to be made are made once."""
-        files = tuple(self.data / "corpora" / file for file in source.files) or (_code_corpus(self),)
+        files = tuple(self.data / "corpora" / file for file in source.files) or (self._code_corpus(),)
         return files if source.tokens is None else (self._first_documents(source, files, source.tokens),)
 
     def _first_documents(self, source: Source, files: Sequence[Path], tokens: int) -> Path:
         """Write the first documents of some files to one file."""
         path = self.work / "corpora" / f"{source.name}.jsonl"
         if not path.exists():
-            report = ReadReport()
             render = partial(self.tokenizer.render_chat, add_generation_prompt=False)
-            documents = islice(read_corpus(files, render=render, report=report), 0, None, source.every)
+            documents = islice(read_corpus(files, render=render, report=ReadReport()), 0, None, source.every)
             _write_corpus(path, _within(documents, self.tokenizer, tokens))
+        return path
+
+    def _code_corpus(self) -> Path:
+        """Return a JSON Lines file with the Python files of the packages in `CODE_LIST`, each one once."""
+        path = self.work / "corpora" / f"{CODE.name}.jsonl"
+        if not path.exists():
+            lines = (self.data / CODE_LIST).read_text(encoding="utf-8").splitlines()
+            wheels = self.wheels or download_wheels(lines, self.work / "wheels")
+            _write_corpus(path, python_files(sorted(wheels.glob("*.whl"))))
         return path
 
     def store_path(self, source: Source) -> Path:
@@ -125,6 +147,33 @@ class Workspace:
         )
 
 
+class Notes:
+    """Figures in the work folder, for runs that were interrupted: they hold while draftstore's code is the same."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def take(self, place: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return place and figures of a measurement: an earlier run's, or what `measure` returns."""
+        identity = json.dumps([place, _code_digest()], sort_keys=True)
+        path = self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+        if not path.exists():
+            progress(", ".join(str(value) for value in place.values()))
+            write_json(path, {**place, **measure()})
+        noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return noted
+
+
+@cache
+def _code_digest() -> str:
+    """Return a digest of draftstore and of the benchmarks of quality and stores."""
+    root = Path(__file__).parent.parent
+    folders = (root / "draftstore", root / "benchmarks" / "quality", root / "benchmarks" / "stores")
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> None:
     """Add the options that all benchmark programs have, and those of programs that build the `CODE` store."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -141,6 +190,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, code: bool = False) -> Non
         parser.add_argument(
             "--wheels", type=Path, help="folder with the wheels of the code list (default: pip fetches them)"
         )
+
+
+def chosen(parser: argparse.ArgumentParser, text: str | None, known: Iterable[str]) -> list[str]:
+    """Return the names in a list joined by commas, all if there is none; end the program at an unknown one."""
+    names = [name.strip() for name in text.split(",")] if text else list(known)
+    if unknown := set(names) - set(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+    return names
 
 
 @contextmanager
@@ -190,28 +247,12 @@ def draw_contexts(recordings: Sequence[Recording], count: int, size: int) -> NDA
     return contexts
 
 
-def first_documents(store: RestStore, share: float) -> SuffixIndex:
-    """Return the first documents of a store, such a share of them and at least one, sorted anew in memory."""
-    tokens = np.asarray(store.index.tokens)
-    ends = np.flatnonzero(tokens == sentinel(tokens.dtype)) + 1
-    end = int(ends[max(1, round(share * len(ends))) - 1])
-    return index_tokens(tokens[:end], store.index.vocab_size)
-
-
-def index_tokens(tokens: NDArray[Any], vocab_size: int) -> SuffixIndex:
-    """Sort tokens in memory, as the one segment of a store without files."""
-    tokens = np.ascontiguousarray(tokens)
-    suffixes, keys, first_rows = index_segment(tokens, vocab_size)
-    segments = segment_table(np.array([len(tokens)]))[:-1]
-    return SuffixIndex(
-        read_only(tokens),
-        read_only(suffixes),
-        read_only(keys),
-        read_only(first_rows[None]),
-        read_only(segments),
-        vocab_size,
-        *key_layout(vocab_size),
-    )
+def split_documents(index: SuffixIndex) -> Documents:
+    """Return the documents of a store without sentinels."""
+    tokens = np.asarray(index.tokens)
+    ends = np.flatnonzero(tokens == sentinel(tokens.dtype))
+    offsets = np.concatenate(([0], ends - np.arange(len(ends))))
+    return Documents(np.delete(tokens, ends).astype(np.int32), offsets, index.vocab_size)
 
 
 def _within(documents: Iterator[Document], tokenizer: TextTokenizer, tokens: int) -> Iterator[Document]:
@@ -238,16 +279,6 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         for record in records:
             file.write(json.dumps(record) + "\n")
     unfinished.rename(path)
-
-
-def _code_corpus(workspace: Workspace) -> Path:
-    """Return a JSON Lines file with the Python files of the packages in `CODE_LIST`, each one once."""
-    path = workspace.work / "corpora" / f"{CODE.name}.jsonl"
-    if not path.exists():
-        lines = (workspace.data / CODE_LIST).read_text(encoding="utf-8").splitlines()
-        wheels = workspace.wheels or download_wheels(lines, workspace.work / "wheels")
-        _write_corpus(path, python_files(sorted(wheels.glob("*.whl"))))
-    return path
 
 
 def download_wheels(requirements: Sequence[str], folder: Path) -> Path:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 from draftstore.sizing import Law
 
 FAR = 1e10

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from draftstore.sizing import Law
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.growth_law import FAR
 from benchmarks.picture import save_svg
-from draftstore.sizing import Law
 
 PICTURE = Path("docs/growth.svg")
 COLORS = {"REST": "#1f5f8b", "CREST, 50 MB": "#0f7b5f", "CREST, 10 MB": "#c8862a"}

@@ -7,17 +7,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+if TYPE_CHECKING:  # measurements of memory begin without it
+    from draftstore.search.suffix import SuffixIndex
+
+Result = TypeVar("Result")
+
 ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "NUMBA_NUM_THREADS": "1"}
 """Environment that keeps native thread pools to one thread."""
+PAGE = 4096
 
 
 def pin_to_one_core() -> set[int]:
@@ -94,18 +103,6 @@ def resident(trim: bool = False) -> dict[str, int]:
     return {"anonymous": sizes["Anonymous"], "mapped": sizes["Rss"] - sizes["Anonymous"]}
 
 
-def resident_of(folder: Path) -> int:
-    """Return the resident bytes of this process's maps of files under a folder."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split(maxsplit=5)
-        if not words[0].endswith(":"):  # `address permissions offset device inode path` begins a map
-            inside = len(words) == 6 and folder in Path(words[5]).parents
-        elif inside and words[0] == "Rss:":
-            total += int(words[1]) * 1024
-    return total
-
-
 def cpu_seconds() -> float:
     """Return the processor time of this process and of those that it started and that have ended."""
     usages = [getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)]
@@ -140,6 +137,19 @@ def run_fresh(
         raise SystemExit(f"{module} ended with status {done.returncode}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def call_fresh(function: Callable[..., Result], *args: object, one_core: bool = True) -> Result:
+    """Call a function of a module in a fresh process, on one core or on all of them; return what it returns."""
+    pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=pin_to_one_core if one_core else None)
+    with patch.dict(os.environ, ONE_CORE if one_core else {}), pool:
+        return pool.submit(function, *args).result()
+
+
+def map_pages(index: "SuffixIndex") -> None:
+    """Read one byte of every page of a store's arrays, as a server that has run for a while has done."""
+    for array in index[:5]:
+        array.reshape(-1).view(np.uint8)[::PAGE].max(initial=0)
 
 
 def progress(message: str) -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import psutil
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,7 +18,6 @@ from rich.table import Table
 
 PACKAGES = ("draftstore", "numpy", "numba", "tokenizers")
 TABLE_WIDTH = 150
-COLORS = {"longest": "#b3541e", "backoff": "#1f5f8b"}
 
 
 def describe_machine(extra_packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -80,22 +80,10 @@ def new_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def save_lines(
-    path: Path, title: str, labels: tuple[str, str], x: Sequence[float], lines: Mapping[str, Sequence[float]],
-    log_base: float | None = None,
-) -> None:  # fmt: skip
-    """Draw one line for each strategy over `x`, all values of which are named on the axis."""
-    figure, axes = new_axes(title, *labels)
-    for name, values in lines.items():
-        axes.plot(x, values, marker="o", label=name, color=COLORS.get(name))
-        end = (x[-1], values[-1])
-        axes.annotate(f"{end[1]:.2f}", end, textcoords="offset points", xytext=(0, 6), ha="center")
-    if log_base:
-        axes.set_xscale("log", base=log_base)
-    axes.set_xticks(list(x), [f"{value:g}" for value in x])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+def save_svg(figure: Figure, path: Path) -> None:
+    """Write a picture that is the same bytes whenever the figures are."""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "draftstore", "font.family": "sans-serif"}):
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def without(figures: Any, names: Container[str]) -> Any:
@@ -106,26 +94,10 @@ def without(figures: Any, names: Container[str]) -> Any:
 
 
 def save(out: Path, name: str, document: Mapping[str, Any]) -> None:
-    """Write figures to `out/name.json`."""
+    """Write figures to `out/name.json`, each in a line of its own."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(_lay_out(document) + "\n", encoding="utf-8")
-
-
-def _lay_out(value: Any, indent: str = "") -> str:
-    """Return JSON with a line for each entry; what holds no further mappings or lists stays on one line."""
-    entries = list(value.values() if isinstance(value, Mapping) else value) if _holds(value) else []
-    if not any(_holds(entry) for entry in entries):
-        return json.dumps(value)
-    inner = indent + " "
-    lines = [_lay_out(entry, inner) for entry in entries]
-    if isinstance(value, Mapping):
-        lines = [f"{json.dumps(str(name))}: {line}" for name, line in zip(value, lines, strict=True)]
-    begin, end = "{}" if isinstance(value, Mapping) else "[]"
-    return begin + "\n" + ",\n".join(inner + line for line in lines) + "\n" + indent + end
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple)
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items()]
+    (out / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def finish(out: Path, name: str, document: Mapping[str, Any]) -> None:

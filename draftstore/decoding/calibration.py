@@ -150,5 +150,4 @@ def _count_children(state: Any, node: Any, child: Any) -> Any:
 
 @leaf_kernel
 def _band_of(steps: Any) -> Any:
-    """Return the probability band of a number of levels."""
     return min(steps // _LEVELS_PER_BAND, BANDS - 1)

@@ -156,7 +156,6 @@ class Speculation:
         ends: Callable[[Sequence[int]], bool],
         min_prob: float = 0.0,
     ) -> None:
-        """Start a text."""
         self.session, self.planner, self.min_prob = session, planner, min_prob
         self.over = False
         self._ends = ends

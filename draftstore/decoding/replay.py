@@ -158,7 +158,6 @@ def _chosen(path: Path, model: str | None, limit: int | None) -> Iterator[tuple[
 
 
 def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) -> Recording:
-    """Tokenize one record."""
     prompt, output = _texts(record, place)
     alone, together = encode_conversation(tokenizer, prompt), encode_conversation(tokenizer, prompt, output)
     shared = min(len(alone), len(together))
@@ -203,22 +202,6 @@ def replay(
         result.add(_replay_one(drafter, recording, planner, min_prob, result))
         on_progress(result)
     return result
-
-
-def replay_in_turn(
-    drafters: Sequence[Drafter], recordings: Iterable[Recording], *, budget: int = 64
-) -> list[ReplayResult]:
-    """Replay each recording with every drafter before the next one, so that their lookups meet the same machine.
-
-    The order of the drafters is reversed from one recording to the next. Returns the totals of each drafter.
-    """
-    turns = [(drafter, ReplayResult()) for drafter in drafters]
-    results, planner = [result for _, result in turns], Fixed(budget)
-    for recording in recordings:
-        for drafter, result in turns:
-            result.add(_replay_one(drafter, recording, planner, 0.0, result))
-        turns.reverse()
-    return results
 
 
 def _replay_one(

@@ -194,7 +194,6 @@ class ContextSession:
     def __init__(
         self, drafter: ContextDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
     ) -> None:
-        """Start from a prompt; see `Drafter.session` and `observe`."""
         self.drafter = drafter
         self.projection = projection_of(drafter)
         self.needs_hidden = self.projection is not None

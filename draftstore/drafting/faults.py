@@ -26,7 +26,6 @@ class Faults:
     """Texts for which each source of a mixture, by its place, was disabled."""
 
     def __init__(self, sources: int) -> None:
-        """Count from nothing."""
         self.counts = [0] * sources
 
     def add(self, place: int, error: object) -> None:

@@ -22,7 +22,7 @@ _SCATTER = 0x1E3779B97F4A7C15
 
 
 class RequestRule(NamedTuple):
-    """Parameters of drafts from the text, as those of `draftstore.search.expand.Rule`.
+    """Parameters of drafts from the text, see `draftstore.search.expand.Rule`, tuned as docs/findings.md says.
 
     Attributes:
         rows: occurrences read of each indexed n-gram, latest first.

@@ -14,7 +14,6 @@ class WrongTreeError(DraftTreeError):
     """An invalid proposal; `place` is that of its session."""
 
     def __init__(self, place: int, message: str) -> None:
-        """Describe the proposal of one session."""
         super().__init__(message)
         self.place = place
 

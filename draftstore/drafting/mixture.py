@@ -12,6 +12,9 @@ predictions. Both counts start at three, and decay by a tenth whenever the draft
 wrong drafter soon loses its weight, and one that copies a passage gains it for as long as that lasts. Predictions are
 compared with the actual text, whether or not a node was verified.
 
+Sums, maxima and cascades perform about as well with two good drafters, but a bad third one misleads them
+(docs/findings.md).
+
 If all dense stores share one space, the target model returns states projected to it; otherwise unprojected ones, which
 are projected here for each. A drafter that raises while a text is drafted, or proposes an invalid tree, is disabled for
 the rest of that text and counted (`Mixture.faults`).
@@ -107,7 +110,6 @@ class MixtureSession:
     """
 
     def __init__(self, sessions: Sequence[Session], faults: Faults | None = None) -> None:
-        """Merge the drafts of `sessions`, and count in `faults` which of them failed."""
         self.sessions = tuple(sessions)
         self._faults = faults or Faults(len(sessions))
         self.needs_candidates = any(session.needs_candidates for session in sessions)

@@ -36,7 +36,6 @@ class Projection:
     bias: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        """Refuse shapes that do not match, and values that are not finite."""
         if self.weights.ndim != 2 or self.bias.shape != self.weights.shape[:1]:
             raise DraftstoreError(
                 f"a projection of weights {self.weights.shape} and bias {self.bias.shape}: expected [dims, "

@@ -146,7 +146,6 @@ class RecyclingSession:
     def __init__(
         self, drafter: RecyclingDrafter, prompt_ids: ArrayLike, candidates: NDArray[np.int32] | None = None
     ) -> None:
-        """Start from a prompt; see `RecyclingDrafter.session`."""
         self._drafter = drafter
         ids = check_ids(prompt_ids, drafter.vocab_size)
         self._last = int(ids[-1]) if len(ids) else -1

@@ -74,7 +74,6 @@ class RequestSession:
     needs_hidden = False
 
     def __init__(self, prompt_ids: ArrayLike, vocab_size: int, rule: RequestRule) -> None:
-        """Start from a prompt; see `RequestDrafter.session`."""
         self._vocab_size = vocab_size
         self._rule = np.array(rule, np.float64)
         self._size = 0

@@ -62,7 +62,6 @@ def _source_of(session: Session) -> Hashable:
 
 
 def _propose_together(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:
-    """Return what sessions of one source propose."""
     if len(sessions) == 1:
         return [sessions[0].propose(budget, min_prob)]
     contexts = [session for session in sessions if isinstance(session, ContextSession)]

@@ -163,7 +163,6 @@ def _working_directory(out: Path) -> Iterator[Path]:
 
 
 def _discard(partial: Path) -> None:
-    """Remove the working directory."""
     remove(partial / PLAN)  # first: without it the rest is garbage
     remove(partial)
 

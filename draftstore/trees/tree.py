@@ -21,7 +21,6 @@ Both widths are the narrowest that fit, so that equal trees are equal bytes.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from decimal import Decimal
 from itertools import accumulate
 from operator import mul
@@ -112,13 +111,6 @@ class DraftTree:
         for node, parent in enumerate(self.parents.tolist()):
             mask[node + 1] |= mask[parent + 1]
         return mask
-
-    def paths(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the node indices of each path from the first token to a leaf, leaves in order."""
-        inner = set(self.parents.tolist())
-        for leaf in range(len(self)):
-            if leaf not in inner:
-                yield np.array(self.path(leaf), np.int64)
 
     def path(self, node: int) -> list[int]:
         """Return the node indices from the first token to a node, inclusive."""

@@ -137,20 +137,22 @@ def change(document: dict[str, Any], **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text, document: b"", "is damaged, expected a cost curve in JSON"),
-        (lambda text, document: text[: len(text) // 2], "is damaged, expected a cost curve in JSON"),
-        (lambda text, document: b"\xff\xfe", "is damaged, expected a cost curve in JSON"),
-        (lambda text, document: b"[1, 2]", "is not a cost curve"),
-        (lambda text, document: change(document, kind="store"), "is not a cost curve"),
-        (lambda text, document: change(document, format=2), "version 2, this draftstore reads version 1"),
-        (lambda text, document: change(document, rows=[1, "x"]), "is damaged .ValueError"),
-        (lambda text, document: change(document, rows=None), "is damaged .TypeError"),
-        (lambda text, document: change(document, seconds=[1, -1]), "a forward pass of -1.0 seconds"),
-        (lambda text, document: change(document, conditions={"model": "m"}), "is damaged .TypeError"),
+        (lambda text, document: b"", "is not a cost curve .JSONDecodeError"),
+        (lambda text, document: text[: len(text) // 2], "is not a cost curve .JSONDecodeError"),
+        (lambda text, document: b"\xff\xfe", "is not a cost curve .UnicodeDecodeError"),
+        (lambda text, document: b"[1, 2]", "is not a cost curve .TypeError"),
         (
-            lambda text, document: json.dumps({"format": 1, "kind": "cost curve"}).encode(),
-            "is damaged .KeyError",
+            lambda text, document: change(document, kind="store"),
+            "is a store of version 1, expected a cost curve",
         ),
+        (lambda text, document: change(document, format=2), "version 2, expected a cost curve of version 1"),
+        (lambda text, document: change(document, rows=None), "is not a cost curve .TypeError"),
+        (lambda text, document: change(document, seconds=[1, -1]), "a forward pass of -1.0 seconds"),
+        (
+            lambda text, document: change(document, conditions={"model": "m"}),
+            "is not a cost curve .TypeError",
+        ),
+        (lambda text, document: b"{}", "is not a cost curve .KeyError"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, damage: Any, words: str) -> None:
@@ -517,22 +519,6 @@ def test_the_rate_is_that_of_plain_decoding_or_better() -> None:
     for _ in range(500):
         planner.learn(tree, tree, settled(tree, [9]))
     assert planner.rate == pytest.approx(1 / CPU.cost(1))
-
-
-def test_a_slow_drafter_is_asked_less_often_while_its_drafts_are_no_use() -> None:
-    output = text(400)
-    planner = CostPlanner(CPU, draft_seconds=0.1 * CPU.cost(1))
-    asked: list[bool] = []
-
-    class Asked(Boaster):
-        def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-            asked.append(self.place >= 300)
-            return super().propose(budget, min_prob)
-
-    spent = times(CPU, Asked(output, 300), output, planner)
-    assert asked.count(False) < 45, "a question takes a tenth of a pass: one in ten passes"
-    assert sum(spent) < CPU.cost(1) * 360
-    assert CostPlanner(CPU, draft_seconds=0.001 * CPU.cost(1))._rest == 0
 
 
 # --- several texts in one pass ---

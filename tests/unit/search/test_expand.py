@@ -295,11 +295,11 @@ def test_drafts_never_cross_a_document(data: st.DataObject, rule: Rule, budget: 
     documents = documents_of(corpus)
     index = make_index(corpus, NARROW)
     tree, match, _ = draft(index, LONGEST, context, budget)
-    for path in tree.paths():
+    for path in map(tree.path, range(len(tree))):
         said = context[len(context) - match :] + tree.tokens[path].tolist()
         assert reference.continuations(documents, said)
     tree, match, _ = draft(index, rule, context, budget)
-    for path in tree.paths():
+    for path in map(tree.path, range(len(tree))):
         said = context[len(context) - match :] + tree.tokens[path].tolist()
         for pair in pairwise(said[match - 1 :]):
             assert reference.continuations(documents, list(pair))

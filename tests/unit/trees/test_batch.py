@@ -87,7 +87,7 @@ def test_a_changed_byte_gives_an_error_or_another_valid_tree(
 
 
 @given(st.integers(0, 3), st.integers(0, 6), st.data())
-def test_what_validate_refuses_is_refused_and_nothing_else(flags: int, n: int, data: st.DataObject) -> None:
+def test_decoding_checks_every_guarantee(flags: int, n: int, data: st.DataObject) -> None:
     ids, places = st.integers(0, 3), st.integers(0, n)
     body = b"".join(
         [
@@ -98,13 +98,17 @@ def test_what_validate_refuses_is_refused_and_nothing_else(flags: int, n: int, d
     )
     tree = struct.pack("<BBH", 1, flags, n) + body
     try:
-        valid = DraftTree.from_bytes(tree)
-        valid.validate()
+        found = DraftTree.from_bytes(tree)
+        nodes = list(zip(found.levels, found.depths, found.tokens, found.parents, strict=True))
+        siblings = {node[2:] for node in nodes}
+        valid = nodes == sorted(nodes) and len(siblings) == n
     except DraftTreeError:
+        valid = False
+    if valid:
+        assert decode_trees(tree, 0, lengths_of([tree]), 4) == [found]
+    else:
         with pytest.raises(DraftTreeError):
             decode_trees(tree, 0, lengths_of([tree]), 4)
-    else:
-        assert decode_trees(tree, 0, lengths_of([tree]), 4) == [valid]
 
 
 def test_tokens_outside_the_vocabulary_are_refused() -> None:

@@ -1,0 +1,1 @@
+"""Accepted length of every system on every set of recorded outputs: `python -m benchmarks.quality`."""

@@ -1,0 +1,147 @@
+"""What `benchmarks.quality` compares: draftstore by source, published methods in draftstore, other libraries."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.common import AUTHORS_TOKEN_BYTES, PART_OF_REST, Source, Workspace, split_documents
+from benchmarks.measure import resident
+from benchmarks.quality.libraries import Arctic, Ngram, PromptLookup
+from benchmarks.quality.ngram import new_corpus
+from draftstore.assembly import Sources, assemble
+from draftstore.drafting.drafter import Drafter
+from draftstore.stores.crest.build import CrestOptions, build_crest
+from draftstore.stores.rest.store import RestStore
+
+Made = TypeVar("Made")
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A way of drafting.
+
+    Attributes:
+        drafter: for replays.
+        memory: bytes that it holds; what it keeps of a single request is not counted.
+        mapped: whether they are mapped from disk, and may leave memory.
+        nodes: the only size of draft that it was made for; None: any.
+        forget: drop what was learned from replays.
+        close: give back what it holds.
+    """
+
+    drafter: Drafter
+    memory: int = 0
+    mapped: bool = True
+    nodes: int | None = None
+    forget: Callable[[], None] = _nothing
+    close: Callable[[], None] = _nothing
+
+
+class Texts:
+    """The stored texts of a comparison: a REST store, and what others are made from."""
+
+    def __init__(self, workspace: Workspace, source: Source) -> None:
+        """Open the store; it is built if it is not there yet."""
+        self.workspace, self.source = workspace, source
+        self.store: RestStore = workspace.store(source)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the documents."""
+        return self.store.manifest.counts["tokens"]
+
+    def crest(self, *, published: bool) -> Path:
+        """Return a CREST store in a fraction of REST's bytes: that of its paper, the most common n-grams, or ours."""
+        most = int(self.tokens * AUTHORS_TOKEN_BYTES / PART_OF_REST)
+        options = CrestOptions(f"{self.source.name}-drawn", max_bytes=most)
+        if published:
+            options = CrestOptions(
+                f"{self.source.name}-published", selection="combined", rule="longest", max_bytes=most
+            )
+        return build_crest(options, self.store.path, self.workspace.work / "stores" / options.name).path
+
+
+Maker = Callable[[Texts, int], System]
+"""Makes a system of texts, for drafts of so many nodes."""
+
+
+def _ours(texts: Texts, _nodes: int, *, request: bool = False, stored: bool = True) -> System:
+    """Draft as draftstore does."""
+    return _assembled(texts, Sources(stores=(texts.store.path,) if stored else (), request=request))
+
+
+def _rest(texts: Texts, _nodes: int) -> System:
+    """Draft by REST's rule."""
+    return _assembled(texts, Sources(stores=(texts.store.path,), strategy="longest"))
+
+
+def _crest(texts: Texts, _nodes: int, *, published: bool) -> System:
+    """Draft from the tree of the longest n-gram alone."""
+    strategy = "longest" if published else None
+    return _assembled(texts, Sources(stores=(texts.crest(published=published),), strategy=strategy))
+
+
+def _assembled(texts: Texts, sources: Sources) -> System:
+    """Open sources; their memory is that of the stores' files, less the tokenizers."""
+    tokenizer = texts.workspace.tokenizer
+    assembly = assemble(sources, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.identity)
+    held = sum(file.stat().st_size for store in sources.stores for file in store.glob("*.*"))
+    return System(assembly, held, close=assembly.close)
+
+
+def _prompt_lookup(_texts: Texts, _nodes: int) -> System:
+    return System(PromptLookup())
+
+
+def _arctic(texts: Texts, _nodes: int) -> System:
+    """Build the suffix tree of arctic-inference."""
+    arctic, memory = _weigh(lambda: Arctic(split_documents(texts.store.index)))
+    return System(arctic, memory, mapped=False, forget=arctic.forget)
+
+
+def _sglang(texts: Texts, nodes: int) -> System:
+    """Build the external corpus of SGLang."""
+    corpus, memory = _weigh(lambda: new_corpus(texts.store.index, nodes))
+    return System(Ngram(corpus), memory, mapped=False, nodes=nodes, forget=corpus.reset)
+
+
+def _weigh(make: Callable[[], Made]) -> tuple[Made, int]:
+    """Return what is made, and the bytes by which this process has grown."""
+    before = resident(trim=True)["anonymous"]
+    made = make()
+    return made, resident(trim=True)["anonymous"] - before
+
+
+OURS: dict[str, Maker] = {
+    "stored text": _ours,
+    "stored text in CREST": partial(_crest, published=False),
+    "request": partial(_ours, request=True, stored=False),
+    "stored text and request": partial(_ours, request=True),
+}
+"""draftstore by source: what carries probabilities."""
+SYSTEMS: dict[str, Maker] = OURS | {
+    "REST": _rest,
+    "CREST": partial(_crest, published=True),
+    "prompt lookup": _prompt_lookup,
+    "arctic-inference": _arctic,
+    "SGLang NGRAM": _sglang,
+}
+TEXTLESS = ("request", "prompt lookup")
+"""Systems that use no stored text."""
+LIBRARIES = {
+    "arctic-inference": "arctic_inference",
+    "SGLang NGRAM": "sglang",
+}
+"""Other systems, and the modules that they are. They hold the texts in memory, and get no more than the sample."""
+
+
+def absent() -> list[str]:
+    """Return the systems that are not installed."""
+    return [name for name, module in LIBRARIES.items() if find_spec(module) is None]

@@ -56,7 +56,7 @@ FORGETTING = 0.5 ** (1 / 300)
 
 
 class CostPlanner:
-    """The planner that maximises throughput; see the module's description.
+    """The planner that maximises throughput.
 
     Attributes:
         rate: estimated tokens per second for this text so far.
@@ -170,10 +170,7 @@ def _require_order(tree: DraftTree, fault: int) -> None:
 
 
 def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> list[DraftTree]:
-    """Return how much of each draft to verify in one pass over several texts.
-
-    Planners that know the same cost curve choose together, others alone.
-    """
+    """Return how much of each draft to verify in one pass over several texts; those of one curve choose together."""
     costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
     if len(costed) == len(planners) > 1 and len({planner._curve for planner in costed}) == 1:
         return CostPlanner.trim_together(costed, trees)

@@ -53,8 +53,7 @@ class CostCurve:
     Attributes:
         rows: numbers of rows, ascending, from 1.
         seconds: seconds for each; where more rows were measured as faster, both get the mean.
-        padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs. Otherwise costs are
-            interpolated linearly.
+        padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs; else costs are interpolated.
         conditions: conditions of the measurement; None for a synthetic curve.
         context: tokens in the cache.
         created: time of the measurement, ISO 8601.
@@ -94,8 +93,7 @@ class CostCurve:
     def costs(self, texts: int, most: int) -> NDArray[np.float64]:
         """Return float64 [most], the seconds of passes over several texts at once, with 1, 2, ... rows for each.
 
-        A pass reads the weights once, whatever the number of texts, and computes the same for each row: so it costs
-        what a pass over as many rows of one text does, apart from attention.
+        Such a pass costs what one over as many rows of one text does, apart from attention: it reads the weights once.
         """
         if texts == 1:
             return np.array([self.cost(rows) for rows in range(1, most + 1)])

@@ -31,10 +31,7 @@ class Verdict(Protocol):
         """Return int32 [n + 1, 8], the most likely tokens at each row, best first; None if unknown."""
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state (after the final norm) at a row; None if unknown.
-
-        It is projected if the session that receives it has a projection.
-        """
+        """Return float32 [d], the last hidden state (after the final norm) at a row, projected as for the session."""
 
 
 class Target(Protocol):
@@ -44,10 +41,7 @@ class Target(Protocol):
         """Run one forward pass over the text's last token and a draft tree."""
 
     def keep(self, accepted: Acceptance) -> None:
-        """Append accepted tokens to the text; the rows of the root and of the path stay in the cache.
-
-        After that, all tokens but the last (the bonus token) are in the cache again.
-        """
+        """Append accepted tokens to the text; all tokens but the last, the bonus token, are in the cache again."""
 
 
 class Planner(Protocol):
@@ -98,8 +92,7 @@ class Step(NamedTuple):
         path: its accepted nodes.
         tokens: int32 [len(path) + 1], the new tokens of the text.
         draft_ns: nanoseconds to propose and trim.
-        forward_ns: nanoseconds to verify. On an asynchronous device this ends when the pass is queued, and its run time
-            appears in `accept_ns`, which waits for the result.
+        forward_ns: nanoseconds to verify; on an asynchronous device to queue the pass, and `accept_ns` waits for it.
         accept_ns: nanoseconds to walk the tree and update the cache.
         text: number of the text, where several are decoded together; its nanoseconds are its share of theirs.
     """

@@ -51,14 +51,10 @@ class Recording:
 
 @dataclasses.dataclass
 class ReplayResult:
-    """Totals of a replay.
+    """Totals of a replay, without the first token of each output, which comes from the prefill.
 
     Attributes:
         rows: number of outputs.
-        tokens: tokens from verification passes (the first token of each output comes from the prefill).
-        passes: verification passes.
-        nodes: draft nodes over all passes.
-        accepted: accepted draft nodes.
         misses: passes without a draft.
         rates: share of accepted draft nodes for each output with any draft nodes.
         lookup_ns: duration of every lookup.
@@ -167,7 +163,6 @@ def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) 
 
 
 def _texts(record: Mapping[str, Any], place: str) -> tuple[str | list[Message], str]:
-    """Return prompt and output of a record."""
     prompt, output = record.get("prompt"), record.get("output")
     if not isinstance(output, str):
         raise ReplayError(f"{place}: expected the key 'output' with a text")

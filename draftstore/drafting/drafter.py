@@ -29,12 +29,11 @@ FEW_IDS = 32
 class Session(Protocol):
     """The drafts for one text during decoding.
 
+    A session or drafter may have a `projection`: then its hidden states are projected, float32 [dims].
+
     Attributes:
         needs_candidates: whether `observe` needs the target model's candidates, which cost a top-8 of every row.
         needs_hidden: whether `observe` needs hidden states.
-
-    A session or drafter may have a `projection`, see `projection_of`: then its hidden states are projected, float32
-    [dims], which saves copying from the device.
     """
 
     needs_candidates: bool
@@ -55,12 +54,10 @@ class Session(Protocol):
 
         Args:
             accepted_ids: int32 [k], the new ids of the text, bonus token last.
-            tree: the verified tree, of n nodes: the proposed one, a part of it chosen by a planner, or a merge of
-                several drafters' trees (`draftstore.drafting.mixture`). It need not contain any node of this session's
-                draft, but all accepted ids but the last lie on one of its paths.
+            tree: the verified tree, of n nodes. It need not contain any node of this session's draft, but all accepted
+                ids but the last lie on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
-            hidden: float32 [d], the hidden state that predicted the last accepted id, projected if the session has a
-                projection.
+            hidden: float32 [d], the hidden state that predicted the last accepted id.
         """
 
 
@@ -86,10 +83,7 @@ class Drafter(Protocol):
 
 
 class ContextDrafter(Protocol):
-    """A drafter that uses only the last tokens of a text and, if it has a `projection`, a hidden state.
-
-    A dense drafter is one with a projection (see `projection_of`) from hidden states to its queries.
-    """
+    """A drafter that uses only the last tokens of a text and, if it is dense (has a `projection`), a hidden state."""
 
     context_size: int
     vocab_size: int
@@ -105,8 +99,6 @@ class ContextDrafter(Protocol):
 
         Args:
             contexts: int32 [batch, size], the last tokens of each text, right-aligned and padded with -1.
-            budget: maximum nodes of a tree.
-            min_prob: minimum probability of a node.
             queries: float32 [batch, dims], the projected states that predicted the last tokens, of any length. A dense
                 drafter returns empty drafts for rows with NaN, or without queries; others ignore them.
         """

@@ -16,12 +16,7 @@ def fitted(drafter: StoreDrafter, vocab_size: int) -> Drafter:
 
 
 class _Fitted:
-    """A store's drafter for a model with a larger or smaller vocabulary: a `ContextDrafter`.
-
-    A larger vocabulary pads the model's matrices. If the model emits such an id, the store cannot match the text before
-    it. A smaller one occurs if tokens were added to a tokenizer that the model never learned; these are removed from
-    drafts.
-    """
+    """A `ContextDrafter` for a model of another vocabulary: ids that only one side knows are hidden or removed."""
 
     def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
         self._drafter = drafter

@@ -13,7 +13,7 @@ class HiddenNeeds:
     """The hidden states that the parts of a mixture (drafters or sessions) need.
 
     Attributes:
-        any: whether a part is known to need them: it has a projection, or `needs_hidden` is set.
+        any: whether a part is known to need them.
         projection: common projection of all these parts; None if they differ, or one needs unprojected states.
     """
 

@@ -61,11 +61,7 @@ class Projection:
         return hashlib.sha256(head + self.to_bytes()).hexdigest()
 
     def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Project hidden states, float [..., hidden_size], to float32 [..., dims], without normalising, see `unit`.
-
-        Raises:
-            DraftstoreError: states of the wrong size.
-        """
+        """Project hidden states, float [..., hidden_size], to float32 [..., dims], without normalising, see `unit`."""
         if states.shape[-1:] != (self.hidden_size,):
             raise DraftstoreError(
                 f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: use "
@@ -95,10 +91,10 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Moments:
-    """Mean and covariance of hidden states, accumulated in parts.
+    """Mean and covariance of hidden states, accumulated in parts; the same parts in the same order give the same bits.
 
-    States are centred on the mean of the first part, so that large means do not swamp small variances. The same parts
-    in the same order give the same bits. `count` is the number of states so far, without those that are not finite.
+    States are centred on the mean of the first part, so that large means do not swamp small variances; those that are
+    not finite are skipped.
     """
 
     def __init__(self, size: int) -> None:

@@ -46,16 +46,7 @@ class RecyclingDrafter:
     def __init__(
         self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None, tree: RankTree | None = None
     ) -> None:
-        """Start empty, or from a matrix; see `seed`.
-
-        Args:
-            matrix: int [at most vocab_size, at most 8], copied; ids outside the vocabulary and duplicates in a row are
-                dropped.
-            tree: the static tree, owned by this object; by default the paper's, of 80 nodes.
-
-        Raises:
-            DraftstoreError: an empty vocabulary, or a matrix of the wrong shape.
-        """
+        """Start empty, or from a matrix, int [at most vocab_size, at most 8]; see `seed`."""
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
         self.vocab_size = vocab_size
@@ -67,7 +58,7 @@ class RecyclingDrafter:
             self.seed(matrix)
 
     def seed(self, matrix: NDArray[np.integer[Any]]) -> None:
-        """Fill empty rows from a matrix, as in `RecyclingDrafter`."""
+        """Fill empty rows from a matrix; ids outside the vocabulary and duplicates in a row are dropped."""
         rows = np.ascontiguousarray(matrix, np.int32)
         if rows.ndim != 2 or len(rows) > self.vocab_size or rows.shape[1] > WIDTH:
             raise DraftstoreError(

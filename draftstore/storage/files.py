@@ -96,10 +96,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return indented JSON with sorted keys, so that equal values are equal bytes.
-
-    Lone surrogates, which stand for non-UTF-8 bytes in a path, stay escaped.
-    """
+    """Return indented JSON with sorted keys: equal values are equal bytes. Non-UTF-8 bytes of a path stay escaped."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     return text.encode(errors="backslashreplace").decode() + "\n"
 

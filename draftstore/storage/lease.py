@@ -1,7 +1,7 @@
 """Leases of stores: a reader holds a shared lock on a store's directory while the store is open.
 
-Removing a store needs the exclusive lock, which fails at once while a reader is there. Locks end with their process,
-and hold across users and containers that share the file system.
+Removing a store needs the exclusive lock. Locks end with their process, and hold across users and containers that share
+the file system.
 """
 
 import errno

@@ -1,8 +1,7 @@
 """The manifest: the description of a store directory, checked before its files are trusted.
 
-`manifest.json` is written last, inside a directory that gets its final name by a rename: a directory with a manifest is
-a finished store. Opening checks versions, identities and file sizes (milliseconds at any size); `verify_files` also
-reads every byte.
+It is written last, before the directory gets its final name by a rename: a directory with a manifest is a finished
+store. Opening checks versions, identities and file sizes (milliseconds at any size); `verify_files` reads every byte.
 """
 
 import dataclasses
@@ -99,11 +98,7 @@ class Manifest:
         return cls(**fields)
 
     def require_model(self, found: str | None, where: Path, held: str, advice: str) -> None:
-        """Refuse a model other than the store's; None accepts any store.
-
-        Raises:
-            StoreError: the names differ; `held`, the model's data in the store, and `advice` go into the message.
-        """
+        """Refuse a model other than the store's, whose data there is `held`; None accepts any store."""
         if found is not None and found != self.target_model:
             raise StoreError(
                 f"{where} holds {held} of the model {self.target_model!r}, found {found!r}: {advice}"
@@ -202,7 +197,6 @@ def manifest_digest(directory: Path) -> str:
 
 
 def _no_store(directory: Path) -> StoreError:
-    """Return the error for a path without a manifest."""
     if directory.is_dir():
         why = f"it has no {MANIFEST_NAME} (an unfinished build has none)"
     else:

@@ -63,7 +63,6 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
-    """Return a compressing writer for an open file, which stays open."""
     if suffix == ".zst":
         return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
     if suffix == ".gz":

@@ -100,10 +100,6 @@ def test_padded_costs_are_those_of_the_next_number() -> None:
     assert [curve.cost(rows) for rows in (1, 2, 4, 5, 8, 10)] == [1.0, 4.0, 4.0, 6.0, 6.0, 7.0]
 
 
-def test_falling_times_are_averaged() -> None:
-    assert CostCurve((1, 2, 3, 4), (1.0, 3.0, 2.0, 4.0)).seconds == (1.0, 2.5, 2.5, 4.0)
-
-
 @pytest.mark.parametrize(
     ("rows", "seconds", "words"),
     [
@@ -116,7 +112,7 @@ def test_falling_times_are_averaged() -> None:
         ((1, 4), (1.0, float("inf")), "expected a positive number"),
     ],
 )
-def test_what_is_no_curve(rows: tuple[int, ...], seconds: tuple[float, ...], words: str) -> None:
+def test_invalid_curves_are_refused(rows: tuple[int, ...], seconds: tuple[float, ...], words: str) -> None:
     with pytest.raises(CurveError, match=words):
         CostCurve(rows, seconds)
 
@@ -139,7 +135,7 @@ def change(document: dict[str, Any], **changes: Any) -> bytes:
     [
         (lambda text, document: b"", "is not a cost curve .JSONDecodeError"),
         (lambda text, document: text[: len(text) // 2], "is not a cost curve .JSONDecodeError"),
-        (lambda text, document: b"\xff\xfe", "is not a cost curve .UnicodeDecodeError"),
+        (lambda text, document: b"\xff\xfe", "is not a cost curve"),
         (lambda text, document: b"[1, 2]", "is not a cost curve .TypeError"),
         (
             lambda text, document: change(document, kind="store"),
@@ -270,7 +266,7 @@ def test_the_account_bounds_the_choice() -> None:
     assert choose(tree, factors, FLAT, rate, 0.0) == 9
 
 
-def test_parents_that_are_no_earlier_nodes_are_refused() -> None:
+def test_later_parents_are_refused() -> None:
     planner = CostPlanner(FLAT)
     for parents in ([0], [-1, 1], [-1, 5], [-2], [-1, 0, -7]):
         tree = DraftTree(
@@ -314,7 +310,7 @@ def judged(tree: DraftTree, came: Sequence[int]) -> NDArray[np.float64]:
 
 
 @given(trees(tokens=3), st.lists(st.integers(0, 3), max_size=6))
-def test_drafts_are_judged_as_far_as_the_text_comes_by(tree: DraftTree, came: list[int]) -> None:
+def test_outcomes_are_counted_along_the_text(tree: DraftTree, came: list[int]) -> None:
     seen = np.zeros((2, BANDS, 2))
     count_outcomes(
         read_only(tree.tokens),
@@ -326,11 +322,11 @@ def test_drafts_are_judged_as_far_as_the_text_comes_by(tree: DraftTree, came: li
     np.testing.assert_allclose(seen, judged(tree, came))
 
 
-def test_without_evidence_the_drafter_is_believed() -> None:
+def test_factors_without_evidence_are_one() -> None:
     assert np.array_equal(band_factors(np.zeros((2, BANDS, 2))), np.ones((2, BANDS)))
 
 
-def test_evidence_corrects_its_band_and_the_other_bands_of_its_depth() -> None:
+def test_evidence_corrects_its_band_and_its_depth() -> None:
     seen = np.zeros((2, BANDS, 2))
     seen[0, 1] = 40.0, 10.0  # 40 acceptances were promised, 10 came
     factors = band_factors(seen)
@@ -425,7 +421,7 @@ class Boaster:
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_a_drafter_that_boasts_is_left_alone(name: str) -> None:
+def test_overconfident_drafts_are_not_verified(name: str) -> None:
     curve, output = CURVES[name], text(300)
     spent = times(curve, Boaster(output, 1000), output)
     assert sum(spent) <= 1.01 * curve.cost(1) * 299

@@ -48,7 +48,7 @@ def test_a_step_that_fails_is_not_marked(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_whose_result_is_gone_is_done_again(tmp_path: Path) -> None:
+def test_step_with_an_invalid_result_is_repeated(tmp_path: Path) -> None:
     marker, made = tmp_path / "marker", tmp_path / "made"
 
     def make() -> int:

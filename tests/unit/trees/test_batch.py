@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from draftstore.errors import DraftTreeError
 from draftstore.trees.batch import DraftBatch, decode_trees, warm_up
 from draftstore.trees.tree import DraftTree
-from tests.unit.trees.test_tree import ANIMALS, WIDE, trees
+from tests.unit.trees.test_tree import ANIMALS, trees
 
 
 def slow_bytes(tree: DraftTree) -> bytes:
@@ -57,11 +57,6 @@ def test_a_batch_is_encoded_as_each_tree_by_itself(forest: list[DraftTree], more
     assert bytes(data) == b"".join(parts)
     assert [draft.tree for draft in batch.drafts()] == forest
     assert [draft[1:] for draft in batch.drafts()] == [(i, 10 * i) for i in range(len(forest))]
-
-
-@pytest.mark.parametrize("tree", [DraftTree.empty(), ANIMALS, WIDE], ids=len)
-def test_one_tree_is_encoded_number_by_number(tree: DraftTree) -> None:
-    assert tree.to_bytes() == slow_bytes(tree)
 
 
 @given(st.lists(trees(), max_size=6), st.binary(max_size=9))

@@ -162,23 +162,6 @@ def test_unknown_flags_are_refused(flags: int) -> None:
         DraftTree.from_bytes(data[:1] + bytes([flags]) + data[2:])
 
 
-@given(st.data(), st.integers(0, 3), st.integers(0, 6))
-def test_nonsense_of_the_right_length_is_refused_or_caught_by_validate(
-    data: st.DataObject, flags: int, n: int
-) -> None:
-    size = n * ((4 if flags & 1 else 2) + (2 if flags & 2 else 1) + 1)
-    body = data.draw(st.binary(min_size=size, max_size=size))
-    try:
-        tree = DraftTree.from_bytes(struct.pack("<BBH", 1, flags, n) + body)
-        assert all(parent < node for node, parent in enumerate(tree.parents.tolist()))
-        tree.validate()
-    except DraftTreeError:
-        return
-    assert tree.tokens.min(initial=0) >= 0
-    assert DraftTree.from_bytes(tree.to_bytes()) == tree
-    assert all(0 <= depth <= n for depth in tree.depths.tolist())
-
-
 def test_more_nodes_than_a_tree_may_have_are_refused() -> None:
     n = MAX_NODES + 1
     data = (
@@ -226,16 +209,6 @@ def test_masks_positions_and_paths_follow_the_parents(tree: DraftTree) -> None:
     assert tree.attention_mask().dtype == np.bool_
 
 
-@given(trees())
-def test_no_node_is_likelier_than_its_parent(tree: DraftTree) -> None:
-    probs = tree.probs.tolist()
-    assert tree.probs.dtype == np.float32
-    assert probs == sorted(probs, reverse=True)
-    assert all(
-        probs[node] <= probs[parent] for node, parent in enumerate(tree.parents.tolist()) if parent >= 0
-    )
-
-
 def test_the_empty_tree_has_only_the_context() -> None:
     tree = DraftTree.empty()
     tree.validate()
@@ -257,13 +230,6 @@ def test_accepted_is_the_longest_path_that_agrees(data: st.DataObject, tree: Dra
         if tree.tokens[nodes].tolist() == said[: len(nodes)]
     ]
     assert tree.accepted(np.array(said, np.int32)) == max(agreeing, key=len, default=[])
-
-
-def test_accepted_stops_with_the_continuation() -> None:
-    assert ANIMALS.accepted(np.array([], np.int32)) == []
-    assert ANIMALS.accepted(np.array([300], np.int32)) == [0]
-    assert ANIMALS.accepted(np.array([300, 9, 1], np.int32)) == [0, 2]
-    assert ANIMALS.accepted(np.array([7], np.int32)) == []
 
 
 BROKEN: dict[str, tuple[tuple[list[int], list[int], list[int]], str]] = {
@@ -291,17 +257,6 @@ def test_validate_names_the_broken_promise(name: str) -> None:
         tree_of(*arrays).validate()
 
 
-@given(st.data(), trees(12))
-def test_swapped_nodes_do_not_validate(data: st.DataObject, tree: DraftTree) -> None:
-    if len(tree) < 2:
-        return
-    pair = data.draw(st.permutations(range(len(tree))))[:2]
-    order = np.arange(len(tree))
-    order[pair] = order[pair[::-1]]
-    with pytest.raises(DraftTreeError):
-        DraftTree(tree.tokens[order], tree.parents[order], tree.levels[order]).validate()
-
-
 # -- levels --------------------------------------------------------------------------------------------------
 
 
@@ -324,11 +279,6 @@ def test_a_bound_belongs_to_its_level_and_what_is_below_to_the_next(level: int) 
     bound = float(LEVEL_BOUNDS[level])
     assert level_of(bound) == level
     assert level_of(math.nextafter(bound, 0)) == level + 1
-
-
-@given(st.floats(0.0, 2.0), st.floats(0.0, 2.0))
-def test_a_lower_probability_has_no_lower_level(a: float, b: float) -> None:
-    assert level_of(min(a, b)) >= level_of(max(a, b))
 
 
 @pytest.mark.parametrize(

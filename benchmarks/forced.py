@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Static
 from benchmarks.decode_runs import Outcome, Series, Way, take_turns
 from draftstore.decoding.acceptance import Acceptance
 from draftstore.decoding.loop import Fixed, Target, Verdict, decode
-from draftstore.decoding.nothing import NoDrafts
 from draftstore.decoding.replay import RecordedTarget, Recording
 from draftstore.drafting.drafter import Drafter, projection_of
+from draftstore.drafting.faults import NoDrafts
 from draftstore.hf.caches import rollback_cache
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.generation import default_forward

@@ -14,7 +14,7 @@ from draftstore.answers.journal import Item, Journal, StoredAnswer
 from draftstore.answers.prompts import Asking, Prompt, PromptReport, read_prompts
 from draftstore.errors import BuildError, CorpusError, TokenizerError
 from draftstore.hf.loading import LoadedModel
-from draftstore.storage.report import PROBLEMS_KEPT, RecordProblem
+from draftstore.storage.report import MAX_PROBLEMS, RecordProblem
 from draftstore.text.chat import as_messages
 from draftstore.text.conversation import Content, answer_lead, encode_conversation
 from draftstore.text.incremental import Pieces
@@ -184,7 +184,7 @@ def logged_records(
                 if options.strict:
                     raise CorpusError(f"{place}: {error}") from None
                 counts["bad_records"] += 1
-                if len(problems) < PROBLEMS_KEPT:
+                if len(problems) < MAX_PROBLEMS:
                     problems.append(RecordProblem(place, str(error)))
                 continue
             if isinstance(found, str):

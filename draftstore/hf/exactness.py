@@ -157,13 +157,7 @@ def _random_tokens(model: Any) -> NDArray[np.int64]:
 
 
 def _logits(model: Any, tokens: NDArray[np.int64], *, together: bool) -> tuple[torch.Tensor, bool]:
-    """Return float [ROWS + 1, vocabulary], the logits after each token behind the prompt; and whether trees are taken.
-
-    Args:
-        model: the model.
-        tokens: prompt and text.
-        together: whether the first `ROWS` tokens are read as a draft.
-    """
+    """Return the logits behind the prompt, float [ROWS + 1, vocabulary], and whether trees are taken."""
     found: list[tuple[torch.Tensor, bool]] = []
     prompt = torch.from_numpy(tokens[None, :PROMPT]).to(model.device)
     settings: Any = GenerationConfig(

@@ -46,13 +46,7 @@ LOG = logging.getLogger(__name__)
 
 
 def conditions_of(model: Any, cache: str | None = None, name: str | None = None) -> Conditions:
-    """Return the conditions of a model's cost curve.
-
-    Args:
-        model: model of transformers, on its device.
-        cache: `dynamic` or `static`; default: static on a GPU, where it allows CUDA graphs.
-        name: name of the model; default: as it was loaded.
-    """
+    """Return the conditions of a model's cost curve."""
     on_cpu = model.device.type == "cpu"
     return Conditions(
         model=name or str(model.config.name_or_path) or type(model).__name__,
@@ -94,12 +88,7 @@ def curve_path(conditions: Conditions) -> Path:
 
 
 def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
-    """Return the stored curve of a model on its device; None if there is none, or it is unusable.
-
-    Args:
-        model: model of transformers, on its device.
-        cache: `dynamic` or `static`, see `conditions_of`.
-    """
+    """Return the stored curve of a model on its device; None if there is none, or it is unusable."""
     conditions = conditions_of(model, cache)
     path = curve_path(conditions)
     if not path.is_file():

@@ -47,17 +47,6 @@ def read_corpus(
 
     A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
     under `column`): a list of objects with `role` and `content`.
-
-    Args:
-        paths: files and folders; a file named twice is read once.
-        render: turns a conversation into text.
-        report: updated during reading.
-        column: key or column of the text.
-        glob: which files of a folder to read, by name (`*.py`) or relative path (`src/**/*.py`). Subfolders that are
-            hidden, contain installed packages or caches, or are symbolic links are skipped. A data file (`.jsonl`,
-            `.parquet`, ...) in a folder is read if a pattern names its suffix, else reported as skipped.
-        strict: whether to stop at the first bad record.
-        allow_truncated: whether to go on after a file that cannot be read to its end, and count it as a bad record.
     """
     return read_files(
         find_files(paths, glob, report),

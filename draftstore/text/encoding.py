@@ -129,18 +129,7 @@ def write_shards(
     shard_tokens: int = SHARD_TOKENS,
     on_progress: Progress = lambda _documents, _tokens, _chars: None,
 ) -> TokenShards:
-    """Write documents as token shards: `tokenize_corpus`, whose errors it raises, with any source of the token ids.
-
-    Args:
-        documents: texts, or anything else that has the documents' ids.
-        encode: returns the token ids of the documents that are in no finished shard, in batches.
-        tokenizer: see `tokenize_corpus`, as all others.
-        directory: of the shards.
-        corpus_fingerprint: identity of the corpus.
-        source: name of the corpus.
-        shard_tokens: number of tokens at which a shard ends.
-        on_progress: called after each batch.
-    """
+    """Write documents as token shards: `tokenize_corpus`, whose errors it raises, with any source of the token ids."""
     state = {
         "format_version": FORMAT_VERSION,
         "vocab_size": tokenizer.vocab_size,

@@ -67,16 +67,7 @@ def tokenize_parts(
     report: ReadReport,
     on_progress: Progress = lambda _documents, _tokens, _characters: None,
 ) -> Iterator[Encoded]:
-    """Tokenize files in parts on a pool; yield the documents in reading order, once all parts are done.
-
-    Args:
-        pool: its processes see the files and the folder.
-        reading: how they are read.
-        files: the corpus.
-        folder: where the parts lie; parts that an earlier call completed are not made again.
-        report: completed during reading.
-        on_progress: called with documents, tokens and characters after each part.
-    """
+    """Tokenize files in parts on a pool; yield the documents in reading order, once all parts are done."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = plan_parts(files)
     targets = [folder / f"{number:05d}" for number in range(len(parts))]

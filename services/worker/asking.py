@@ -37,14 +37,7 @@ def check_model(name: str | None, facts: Facts) -> None:
 def make_requests(
     ask: CompletionAsk | ChatAsk, engine: Engine, *, most_tokens: int, most_choices: int
 ) -> list[GenerationRequest]:
-    """Return one generation request for each answer: `n` for the first prompt, then for the second.
-
-    Args:
-        ask: the API request.
-        engine: engine with the model's facts and tokenizer.
-        most_tokens: maximum tokens of any answer.
-        most_choices: maximum answers.
-    """
+    """Return one generation request for each answer: `n` for the first prompt, then for the second."""
     each = ask.n or 1
     prompts: Sequence[Content | Prompt] = [ask.conversation] if isinstance(ask, ChatAsk) else ask.prompt
     if len(prompts) * each > most_choices:

@@ -143,12 +143,7 @@ class DraftDesk:
 
 
 def sized(question: TextQuestion | TokensQuestion, most: int) -> TextQuestion | TokensQuestion:
-    """Return a question whose answer is not too long; without a budget of its own it gets one.
-
-    Args:
-        question: the question.
-        most: maximum nodes of a draft.
-    """
+    """Return a question whose answer is not too long; without a budget of its own it gets one."""
     if "budget" not in question.model_fields_set:
         question = question.model_copy(update={"budget": min(question.budget, most)})
     contexts = len(question.contexts) if isinstance(question, TokensQuestion) else 1

@@ -109,7 +109,7 @@ def test_the_client_of_the_page_gets_the_trees_of_the_local_store(
             ]
             for one, other in zip(found, expected, strict=True):
                 assert np.array_equal(
-                    np.array([n[2] for n in one], np.float32), np.array([n[2] for n in other], np.float32)
+                    np.array([n[2] for n in one], "f4"), np.array([n[2] for n in other], "f4")
                 )
             nodes += sum(map(len, found))
     assert nodes > 100

@@ -186,13 +186,13 @@ def test_an_ngram_that_says_what_its_suffix_says_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [NARROW, WIDE])
-@given(st.data(), st.integers(1, 4), st.integers(1, 3))
-def test_documents_are_counted_once(vocab_size: int, data: st.DataObject, n: int, workers: int) -> None:
+@given(st.data(), st.integers(1, 4))
+def test_documents_are_counted_once(vocab_size: int, data: st.DataObject, n: int) -> None:
     corpus = data.draw(corpora(vocab_size))
     index = make_index(corpus, vocab_size)
     counts = reference.document_counts(documents_of(corpus), n)
     ngrams = np.array([*counts, (vocab_size - 1,) * n], np.int64).reshape(-1, n)
-    found = count_documents(index, document_table(index), ngrams, workers)
+    found = count_documents(index, document_table(index), ngrams)
     assert found.tolist() == [*counts.values(), counts[(vocab_size - 1,) * n]]
 
 

@@ -29,6 +29,7 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.store import BUDGET, DTYPES, KIND, STRATEGIES, RestDrafter, RestStore
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.tokens import sentinel
+from draftstore.trees.chains import best_chain
 from draftstore.trees.frontier import MAX_BUDGET
 from draftstore.trees.tree import DraftTree
 from tests import reference
@@ -380,8 +381,7 @@ def test_drafts_read_as_text(built: Path, small_tokenizer: TextTokenizer) -> Non
         .session(small_tokenizer.encode("def add(", bos=True))
     )
     tree = session.propose()
-    path = next(tree.paths())
-    assert small_tokenizer.decode(tree.tokens[path].tolist()).startswith("left, right):\n")
+    assert small_tokenizer.decode(best_chain(tree).tokens.tolist()).startswith("left, right):\n")
 
 
 @pytest.mark.parametrize("budget", [-1, -(2**40), MAX_BUDGET + 1, 2**40])
@@ -450,8 +450,7 @@ def test_ids_above_65_535_come_back_from_a_store(tmp_path: Path) -> None:
         for document in (low, high, [151_664, 65_535, 65_536, 0]):
             [draft] = drafter.draft(np.array([document[:2]], np.int32))
             assert (draft.match_length, draft.match_count) == (2, 1)
-            path = next(draft.tree.paths())
-            assert draft.tree.tokens[path].tolist() == document[2:]
+            assert best_chain(draft.tree).tokens.tolist() == document[2:]
             assert DraftTree.from_bytes(draft.tree.to_bytes()) == draft.tree
 
 

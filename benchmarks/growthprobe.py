@@ -6,7 +6,6 @@ The memory of a build is watched from outside, over all processes that it starts
 import gc
 import json
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from draftstore.jit import read_only
 from draftstore.search.suffix import SuffixIndex, index_segment, key_layout, segment_table
 from draftstore.storage.manifest import TOKENIZER_FOLDER
 from draftstore.stores.crest.build import CrestOptions, build_crest
-from draftstore.stores.rest.segments import Piece, lay_out, sort_segments
+from draftstore.stores.rest.segments import Piece, lay_out, read_segments, sort_segments
 from draftstore.stores.rest.store import KIND, STRATEGIES, RestDrafter, RestStore, read_digests
 from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import load_tokenizer
@@ -91,21 +90,18 @@ def measure_repeat(store: str, out: str, tokens: int) -> dict[str, float]:
     """Make a store of at least so many tokens from another one's first segment; return the seconds of the steps."""
     base, path = RestStore.open(Path(store)), Path(out)
     tokenizer, size = load_tokenizer(base.path / TOKENIZER_FOLDER), base.index.vocab_size
-    partial = path.with_name(f".{path.name}.partial")
-    for folder in (path, partial):
-        shutil.rmtree(folder, ignore_errors=True)
-    partial.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     plan = {"plan": {"kind": KIND}}
     steps: dict[str, Callable[[], object]] = {
-        "lay out": lambda: lay_out(path, partial, _copies(base, tokens), size, tokens),
-        "sort": lambda: sort_segments(path, partial, size, os.cpu_count() or 1, lambda _done, _all: None),
+        "lay out": lambda: lay_out(path, _copies(base, tokens), size, tokens),
+        "sort": lambda: sort_segments(
+            path, range(len(read_segments(path))), size, os.cpu_count() or 1, lambda _done, _all: None
+        ),
         "hash": lambda: seal_store(
             path, path.name, tokenizer, plan, base.manifest.corpus, base.manifest.counts
         ),
     }
-    seconds = {name: round(time_calls([step])[0] / 1e6, 1) for name, step in steps.items()}
-    shutil.rmtree(partial)
-    return seconds
+    return {name: round(time_calls([step])[0] / 1e6, 1) for name, step in steps.items()}
 
 
 def _copies(store: RestStore, tokens: int) -> Iterator[list[Piece]]:

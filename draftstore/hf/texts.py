@@ -139,9 +139,6 @@ def prepare_text(
         inputs: int64 [1, length], the prompt.
         random: source of random numbers; None: torch's own.
         generate_kwargs: further arguments of `model.generate`.
-
-    Raises:
-        ValueError: `generate` refuses an argument.
     """
     found: list[GeneratedText] = []
 

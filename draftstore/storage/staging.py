@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,6 @@ FINISHED = "finished.json"
 RESUMABLE = (
     "tokens/shard-*.json",
     "parts/*/*/documents.json",
-    "parts/*/counts1.npy",
     f"{STORE}/{MANIFEST_NAME}",
 )
 """Files to resume a failed build from; one without any of them leaves nothing."""
@@ -191,6 +191,20 @@ def hash_files(
         done += entry.size
         on_bytes(done, total)
     return files
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Refuse to write `needed` bytes to a disk without space for them.
+
+    Raises:
+        BuildError: not enough disk space.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise BuildError(
+            f"{folder} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room and run the "
+            "command again, finished steps are kept"
+        )
 
 
 def build_time() -> str:

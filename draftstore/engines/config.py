@@ -176,9 +176,6 @@ def tokenizer_identity(config: EngineConfig, own: str) -> TokenizerIdentity:
     Args:
         config: settings.
         own: folder or hub name of the tokenizer that the engine uses.
-
-    Raises:
-        EngineError: a source needs it, and it cannot be read.
     """
     sources = (config.sources, *config.corpora.values())
     if config.tokenizer is None and not any(each.stores or each.lookup or each.release for each in sources):

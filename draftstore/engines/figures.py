@@ -137,10 +137,6 @@ def serve_metrics(figures: DraftFigures, address: str | int) -> int:
     Args:
         figures: the counts.
         address: `HOST:PORT`, or a port of this machine alone; 0 picks a free one.
-
-    Raises:
-        EngineError: the address cannot be had, or is none.
-        MissingExtraError: `prometheus_client` is not installed.
     """
     with needs_extra("prometheus-client", "services"):
         from prometheus_client import CollectorRegistry, start_http_server

@@ -1,0 +1,259 @@
+"""What the parts share: how much is measured, models and texts, and files of cells that a later run continues.
+
+    sheet.cell("batch 8", measure)          measured unless it is there already or the time is up
+
+A cell that fails keeps its error and is measured again by the next run; the others go on.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.common import CHAT, RecordingSet, Source, Workspace, evenly
+from benchmarks.gpu.forced import SHAPES, random_model
+from benchmarks.gpu.kit import join_wheel
+from benchmarks.measure import progress
+from benchmarks.report import describe_machine, save
+from benchmarks.smollm import smollm
+from draftstore.decoding.curve import CostCurve
+from draftstore.decoding.replay import Recording, read_recordings
+from draftstore.hf.loading import LoadedModel, load_model
+from draftstore.hf.tuning import measure
+from draftstore.stores.rest.store import RestStore
+
+RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
+INSTRUCTIONS = ("chat_instruct_mix.jsonl.zst",)
+POSITIONS = 2048
+PACKAGES = ("torch", "transformers", "triton", "lmdb", "zstandard")
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """How much is measured.
+
+    Attributes:
+        shapes: of Llama.
+        batches: texts at a time.
+        rows: of each text in a pass.
+        contexts: tokens before a pass.
+        together: maximum rows of a pass.
+        repeats: of a timed pass.
+        tokens: of a forced or live output.
+        longest: maximum tokens of a prompt.
+        budgets: nodes of a draft, where they are not planned.
+        live: prompts that the live model answers.
+        store: source of REST drafts for forced outputs.
+        dense: source of the dense store.
+        texts: recordings whose states are read.
+        matrix: rows and columns of the matrix product that gives the peak.
+        copied: bytes of the copy that gives the bandwidth.
+    """
+
+    shapes: tuple[str, ...] = ("1b", "8b")
+    batches: tuple[int, ...] = (1, 4, 8, 16, 32)
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+    contexts: tuple[int, ...] = (512, 1536)
+    together: int = 4096
+    repeats: int = 7
+    tokens: int = 128
+    longest: int = 256
+    budgets: tuple[int, ...] = (16, 64)
+    live: int = 16
+    store: Source = CHAT
+    dense: Source = Source("gpu_instructions", INSTRUCTIONS, tokens=2_200_000)  # noqa: RUF009 (frozen)
+    texts: int = 256
+    matrix: int = 8192
+    copied: int = 2**32
+
+
+QUICK = Extent(
+    shapes=("tiny",), batches=(1, 2), rows=(1, 4), contexts=(16,), together=8, repeats=1, tokens=8, longest=64,
+    budgets=(4,), live=2, store=Source("gpu_chat", CHAT.files, tokens=50_000),
+    dense=Source("gpu_instructions_tiny", INSTRUCTIONS, tokens=2_000), texts=4, matrix=64, copied=2**16,
+)  # fmt: skip
+
+
+class Bench:
+    """Models and texts, made when they are first needed.
+
+    Attributes:
+        space: with the folders.
+        extent: how much is measured.
+        args: the command line.
+    """
+
+    def __init__(self, space: Workspace, args: argparse.Namespace) -> None:
+        self.space, self.args = space, args
+        extent = QUICK if args.quick else Extent()
+        self.extent = extent if args.shapes is None else dataclasses.replace(extent, shapes=args.shapes)
+        self._model: tuple[str, Any] | None = None
+
+    @cached_property
+    def rest(self) -> RestStore:
+        """The store of drafts for forced outputs."""
+        return self.space.store(self.extent.store)
+
+    @cached_property
+    def recordings(self) -> list[Recording]:
+        """Recorded outputs of the same number of tokens, in the vocabulary of the store, no prompt twice."""
+        tokens, longest = self.extent.tokens, self.extent.longest
+        found = {tuple(each.prompt[-longest:].tolist()): each for each in self.space.recordings(RECORDED)}
+        cut = [
+            dataclasses.replace(each, prompt=each.prompt[-longest:], output=each.output[:tokens])
+            for each in found.values()
+            if len(each.output) >= tokens
+        ]
+        return evenly(cut, len(cut))
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the recordings."""
+        return int(self.space.tokenizer.vocab_size)
+
+    def model(self, shape: str) -> Any:
+        """Return the model of a shape with random weights; the last one stays in memory."""
+        if self._model is None or self._model[0] != shape:
+            self.forget()
+            self._model = shape, random_model(SHAPES[shape], self.vocab_size, POSITIONS)
+        return self._model[1]
+
+    def forget(self) -> None:
+        """Free the memory of the model in hand, and of its graphs."""
+        self._model = None
+        free()
+
+    @cached_property
+    def live(self) -> LoadedModel:
+        """The model that answers live, in float32.
+
+        Raises:
+            SystemExit: it is neither named nor carried.
+        """
+        wheels = self.space.wheels or join_wheel(self.args.kit, self.space.work / "wheels")
+        folder = smollm(dataclasses.replace(self.space, wheels=wheels), self.args.model)
+        return load_model(folder, dtype="float32")
+
+    @cached_property
+    def questions(self) -> list[Recording]:
+        """Prompts for the live model, in its own vocabulary."""
+        path = self.space.data / "replays" / RECORDED.file
+        found = read_recordings(path, self.live.text, model=RECORDED.model)
+        return evenly([each for each in found if len(each.prompt) <= self.extent.longest], self.extent.live)
+
+    def curve(self, model: Any, name: str) -> CostCurve:
+        """Measure the cost curve of a model."""
+        size: dict[str, Any] = {"context": 16, "repeats": 1} if self.args.quick else {}
+        return measure(model, name=name, **size)
+
+
+class Sheet:
+    """One part in one run.
+
+    Attributes:
+        bench: models and texts.
+        shape: that the part is about, if any.
+        cells: figures by name, in the order of measurement.
+        cut: cells that there was no time for.
+    """
+
+    def __init__(self, bench: Bench, path: Path, about: Mapping[str, Any], shape: str) -> None:
+        """Continue a file, or begin it."""
+        self.bench, self.shape = bench, shape
+        self._path, self._end = path, perf_counter() + 60 * bench.args.minutes
+        self._about = dict(about)
+        found = {} if bench.args.again else read_sheet(path)
+        self.cells: dict[str, dict[str, Any]] = dict(found.get("cells", {}))
+        self.cut: list[str] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell is there."""
+        return not self.cut and not any("error" in cell for cell in self.cells.values())
+
+    def known(self, name: str) -> bool:
+        """Return True if a cell was measured without an error."""
+        return name in self.cells and "error" not in self.cells[name]
+
+    def cell(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the figures of a cell; None if there was no time for it, or it failed."""
+        if self.known(name):
+            return self.cells[name]
+        if perf_counter() > self._end:
+            self.cut.append(name)
+            return None
+        progress(f"{self._path.stem}: {name}")
+        begin = perf_counter()
+        try:
+            figures = measure()
+        except Exception as error:  # noqa: BLE001 (the other cells are measured)
+            traceback.print_exc()
+            figures = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        figures["measured_in"] = round(perf_counter() - begin, 2)
+        self.cells[name] = figures
+        self._save(complete=False)
+        return figures if self.known(name) else None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Run a part: what fails between its cells is kept as the error of a cell `part`, then the file is written."""
+        self.cells.pop("part", None)
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the other parts are run)
+            traceback.print_exc()
+            self.cells["part"] = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        self._save(complete=self.complete)
+
+    def _save(self, *, complete: bool) -> None:
+        document = self._about | {"complete": complete, "cut": self.cut, "cells": self.cells}
+        save(self._path.parent, self._path.stem, document)
+
+
+def read_sheet(path: Path) -> dict[str, Any]:
+    """Return a part's file; empty if there is none."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def describe_device() -> dict[str, Any]:
+    """Return date, machine, versions, and the GPU if there is one."""
+    about = describe_machine(PACKAGES)
+    if not torch.cuda.is_available():
+        return about | {"device": {"name": "cpu", "threads": torch.get_num_threads()}}
+    device = torch.cuda.get_device_properties(0)
+    memory = round(device.total_memory / 2**30, 1)
+    return about | {"device": {"name": device.name, "memory_gib": memory, "cuda": torch.version.cuda}}
+
+
+def seconds_of(call: Callable[[], object], repeats: int) -> float:
+    """Return the mean seconds of calls that follow each other without waiting."""
+    call()
+    synchronize()
+    begin = perf_counter()
+    for _ in range(repeats):
+        call()
+    synchronize()
+    return (perf_counter() - begin) / repeats
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def free() -> None:
+    """Return unused memory to the GPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Commands that run beside a benchmark, on free ports, started again where they end; HTTP requests; memory."""
+"""Commands that run beside a benchmark, on free ports, started again where they end; HTTP requests."""
 
 import http.client
 import json
@@ -156,12 +156,3 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Return the resident anonymous memory of a process; 0 if it is gone."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0

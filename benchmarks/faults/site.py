@@ -1,6 +1,5 @@
 """The whole system in a folder of its own: a collection, `rebuild` on Prefect, lookup service and decoding worker."""
 
-import base64
 import itertools
 import json
 import os
@@ -8,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +14,9 @@ import psutil
 
 from benchmarks.common import CHAT, Workspace, write_records
 from benchmarks.measure import progress
-from benchmarks.processes import NO_ANSWER, Program, ask, decoding_worker, free_port, lookup_service
+from benchmarks.processes import Program, ask, decoding_worker, free_port, lookup_service
 from draftstore.text.records import read_json_records
-from pipelines.secret import AUTH_FILE
+from pipelines.local import prefect_environment
 from schema.home import HOME_VARIABLE
 from schema.postgres.placement import find_place
 from schema.postgres.state import server_state
@@ -28,43 +26,34 @@ DOCUMENTS, LONGEST = 300, 4000
 """Documents of the collection, and maximum characters of each."""
 EXACT = ("--dtype", "float64")
 """Passes over several rows then choose what passes over one choose."""
-PARAMETERS = {"workers": 1, "distilling": {"max_n": 3, "ngrams": 500, "head": 500}}
-ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-STUCK_SECONDS = 600.0
+PARAMETERS = {"keep": 10_000, "workers": 1, "distilling": {"max_n": 3, "ngrams": 500, "head": 500}}
+UP = "Ctrl-C stops everything"
+COMPLETED, FAILED = "completed", "failed"
 TOKENS = 48
-PROMPTS = tuple(
-    f"Once upon a time, there was a {kind} named {name}. {name}"
-    for kind in ("little girl", "big dog", "red bird")
-    for name in ("Lily", "Tom", "Max", "Sue")
-)
+KINDS = ("little girl", "big dog", "red bird", "small cat", "kind man", "green frog")
+PROMPTS = tuple(f"Once upon a time, there was a {kind} named Lily. Lily" for kind in KINDS)
 
 
-class Run(NamedTuple):
-    """A flow run that has ended; times of the monotonic clock."""
+class Event(NamedTuple):
+    """A fault, or a flow run; times of the monotonic clock."""
 
-    state: str
-    message: str
+    what: str
     begin: float
     end: float
 
 
 class Site:
-    """The system, started part by part.
+    """The system.
 
     Attributes:
+        programs: the commands that run, by name.
         disk: folder of the small file system of the stores; None: there is none.
         runs: flow runs that have ended.
         texts: what the model says to each prompt without drafts.
-        programs: the commands that run, by name.
     """
 
     def __init__(self, space: Workspace, disk_mb: int) -> None:
-        """Start from nothing.
-
-        Args:
-            space: where all of it lies.
-            disk_mb: megabytes of a file system of their own for the stores, which takes root; 0: none.
-        """
+        """Start from nothing; the stores lie on a file system of `disk_mb`, which takes root, unless that is 0."""
         self.work, self.home = space.work, space.work / "faults-home"
         self.model = space.data / "models" / "stories260K"
         os.environ[HOME_VARIABLE] = str(self.home)
@@ -76,6 +65,7 @@ class Site:
         for folder in (self.home, find_place(self.home).base, self._state, self._folder):
             shutil.rmtree(folder, ignore_errors=True)
         stores.mkdir(parents=True)
+        self._log.write_text("")
         self._folder.mkdir()
         self.disk: Path | None = None
         if disk_mb:
@@ -86,9 +76,10 @@ class Site:
         messages = (record["messages"][-1]["content"][:LONGEST] for record in records)
         self._pool = list(dict.fromkeys(text for text in itertools.islice(messages, 5000) if text.strip()))
         self.programs: dict[str, Program] = {}
-        self.runs: list[Run] = []
+        self.runs: list[Event] = []
         self.texts: dict[str, str] = {}
-        self._day, self._run, self._begin = 0, "", 0.0
+        self._run: subprocess.Popen[bytes] | None = None
+        self._day, self._begin = 0, 0.0
 
     def start(self) -> None:
         """Start everything: completions without drafts, the collection and its first stores, the services."""
@@ -102,11 +93,8 @@ class Site:
         progress("prefect and the first build")
         prefect = ("pipelines.local", "up", "--port", self._port, "--state", self._state)
         self.programs["prefect"] = Program("prefect", prefect, self._log)
-        while (run := self.look()) is None or run.state != "COMPLETED":
-            if run is not None:
-                raise SystemExit(f"the first run: {run}")
-            self.request_run()
-            time.sleep(0.5)
+        self.programs["prefect"].wait_for(lambda: UP in self._log.read_text(errors="replace"))
+        self.wait_for_run()
         progress("lookup service and decoding worker")
         served = ("--release", NAME, "--release", f"{NAME}-crest", "--backend", "lmdb", "--workers", 2)
         lookup = lookup_service(self.socket, self._log, *served)
@@ -125,45 +113,31 @@ class Site:
         write_records(self._folder / "texts.jsonl", ({"text": text} for text in self.documents()))
 
     def request_run(self) -> None:
-        """Have a flow run start, unless one is under way or Prefect does not answer."""
-        if not self._run:
-            try:
-                deployment = self._ask("deployments/name/rebuild/default")["id"]
-                made = self._ask(f"deployments/{deployment}/create_flow_run", {"parameters": PARAMETERS})
-                self._run, self._begin = made["id"], time.monotonic()
-            except (*NO_ANSWER, LookupError, TypeError):
-                return
+        """Have a flow run start, and watch it."""
+        words = f"{sys.executable} -m prefect deployment run rebuild/default --watch --params".split()
+        environment = prefect_environment(self._state, f"http://127.0.0.1:{self._port}/api")
+        with self._log.open("ab") as log:
+            words.append(json.dumps(PARAMETERS))
+            self._run = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+        self._begin = time.monotonic()
 
-    @property
-    def idle(self) -> bool:
-        """Whether no flow run is under way."""
-        return not self._run
+    def is_running(self) -> bool:
+        """Return True while a flow run is watched; note its end."""
+        if self._run is not None and self._run.poll() is not None:
+            what = FAILED if self._run.returncode else COMPLETED
+            self.runs.append(Event(what, self._begin, time.monotonic()))
+            progress(f"a run has {what}")
+            self._run = None
+        return self._run is not None
 
-    def look(self) -> Run | None:
-        """Return the flow run that was under way, if it has ended."""
-        if not self._run:
-            return None
-        now = time.monotonic()
-        try:
-            found = self._ask(f"flow_runs/{self._run}")
-            state, message = found["state_type"], found["state"]["message"] or ""
-        except (*NO_ANSWER, LookupError, TypeError):
-            return None
-        if state not in ENDS and now - self._begin < STUCK_SECONDS:
-            return None
-        self._run = ""
-        self.runs.append(Run(state, " ".join(message.split())[:200], self._begin, now))
-        return self.runs[-1]
-
-    def _ask(self, path: str, body: object = None) -> Any:
-        """Send a request to Prefect's API."""
-        secret = (self._state / AUTH_FILE).read_text(encoding="utf-8").strip()
-        headers = {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
-        url = f"http://127.0.0.1:{self._port}/api/{path}"
-        status, found = ask(url, body, seconds=5.0, headers=headers)
-        if status not in (200, 201):
-            raise ConnectionError(f"{path}: {status}")
-        return found
+    def wait_for_run(self) -> None:
+        """Have another flow run start, and wait for its end."""
+        for start in (False, True):
+            if start:
+                self.request_run()
+            while self.is_running():
+                self.revive()
+                time.sleep(0.25)
 
     def revive(self) -> None:
         """Start again what has ended as a whole."""
@@ -196,14 +170,9 @@ def command(*arguments: object) -> Any:
 
 
 def complete(url: str, prompt: str) -> str:
-    """Return a greedy completion of a decoding worker.
-
-    Raises:
-        OSError: it does not answer, or refuses.
-        http.client.HTTPException: the answer breaks off.
-    """
-    asked: Mapping[str, Any] = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.0}
-    status, found = ask(f"{url}/v1/completions", asked)
+    """Return a greedy completion of a decoding worker, or raise one of `NO_ANSWER`."""
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.0}
+    status, found = ask(f"{url}/v1/completions", body)
     if status != 200:
         raise ConnectionError(f"status {status}")
     text: str = found["choices"][0]["text"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -140,16 +141,9 @@ def run_fresh(
 
 def call_fresh(function: Callable[..., Result], *args: object, one_core: bool = True) -> Result:
     """Call a function of a module in a fresh process, on one core or on all of them; return what it returns."""
-    before = dict(os.environ)
-    os.environ.update(ONE_CORE if one_core else {})
-    try:
-        with ProcessPoolExecutor(
-            1, get_context("spawn"), initializer=pin_to_one_core if one_core else None
-        ) as pool:
-            return pool.submit(function, *args).result()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=pin_to_one_core if one_core else None)
+    with patch.dict(os.environ, ONE_CORE if one_core else {}), pool:
+        return pool.submit(function, *args).result()
 
 
 def map_pages(index: "SuffixIndex") -> None:

@@ -94,26 +94,10 @@ def without(figures: Any, names: Container[str]) -> Any:
 
 
 def save(out: Path, name: str, document: Mapping[str, Any]) -> None:
-    """Write figures to `out/name.json`."""
+    """Write figures to `out/name.json`, each in a line of its own."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(_lay_out(document) + "\n", encoding="utf-8")
-
-
-def _lay_out(value: Any, indent: str = "") -> str:
-    """Return JSON with a line for each entry; what holds no further mappings or lists stays on one line."""
-    entries = list(value.values() if isinstance(value, Mapping) else value) if _holds(value) else []
-    if not any(_holds(entry) for entry in entries):
-        return json.dumps(value)
-    inner = indent + " "
-    lines = [_lay_out(entry, inner) for entry in entries]
-    if isinstance(value, Mapping):
-        lines = [f"{json.dumps(str(name))}: {line}" for name, line in zip(value, lines, strict=True)]
-    begin, end = "{}" if isinstance(value, Mapping) else "[]"
-    return begin + "\n" + ",\n".join(inner + line for line in lines) + "\n" + indent + end
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple)
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items()]
+    (out / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def finish(out: Path, name: str, document: Mapping[str, Any]) -> None:

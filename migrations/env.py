@@ -14,12 +14,13 @@ from alembic import context
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from schema import views
 from schema.models import Base
 from schema.partitions import PARTITION_NAME
 
-LOCK_KEY = 0x6472616674  # "draft": whoever holds this advisory lock migrates
+LOCK_KEY = 0x6472616674  # "draft": the holder of this advisory lock migrates
 WAIT_FOR_OTHERS = "120s"  # for a migration in another process
 LOCK_TIMEOUT = "10s"  # for a table in use: better to fail, and leave all as it was, than to make others queue
 STATEMENT_TIMEOUT = "300s"
@@ -31,13 +32,21 @@ def include_name(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 def create_missing_views(bind: Connection) -> None:
-    """Make the views if the database is at the newest revision: revisions drop them before they change tables."""
+    """Make the views, and comment the tables, if the database is at the newest revision.
+
+    Revisions drop the views before they change tables.
+    """
     head = ScriptDirectory.from_config(context.config).get_current_head()
     if context.get_context().get_current_heads() != (head,):
         return
     if bind.scalar(text("SELECT to_regclass('live_releases')")) is None:
         for statement in views.create_statements():
             bind.exec_driver_sql(statement)
+        for table in Base.metadata.sorted_tables:
+            bind.execute(SetTableComment(table))
+            for column in table.columns:
+                if column.comment:
+                    bind.execute(SetColumnComment(column))
 
 
 @contextmanager

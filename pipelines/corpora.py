@@ -1,12 +1,35 @@
-"""Corpus and tokenizer of a flow; both have a default that exists on every machine."""
+"""Corpus, name and tokenizer of a flow; the defaults are a demonstration that works on every machine."""
 
 from pathlib import Path, PurePosixPath
 
+from draftstore.errors import BuildError
 from draftstore.quickstart import Source, default_folders, find_sources, quickstart_tokenizer, write_corpus
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from pipelines.parameters import Corpus
 
+DEMO = "demo"
+"""Name and release of what is built from the demonstration corpus."""
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
+
+
+def resolve_name(name: str | None, *, demo: bool) -> str:
+    """Return the name of a store: the given one, or else that of the demonstration.
+
+    Args:
+        name: name from the parameters.
+        demo: whether the store is built from the demonstration corpus.
+
+    Raises:
+        BuildError: none is given for texts of one's own.
+    """
+    if name is None and not demo:
+        raise BuildError("a store of your own texts needs a name: --param name=chat")
+    return name or DEMO
+
+
+def demo_path(home: Path) -> Path:
+    """Return the file of the demonstration corpus."""
+    return home / "corpora" / "python-standard-library.jsonl"
 
 
 def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
@@ -23,7 +46,7 @@ def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
     """
     if corpus.paths:
         return corpus
-    path = home / "corpora" / "python-standard-library.jsonl"
+    path = demo_path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_corpus(path, _library_sources())
     return corpus.model_copy(update={"paths": [path]})

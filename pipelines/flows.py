@@ -16,6 +16,7 @@ from draftstore.stores.crest.counts import DEFAULT_MAX_N
 from draftstore.stores.dresd.build import DIMS, MAX_LENGTH, SAMPLE, DresdOptions
 from draftstore.stores.rest.build import SEGMENT_TOKENS
 from pipelines import tasks
+from pipelines.corpora import resolve_name
 from pipelines.ledger import Ledger
 from pipelines.parameters import (
     DEFAULT_CORPUS,
@@ -35,6 +36,7 @@ from pipelines.parameters import (
     Name,
     Ngrams,
     Questions,
+    ReleaseName,
     Rule,
     Sample,
     SegmentTokens,
@@ -51,7 +53,7 @@ from schema.statistics import HEAD
 
 @flow(name="tokenize-corpus")
 def tokenize_corpus(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     cluster: Cluster | None = None,
@@ -59,12 +61,13 @@ def tokenize_corpus(
     """Write a corpus as token shards.
 
     Args:
-        name: Name of the shards, for people; also the folder they lie in.
-        corpus: The texts, and how they are read.
+        name: Name of the shards, and the folder they lie in. None: demo, without texts of your own.
+        corpus: The texts, and how they are read. None named: the source of Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
             here. None: this machine.
     """
+    name = resolve_name(name, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
         tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
     return _finish(name, [tokens.built])
@@ -72,31 +75,32 @@ def tokenize_corpus(
 
 @flow(name="build-rest")
 def build_rest(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
     cluster: Cluster | None = None,
-    release: Name | None = None,
+    release: ReleaseName | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a REST store: a corpus as token ids with suffix arrays.
 
     Args:
-        name: Name of the store, for people; also the folder it lies in.
-        corpus: The texts, and how they are read.
+        name: Name of the store, and the folder it lies in. None: demo, without texts of your own.
+        corpus: The texts, and how they are read. None named: the source of Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes that sort. None: one for each core.
         cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
             here. None: this machine.
-        release: The release that shall point at the store once it is whole. None: none.
+        release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
+    name, release = _names(name, release, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
         builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
         said = _go_live(ledger, release, builds[-1], force, keep)
@@ -105,7 +109,7 @@ def build_rest(
 
 @flow(name="count-ngrams")
 def count_ngrams(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     rest: Path | None = None,
@@ -118,7 +122,7 @@ def count_ngrams(
     """Count the n-grams of a REST store exactly, all into Parquet, the most common ones and the spectrum into SQL.
 
     Args:
-        name: Name of the counts, for people; also the folder they lie in.
+        name: Name of the counts, and the folder they lie in. None: demo, without texts of your own.
         corpus: The texts of the REST store, which is built unless it is there; not read where `rest` names one.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to count instead.
@@ -129,6 +133,7 @@ def count_ngrams(
         cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
             here. None: this machine.
     """
+    name = resolve_name(name, demo=not corpus.paths and rest is None)
     with Ledger(get_run_logger()) as ledger:
         builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
         builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head, cluster))
@@ -137,7 +142,7 @@ def count_ngrams(
 
 @flow(name="build-crest")
 def build_crest(
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     tokenizer: TokenizerSource | None = None,
     rest: Path | None = None,
@@ -150,14 +155,14 @@ def build_crest(
     segment_tokens: SegmentTokens = SEGMENT_TOKENS,
     workers: Workers | None = None,
     cluster: Cluster | None = None,
-    release: Name | None = None,
+    release: ReleaseName | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
 ) -> dict[str, Any]:
     """Build a CREST store: the draft trees of the most common n-grams, with statistics to ask about in SQL.
 
     Args:
-        name: Name of the store, for people; also the folder it lies in.
+        name: Name of the store, and the folder it lies in. None: demo, without texts of your own.
         corpus: The texts; the REST store of them is built unless it is there. Not read where `rest` names one.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to cut the trees from instead.
@@ -172,11 +177,12 @@ def build_crest(
         workers: Most processes that sort and cut trees. None: one for each core.
         cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
             here. None: this machine.
-        release: The release that shall point at the store once it is whole and verifies. None: none.
+        release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
+    name, release = _names(name, release, demo=not corpus.paths and rest is None)
     options = CrestOptions(
         name=name,
         max_n=max_n,
@@ -232,7 +238,7 @@ def generate_responses(
 @flow(name="build-dresd")
 def build_dresd(
     model: ModelSource,
-    name: Name = "default",
+    name: Name | None = None,
     corpus: Corpus = DEFAULT_CORPUS,
     questions: Questions | None = None,
     batch: Batch = BATCH,
@@ -243,7 +249,7 @@ def build_dresd(
     batch_tokens: BatchTokens | None = None,
     model_dtype: Weights | None = None,
     device: Device | None = None,
-    release: Name | None = None,
+    release: ReleaseName | None = None,
     force: Force = [],  # noqa: B006 - never changed; the page shows it
     keep: Keep | None = None,
 ) -> dict[str, Any]:
@@ -251,8 +257,8 @@ def build_dresd(
 
     Args:
         model: A folder with a tokenizer.json, or a name on the Hugging Face hub. The store serves this model alone.
-        name: Name of the store, for people; also the folder it lies in.
-        corpus: The texts, and how they are read.
+        name: Name of the store, and the folder it lies in. None: demo, without texts of your own.
+        corpus: The texts, and how they are read. None named: the source of Python's standard library.
         questions: Have the model answer these first, and build from its answers, with the files that `corpus` names.
             None: build from the corpus alone.
         batch: How many answers are decoded at once.
@@ -263,11 +269,12 @@ def build_dresd(
         batch_tokens: Most tokens that the model reads in one batch. None: 2,048 on CPUs, 16,384 on GPUs.
         model_dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
-        release: The release that shall point at the store once it is whole and verifies. None: none.
+        release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
         keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
             step removes older ones. None: all.
     """
+    name, release = _names(name, release, demo=not corpus.paths and questions is None)
     target = Target(model, model_dtype, device)
     options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
     options.check()  # before hours of work
@@ -280,6 +287,12 @@ def build_dresd(
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
         said = _go_live(ledger, release, builds[-1], force, keep)
     return _finish(name, builds, release, said)
+
+
+def _names(name: str | None, release: str | None, *, demo: bool) -> tuple[str, str | None]:
+    """Return the names of a store and of its release."""
+    name = resolve_name(name, demo=demo)
+    return name, None if release is None else release.replace("{name}", name)
 
 
 def _rest(

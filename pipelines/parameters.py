@@ -1,6 +1,7 @@
 """Parameters of the flows: pydantic types whose descriptions, bounds and examples the web page shows.
 
-Defaults work on a bare machine: the source of Python's standard library as corpus, and the quickstart's tokenizer.
+Defaults work on a bare machine: the source of Python's standard library as the demonstration corpus, and the
+quickstart's tokenizer.
 """
 
 from pathlib import Path
@@ -17,7 +18,15 @@ from draftstore.text.corpus import SOURCE_PATTERNS
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
-Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["chat-vicuna", "default"])]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["chat-vicuna"])]
+ReleaseName = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z0-9]|\{name\})[A-Za-z0-9._-]{0,62}$",
+        examples=["chat-vicuna", "{name}", "{name}-dresd"],
+    ),
+]
+"""The name of a release; `{name}` stands for that of the store."""
 TokenizerSource = Annotated[str, Field(min_length=1, examples=["/models/llama-2", "lmsys/vicuna-7b-v1.5"])]
 Longest = Annotated[int, Field(ge=1, le=MAX_N, examples=[5])]
 SegmentTokens = Annotated[int, Field(ge=2, le=MAX_SEGMENT_TOKENS, examples=[1 << 28])]
@@ -31,9 +40,7 @@ HeadRows = Annotated[int, Field(ge=0, le=100_000_000, examples=[1_000_000])]
 Rule = Literal["gain", "global", "combined", "single"]
 Ngrams = Annotated[int, Field(ge=1, le=1_000_000_000, examples=[100_000])]
 MaxBytes = Annotated[int, Field(ge=16_384, examples=[100_000_000])]
-Gate = Literal[
-    "tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "bytes", "replay", "latency"
-]
+Gate = Literal["tokenizer", "model", "kind", "strategy", "corpus", "tokens", "bad-records", "replay"]
 """Names of `schema.gates.CHECKS`."""
 Force = Annotated[list[Gate], Field(examples=[["tokens"]])]
 Keep = Annotated[int, Field(ge=1, examples=[3])]

@@ -33,10 +33,11 @@ from pipelines.progress import StepLogs
 from pipelines.reports import Built
 from pipelines.steps import Tokens, tokenize
 from schema.builds import CatalogueError, list_builds
-from schema.collecting import collection_folder, get_collection, open_tokenizer, scan_collection, wanted_of
-from schema.held_tokens import held_digests
+from schema.collecting import get_collection, open_tokenizer, scan_collection, wanted_of
 from schema.home import data_home
+from schema.lineage import store_digests
 from schema.releases import get_release
+from schema.removal_files import collection_folder
 
 SHARDS = "shards"
 """Token ids of new documents, in a folder that rebuilds of a collection use one after the other."""
@@ -247,7 +248,7 @@ def is_due(ledger: Ledger, surveyed: Survey, store: Lagging) -> bool:
             return True
         path, source = Path(last.path), Path(last.source.path)
     try:
-        tokenizer, held = load_manifest(path, store.kind).tokenizer, held_digests(source)
+        tokenizer, held = load_manifest(path, store.kind).tokenizer, store_digests(source)
     except DraftstoreError:
         return True
     if held is None or tokenizer.fingerprint != surveyed.tokenizer.fingerprint:

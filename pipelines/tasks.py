@@ -15,10 +15,6 @@ from pipelines.reports import Built, answers_markdown, markdown, table_rows
 from pipelines.retries import DELAYS, passes_by_itself
 from schema.catalogue import RefusedError
 from schema.gates import replay_rows
-from schema.length_chart import draw_lengths, moves_of
-
-MOVES_SHOWN = 200
-"""Latest moves of a release in the picture of a page, which Prefect keeps for every run."""
 
 
 def may_pass(_task: Any, _run: Any, state: Any) -> bool:
@@ -66,10 +62,8 @@ def publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) ->
         raise
     sentences = moved.verdict.sentences()
     if rows := replay_rows(moved.build, moved.live):
-        with ledger.session() as session:
-            lengths = draw_lengths(release, moves_of(session, release)[-MOVES_SHOWN:])
         create_markdown_artifact(
-            replays_markdown(release, built, rows, sentences, lengths),
+            replays_markdown(release, built, rows, sentences),
             key=key,
             description=f"release `{release}`: what its recordings say",
         )

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from schema.errors import ReaderError
 from schema.postgres.plan import READER
 
-LOCK_KEY = 0x726561646572  # "reader": whoever holds this advisory lock makes it
+LOCK_KEY = 0x726561646572  # "reader": the holder of this advisory lock makes it
 MAY_CHANGE = """
 SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls
     OR EXISTS (SELECT FROM pg_auth_members WHERE member = reader.oid)
@@ -46,12 +46,8 @@ GRANTS = (
 def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
     """Create the reader if it is missing, and let it read all tables, those of later loads too.
 
-    Args:
-        connection: connection of the owner of the tables, in autocommit mode.
-        url: URL of the reader, with its password if it has one; it becomes the password of the role.
-
-    Raises:
-        ReaderError: the owner may not create roles, or the role may do more than read.
+    `connection` is that of the owner in autocommit mode, and `url` that of the reader: its password becomes the role's.
+    Raises ReaderError if the owner may not create roles, or the role may do more than read.
     """
     login = conninfo_to_dict(url)
     name, password = str(login.get("user") or ""), str(login.get("password") or "")
@@ -71,7 +67,7 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
             if password:
                 # As a verifier, so that neither the server nor its log sees the password itself.
                 secret = connection.pgconn.encrypt_password(password.encode(), name.encode()).decode()
-                # It is no failure where an administrator made the role and its password.
+                # An administrator may have made the role and its password.
                 with suppress(errors.InsufficientPrivilege):
                     _run(connection, "ALTER ROLE {reader} PASSWORD {password}", name, secret)
             with suppress(errors.InsufficientPrivilege):
@@ -83,11 +79,7 @@ def make_reader(connection: psycopg.Connection[Any], url: str) -> None:
 
 
 def require_reader(connection: psycopg.Connection[Any]) -> None:
-    """Refuse a connection of a role that may do more than read.
-
-    Raises:
-        ReaderError: it may; the message says how to make a role that may not.
-    """
+    """Raise ReaderError for a connection of a role that may do more than read."""
     if may_change(connection, connection.info.user):
         raise ReaderError(
             f"the role {connection.info.user!r} may do more than read, and a query could use that: "

@@ -7,7 +7,8 @@ from draftstore.stores.crest.counts import KIND as NGRAMS
 from draftstore.stores.crest.entries import open_entries
 from draftstore.stores.crest.store import KIND as CREST
 from schema.crest_loading import tree_reader
-from schema.database import connect, database_errors
+from schema.database import connect
+from schema.failures import database_errors
 from schema.partitions import partition_name
 from schema.statistics import HEAD, Progress, load_counts, load_kept
 

@@ -60,16 +60,8 @@ def start_build(
 ) -> Build:
     """Record the start of a build by this process.
 
-    Until the build is finished or failed, or the process ends, `fail_cut_off` sees that it is alive.
-
-    Args:
-        session: open session.
-        kind: `tokens`, `ngrams`, `rest`, `crest`, `dresd` or `recycling`.
-        name: display name.
-        path: directory of the future store.
-        parameters: build parameters, JSON values.
-        source_id: id of the build that it is made from.
-        backends: backends of a CREST store.
+    Until the build is finished or failed, or the process ends, `fail_cut_off` sees that it is alive. The arguments are
+    columns of `builds`; `path` is the directory of the future store.
     """
     build = Build(
         kind=kind,
@@ -86,12 +78,7 @@ def start_build(
 
 
 def finish_build(session: Session, build_id: int, *, timings: dict[str, float] | None = None) -> Build:
-    """Record the finished store of a build, with the contents of its manifest.
-
-    Args:
-        session: open session.
-        build_id: a build that is running or was marked as cut off.
-        timings: seconds of each step.
+    """Record the finished store of a build, with the contents of its manifest and the seconds of each step.
 
     Raises:
         CatalogueError: no such build, it is already finished, or its store belongs to another finished build.
@@ -110,11 +97,7 @@ def finish_build(session: Session, build_id: int, *, timings: dict[str, float] |
 def fail_build(
     session: Session, build_id: int, error: str, *, timings: dict[str, float] | None = None
 ) -> Build:
-    """Record the reason, one sentence, why a build failed.
-
-    Raises:
-        CatalogueError: no such build, or it is finished.
-    """
+    """Record the reason, one sentence, why a build failed; raise CatalogueError if it is finished."""
     build = get_build(session, build_id, lock=True)
     if build.state == "finished":
         raise CatalogueError(f"build {build.id} is finished: it can no longer fail")
@@ -163,12 +146,7 @@ def _registered(session: Session, path: Path) -> Build | None:
 
 
 def _describe(session: Session, build: Build, path: Path) -> None:
-    """Fill in a build's columns from its finished store.
-
-    Raises:
-        CatalogueError: the store belongs to another build.
-        StoreError: no complete store there.
-    """
+    """Fill in a build's columns from its finished store."""
     manifest = load_manifest(path, build.kind)
     other = _registered(session, path)
     if other is not None and other is not build:
@@ -197,12 +175,7 @@ def _by_digest(session: Session, digest: str) -> int | None:
 
 
 def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
-    """Return a build.
-
-    Args:
-        session: open session.
-        build_id: its id.
-        lock: lock the row until the end of the transaction and reread its columns.
+    """Return a build; `lock` its row until the end of the transaction, and read it again.
 
     Raises:
         CatalogueError: no such build.
@@ -290,17 +263,9 @@ def record_replay(
     model: str | None = None,
     recording: str | None = None,
 ) -> Replay:
-    """Record the result of a replay.
+    """Record the result of a replay, `ReplayResult.summary()`.
 
-    Args:
-        session: open session.
-        build_id: the build that was replayed.
-        summary: `ReplayResult.summary()`.
-        recordings: file of recorded outputs.
-        strategy: drafting strategy.
-        budget: maximum nodes per draft.
-        model: restriction to one model's outputs; None: all.
-        recording: name of the registered recording; None: it was replayed by hand.
+    The arguments are columns of `replays`; `recording` is None for a replay by hand.
     """
     same = ("rows", "tokens", "passes", "accepted_length", "nodes_mean", "miss_rate")
     replay = Replay(

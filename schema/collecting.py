@@ -14,7 +14,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,8 +36,9 @@ from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.text.wanted import Cap, Removal, wanted_digests
 from schema.builds import CatalogueError, storable
 from schema.collection_models import Collection, CollectionRemoval, CollectionSource
-from schema.home import data_home
-from schema.models import RELEASE_NAME
+from schema.lineage import ancestors
+from schema.models import RELEASE_NAME, Release
+from schema.removal_files import collection_folder, complete, remove_files
 
 NAME_CHARACTERS = 200
 """Folders and releases have a collection's name with a few characters more."""
@@ -99,7 +100,7 @@ def add_sources(
         tokenizer: folder, file or hub name; None: as it was.
 
     Raises:
-        CatalogueError: the name is invalid, or another collection publishes under it.
+        CatalogueError: the name is invalid, or other stores have it as a release.
         CorpusError: nothing is at a place, or see `NewSource.settled`.
     """
     if not re.fullmatch(RELEASE_NAME, name) or len(name) > NAME_CHARACTERS:
@@ -107,9 +108,10 @@ def add_sources(
             f"{name!r} cannot be the name of a collection: expected letters, digits, '.', '_' and '-', with a letter "
             f"or digit first, and at most {NAME_CHARACTERS} of them"
         )
-    _require_own_releases(session, name)
     settled = [source.settled() for source in sources]
     found = session.scalars(select(Collection).filter_by(name=name).with_for_update()).one_or_none()
+    if found is None:
+        _require_own_releases(session, name)
     collection = found or Collection(name=name)
     session.add(collection)
     if tokenizer:
@@ -127,34 +129,47 @@ def add_sources(
     return get_collection(session, name)
 
 
+def releases_of(name: str) -> tuple[str, ...]:
+    """Return the names under which a collection's stores are published."""
+    return name, *(name + suffix for suffix in DERIVED)
+
+
 def _require_own_releases(session: Session, name: str) -> None:
-    """Refuse a name whose releases another collection has: its rebuilds would publish them in turn.
+    """Refuse a name whose releases another collection has, or a build that is not of this collection.
 
     Raises:
-        CatalogueError: one publishes under the other's name.
+        CatalogueError: rebuilds would publish in turn with the other, or be refused every night.
     """
     stems = [name.removesuffix(suffix) for suffix in DERIVED if name.endswith(suffix)]
-    rivals = [*stems, *(name + suffix for suffix in DERIVED)]
-    if (
-        rival := session.scalars(select(Collection.name).where(Collection.name.in_(rivals))).first()
-    ) is not None:
+    rivals = Collection.name.in_((*stems, *releases_of(name)[1:]))
+    if (rival := session.scalars(select(Collection.name).where(rivals)).first()) is not None:
         raise CatalogueError(
             f"the collections {rival} and {name} would publish the same release, "
             f"{max(rival, name, key=len)}: choose another name"
         )
+    for release in session.scalars(select(Release).where(Release.name.in_(releases_of(name)))):
+        if all(build.parameters.get("collection") != name for build in ancestors(release.build)):
+            raise CatalogueError(
+                f"the release {release.name} holds build {release.build_id}, a {release.build.kind} store that the "
+                f"collection {name} did not make: choose another name, or `draftstore releases remove {release.name}`"
+            )
 
 
 def get_collection(session: Session, name: str, *, lock: bool = False) -> Collection:
     """Return a collection with its sources and removals, which can be read after the session is closed.
 
+    Removals that only files or only the database have are back in both; see `schema.removal_files`.
+
     Raises:
         CatalogueError: there is none of this name.
+        CorpusError: the file of a removal cannot be read.
     """
     query = select(Collection).filter_by(name=name).execution_options(populate_existing=True)
     query = query.options(selectinload(Collection.sources), selectinload(Collection.removals))
     found = session.scalars(query.with_for_update(of=Collection) if lock else query).one_or_none()
     if found is None:
         raise CatalogueError(f"no collection {name!r}: `draftstore corpus list` shows all")
+    complete(session, found)
     return found
 
 
@@ -172,11 +187,7 @@ def drop_collection(session: Session, name: str) -> None:
     """
     session.delete(get_collection(session, name, lock=True))
     session.flush()
-
-
-def collection_folder(name: str) -> Path:
-    """Return the folder of a collection's scan, mirrors, and hashes of what was removed."""
-    return data_home() / "collections" / name
+    remove_files(name)
 
 
 def scan_path(folder: Path) -> Path:
@@ -253,14 +264,19 @@ def scan_collection(
 
 
 def removals_of(collection: Collection) -> list[Removal]:
-    """Return the take-downs of a collection."""
-    return [removal_of(row) for row in collection.removals]
+    """Return the take-downs of a collection; texts that they refuse are the scan's to find, see `open_sources`."""
+    numbers = {source.place: source.id for source in collection.sources}
+    return [_removal(row, numbers) for row in collection.removals]
 
 
-def removal_of(row: CollectionRemoval) -> Removal:
-    """Return a take-down; texts that it refuses are the scan's to find, see `open_sources`."""
-    rule = {key: row.rule.get(key) for key in ("document", "source", "before")}
-    return Removal(np.frombuffer(row.digests, np.uint8).reshape(-1, DIGEST_BYTES), **rule)
+def _removal(row: CollectionRemoval, numbers: Mapping[str, int]) -> Removal:
+    """Return a take-down; a rule for a source that the collection lacks finds nothing."""
+    digests = np.frombuffer(row.digests, np.uint8).reshape(-1, DIGEST_BYTES)
+    source, before = row.rule.get("source"), row.rule.get("before")
+    if (place := row.rule.get("place")) is not None:
+        source = numbers.get(place)
+        before = before if source is not None else None
+    return Removal(digests, row.rule.get("document"), source, before)
 
 
 def wanted_of(collection: Collection, scan: Scan, *, now: float | None = None) -> NDArray[np.uint8]:

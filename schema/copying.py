@@ -23,17 +23,8 @@ def copy_frames(
 ) -> None:
     """Copy frames into a table, all or, on an exception, none.
 
-    NULL and empty text stay distinct. A list must be text in PostgreSQL's array syntax: see `array_text`.
-
-    Args:
-        connection: connection; busy until the last frame is sent.
-        table: name of the table.
-        names: columns to fill; others get their defaults.
-        frames: frames with these columns, in any order; consumed one by one.
-        freeze: write rows as already vacuumed; PostgreSQL allows this for tables created in the same transaction.
-
-    Raises:
-        psycopg.Error: unknown table or column, or a value of the wrong type.
+    NULL and empty text stay distinct. A list must be text in PostgreSQL's array syntax: see `array_text`. With `freeze`
+    rows are written as already vacuumed; PostgreSQL allows this for tables created in the same transaction.
     """
     statement = copy_statement(table, names, "csv", freeze=freeze)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:

@@ -16,7 +16,8 @@ from draftstore.stores.crest.store import open_envelope
 from draftstore.trees.tree import DraftTree
 from schema.builds import add_build, fail_cut_off
 from schema.copying import copy_statement
-from schema.database import database_errors, make_engine
+from schema.database import make_engine
+from schema.failures import database_errors
 from schema.loading import filling, loading
 from schema.models import Build
 from schema.statistics import fill_kept, store_tokenizer
@@ -98,19 +99,9 @@ def fill_trees(
     expected: str,
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Replace the tree entries of a build, inside `loading`.
+    """Replace the tree entries of a build, inside `loading`; raise StoreError unless their digest is `expected`.
 
     Entries arrive one by one, so psycopg's row writer is faster than frames.
-
-    Args:
-        connection: open connection.
-        build_id: id of the build.
-        entries: entries in key order.
-        expected: `entries_sha256` of the store.
-        progress: called with the number of entries done.
-
-    Raises:
-        StoreError: the entries differ from those of the finished store.
     """
     done = 0
 

@@ -13,8 +13,6 @@ process, and refuse tables of another revision: the embedded server is migrated 
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +23,7 @@ from psycopg.rows import TupleRow
 
 from schema.access import make_reader
 from schema.embedded import Lease, acquire
-from schema.errors import DatabaseError, DatabaseUrlError, SchemaError
+from schema.errors import DatabaseUrlError, SchemaError
 from schema.failures import database_errors, describe, translate
 from schema.home import data_home
 from schema.postgres.plan import NAME, READER
@@ -35,29 +33,11 @@ if TYPE_CHECKING:
     import alembic.config
     import sqlalchemy
 
-__all__ = [
-    "DatabaseError",
-    "alembic_config",
-    "close",
-    "connect",
-    "connect_as",
-    "data_home",
-    "database_errors",
-    "database_url",
-    "is_embedded",
-    "make_engine",
-    "migrate",
-    "require_schema",
-]
-
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
 READER_VARIABLE = "DRAFTSTORE_READER_URL"
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 CONNECT_TIMEOUT = 10
 """Seconds."""
-RESTART_PAUSES = (0.1, 0.5)
-"""Seconds before another attempt to reach an embedded server."""
-Connected = TypeVar("Connected")
 Kind = TypeVar("Kind", bound="psycopg.Connection[Any]")
 
 _guard = threading.RLock()
@@ -76,21 +56,15 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_embedded(*, reading: bool = False) -> bool:
-    """Return True if the embedded server is used because no server is named.
-
-    Args:
-        reading: for the reader, whom another variable may name.
-    """
+    """Return True if no server is named; `reading`: for the reader, which another variable may name."""
     return _variable(reading) is None
 
 
 def database_url(*, reading: bool = False) -> str:
     """Return the URL of the database, valid for psycopg, libpq and SQLAlchemy 2.1; may contain a password.
 
-    The embedded server is started, or joined, and stays up for the rest of the process.
-
-    Args:
-        reading: as the reader; on a named server without a named reader, as its owner.
+    The embedded server is started, or joined, and stays up for the rest of the process. The URL of the reader
+    (`reading`) is that of the owner on a named server without a named reader.
 
     Raises:
         DatabaseUrlError: the variable is not the URL of a PostgreSQL database.
@@ -110,13 +84,12 @@ def database_url(*, reading: bool = False) -> str:
 
 
 def _variable(reading: bool) -> str | None:
-    """Return the environment variable that names the server; None if none does."""
     variables = (READER_VARIABLE, URL_VARIABLE) if reading else (URL_VARIABLE,)
     return next((variable for variable in variables if os.environ.get(variable)), None)
 
 
 def _checked_url(variable: str) -> str:
-    """Return a named URL without SQLAlchemy's driver name; error messages never quote it, it may contain a password."""
+    """Return a named URL without SQLAlchemy's driver name; errors never quote it, it may contain a password."""
     scheme, separator, rest = os.environ[variable].partition("://")
     url = f"postgresql://{rest}"
     if scheme in SCHEMES and separator:
@@ -132,12 +105,9 @@ def _checked_url(variable: str) -> str:
 
 
 def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psycopg.Connection:
-    """Connect with psycopg.
+    """Connect with psycopg, as the owner or as the reader (`reading`), with further `options` of `psycopg.connect`.
 
-    Args:
-        check: whether to check the revision of the tables, once per process.
-        reading: as the reader.
-        options: further arguments of `psycopg.connect`, such as `autocommit`.
+    The revision of the tables is checked once per process, unless `check` is False.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -148,18 +118,7 @@ def connect(*, check: bool = True, reading: bool = False, **options: Any) -> psy
 def connect_as(
     kind: type[Kind], url: str | None = None, *, check: bool = True, reading: bool = False, **options: Any
 ) -> Kind:
-    """Connect as `connect` does, with a custom connection class.
-
-    Args:
-        kind: connection class.
-        url: URL of the database; None: the default.
-        check: whether to check the revision of the tables, once per process.
-        reading: as the reader.
-        options: further arguments of `psycopg.connect`, such as `autocommit`.
-
-    Raises:
-        DatabaseError: the server is down or refuses, or the tables have another revision.
-    """
+    """Connect as `connect` does, with a connection class of one's own; `url` is None for the default database."""
     url = url or database_url(reading=reading)
     if check:
         # The tables of the embedded server, its reader among them, may first have to be made, by the owner.
@@ -169,20 +128,8 @@ def connect_as(
 
 def _connect(url: str, kind: type[Kind], *, reading: bool = False, **options: Any) -> Kind:
     options = {**_defaults(url), **options}
-    embedded = is_embedded(reading=reading)
     with database_errors():
-        return _with_patience(
-            embedded, lambda: kind.connect(database_url(reading=reading) if embedded else url, **options)
-        )
-
-
-def _with_patience(embedded: bool, attempt: Callable[[], Connected]) -> Connected:
-    """Connect; retry once with an embedded server, which may have been killed and be restarting."""
-    for pause in RESTART_PAUSES if embedded else ():
-        with suppress(psycopg.OperationalError):
-            return attempt()
-        time.sleep(pause)
-    return attempt()
+        return kind.connect(database_url(reading=reading) if is_embedded(reading=reading) else url, **options)
 
 
 def _defaults(url: str) -> dict[str, Any]:
@@ -194,11 +141,8 @@ def _defaults(url: str) -> dict[str, Any]:
 def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
     """Return a SQLAlchemy engine that raises failures with a known remedy as `DatabaseError`.
 
-    Pooled connections are tested before use, and the embedded server is restarted if it was stopped.
-
-    Args:
-        check: whether to check the revision of the tables, once per process.
-        options: further arguments of `sqlalchemy.create_engine`.
+    Pooled connections are tested before use, and the embedded server is restarted if it was stopped. The arguments are
+    those of `connect`, and `options` further ones of `sqlalchemy.create_engine`.
 
     Raises:
         DatabaseError: the server is down or refuses, or the tables have another revision.
@@ -218,32 +162,24 @@ def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
     return engine
 
 
-def _follow_server(dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
-    """Connect for a pool, with the embedded server running, whatever its present socket."""
-
-    def attempt() -> Any:
-        parameters["host"] = conninfo_to_dict(database_url())["host"]
-        return dialect.connect(*arguments, **parameters)
-
-    return _with_patience(True, attempt)
+def _follow_server(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+    """Make a pool connect to the embedded server at its present socket; start it if it has ended."""
+    parameters["host"] = conninfo_to_dict(database_url())["host"]
 
 
 def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:
-    """Replace SQLAlchemy's error by ours; the pool handles failures of its own tests."""
+    """Replace SQLAlchemy's error; the pool handles failures of its own tests."""
     return None if context.is_pre_ping else translate(context.original_exception)
 
 
 def require_schema(url: str | None = None) -> None:
-    """Check the revision of the tables; those of the embedded server are migrated automatically.
-
-    Args:
-        url: URL of the database; None: the default.
+    """Check the revision of the tables, of the default database if `url` is None; migrate those of the embedded server.
 
     Raises:
-        SchemaError: the tables of a named server are older, or those of any server newer than needed.
+        SchemaError: they have another revision, and cannot be migrated or wait for `draftstore db migrate`.
     """
     url = url or database_url()
-    if url in _current or expected_revision() is None:
+    if url in _current:
         return
     with _connect(url, psycopg.Connection[TupleRow], autocommit=True) as connection:
         state, found = schema_state(connection)
@@ -264,27 +200,33 @@ def _schema_error(state: SchemaState, found: str | None, url: str) -> SchemaErro
             f"the tables in {where} are at revision {found}, and this version of draftstore needs {needed}: stop what "
             "uses them and run `draftstore db migrate`"
         )
+    if state is SchemaState.UNSUPPORTED:
+        return SchemaError(
+            f"the tables in {where} are at revision {found}, of a version before 0.1.0, and cannot be migrated: use an "
+            "empty database, such as that of another DRAFTSTORE_HOME, and register your stores there with `draftstore "
+            "builds add`"
+        )
     return SchemaError(
         f"the tables in {where} are at revision {found}, which this version of draftstore does not know (its newest "
         f"is {needed}): update draftstore, a newer version has migrated them"
     )
 
 
-def migrate() -> str | None:
+def migrate() -> str:
     """Migrate the tables to the newest revision and return it; concurrent calls run one after the other.
 
     The reader is made as well: that of the embedded server, or the one that `DRAFTSTORE_READER_URL` names.
 
     Raises:
-        ReaderError: the tables are migrated, but the owner may not make the reader.
-        DatabaseError: the server is down or refuses, a lock cannot be taken, or the tables are newer than this version.
+        DatabaseError: the server is down or refuses, a lock cannot be taken, the tables cannot be migrated, or the
+            owner may not make the reader.
     """
     import alembic.command
 
     url = database_url()
     with _connect(url, psycopg.Connection[TupleRow], autocommit=True) as connection:
         state, found = schema_state(connection)
-    if state is SchemaState.AHEAD:
+    if state in (SchemaState.AHEAD, SchemaState.UNSUPPORTED):
         raise _schema_error(state, found, url)
     with database_errors():
         alembic.command.upgrade(alembic_config(url), "head")
@@ -295,11 +237,7 @@ def migrate() -> str | None:
 
 
 def alembic_config(url: str | None = None) -> "alembic.config.Config":
-    """Return Alembic's configuration for the migrations of this checkout.
-
-    Args:
-        url: URL of the database; None: the default.
-    """
+    """Return Alembic's configuration for the migrations of this checkout; `url` is None for the default database."""
     from alembic.config import Config
 
     config = Config()

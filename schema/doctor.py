@@ -7,16 +7,17 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from draftstore.errors import DraftstoreError
+from draftstore.errors import DraftstoreError, counted
 from draftstore.text.scans import open_scan
 from draftstore.text.sources import GLOB_SIGNS
 from schema.builds import fail_cut_off
-from schema.collecting import collection_folder, list_collections, scan_path
+from schema.collecting import list_collections, scan_path
 from schema.gates import Candidate
 from schema.models import Build
 from schema.pruning import prune
 from schema.publishing import Transaction, Verify, verify_present
 from schema.releases import list_releases
+from schema.removal_files import collection_folder, unrecorded
 
 ALL = 1 << 30
 """As many builds as there may be."""
@@ -94,6 +95,17 @@ def _collection_findings(session: Session) -> Iterator[Finding]:
             open_scan(scan_path(collection_folder(collection.name)))
         except DraftstoreError as error:
             yield Finding(True, f"collection {collection.name}: {error}", "remove that file")
+        try:
+            missing = unrecorded(collection)
+        except DraftstoreError as error:
+            yield Finding(True, f"collection {collection.name}: {error}", "no rebuild reads it until then")
+            continue
+        if missing:
+            what = f"collection {collection.name}: the database lacks {counted(missing, 'removal')} that files have"
+            advice = (
+                f"it was restored from before them; bring them back: draftstore corpus scan {collection.name}"
+            )
+            yield Finding(True, what, advice)
         for source in collection.sources:
             is_path = source.kind == "files" and not GLOB_SIGNS.search(source.place)
             if is_path and not Path(source.place).exists():

@@ -29,7 +29,8 @@ LINGER = 2.0
 """Seconds that the server stays up after its last client: commands in a row then find it running."""
 START_TIMEOUT = 60.0
 """Seconds until a client gives up waiting for the server."""
-PATIENCE = 0.01
+POLL_SECONDS = 0.01
+"""Pause between two looks at the state of the server."""
 
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from schema.postgres.supervisor import main; main()"
 
@@ -41,12 +42,8 @@ class EmbeddedServer:
         self.home = home
         self._lock: int | None = None
         self._leases = 0
-        self._url = ""
-
-    @property
-    def url(self) -> str:
+        self.url = ""
         """The server's URL when it was last checked."""
-        return self._url
 
     def enter(self, timeout: float) -> None:
         """Add a lease and make sure that the server runs."""
@@ -65,11 +62,7 @@ class EmbeddedServer:
             self._lock = None
 
     def ensure(self, timeout: float) -> None:
-        """Return when the server is ready; start it if it has ended.
-
-        Raises:
-            EmbeddedServerError: it cannot be started within `timeout` seconds.
-        """
+        """Return when the server is ready; start it if it has ended."""
         deadline = time.monotonic() + timeout
         base = self._hold(deadline)
         while not ((state := server_state(base)).status == "ready" and state.url):
@@ -77,7 +70,7 @@ class EmbeddedServer:
                 self._spawn(deadline)
             else:
                 _wait(base, deadline)
-        self._url = state.url
+        self.url = state.url
 
     def _hold(self, deadline: float) -> Path:
         """Take the lock that keeps the server up; waits while the server is being stopped."""
@@ -97,7 +90,7 @@ class EmbeddedServer:
         plan = make_place(self.home).plan(_linger())
         package = str(Path(__file__).parent.parent)
         command = [sys.executable, "-I", "-S", "-c", BOOT, package, plan.to_json()]
-        left = max(deadline - time.monotonic(), PATIENCE)
+        left = max(deadline - time.monotonic(), POLL_SECONDS)
         try:
             done = subprocess.run(  # noqa: S603 - our own arguments
                 command,
@@ -113,9 +106,9 @@ class EmbeddedServer:
             _wait(Path(plan.base), 0)
         else:
             if done.stdout:
-                said = done.stdout.decode(errors="replace").strip()
+                reason = done.stdout.decode(errors="replace").strip()
                 raise EmbeddedServerError(
-                    f"the embedded PostgreSQL cannot be started: {said} (log: {plan.base}/{LOG}; "
+                    f"the embedded PostgreSQL cannot be started: {reason} (log: {plan.base}/{LOG}; "
                     "DRAFTSTORE_DATABASE_URL names a server of your own)"
                 )
 
@@ -128,19 +121,11 @@ class Lease:
 
     @property
     def url(self) -> str:
-        """The server's URL, which `ensure` may change.
-
-        Raises:
-            EmbeddedServerError: the lease has been released.
-        """
+        """The server's URL, which `ensure` may change."""
         return self._held().url
 
     def ensure(self, timeout: float = START_TIMEOUT) -> str:
-        """Restart the server if it was stopped or killed, and return its URL.
-
-        Raises:
-            EmbeddedServerError: it cannot be started, or the lease has been released.
-        """
+        """Restart the server if it was stopped or killed, and return its URL."""
         with _guard:
             self._held().ensure(timeout)
             return self._held().url
@@ -184,12 +169,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def acquire(home: Path, *, timeout: float = START_TIMEOUT) -> Lease:
     """Join the embedded server of a data folder, starting it if it is not running.
 
-    Args:
-        home: data folder; created if missing.
-        timeout: seconds to wait for the server; after a crash it first replays its log.
-
     Raises:
-        EmbeddedServerError: the server cannot be started; the message says why.
+        EmbeddedServerError: the server cannot be started within `timeout` seconds; the message says why.
         MissingExtraError: the wheel with the programs is not installed.
     """
     with _guard:
@@ -214,12 +195,12 @@ def stop(home: Path, *, timeout: float = START_TIMEOUT) -> bool:
     """Stop the server even if it is in use, and return when it has ended; return False if there was none."""
     base = find_place(home.resolve()).base
     deadline = time.monotonic() + timeout
-    asked = None
+    stopped = None
     while (state := server_state(base)).supervisor is not None:
-        if state.supervisor != asked:
-            asked = _signal(state.supervisor, signal.SIGTERM)
+        if state.supervisor != stopped:
+            stopped = _signal(state.supervisor, signal.SIGTERM)
         _wait(base, deadline)
-    return asked is not None
+    return stopped is not None
 
 
 def _wait(base: Path, deadline: float) -> None:
@@ -228,7 +209,7 @@ def _wait(base: Path, deadline: float) -> None:
             f"the embedded PostgreSQL in {base} is still starting or stopping: after a crash it replays its log, "
             f"so try again in a moment; {base / LOG} says what it does"
         )
-    time.sleep(PATIENCE)
+    time.sleep(POLL_SECONDS)
 
 
 def _signal(pid: int, number: signal.Signals) -> int:

@@ -14,7 +14,7 @@ from schema.errors import (
     DatabaseTimeoutError,
 )
 
-AWAY = "start it, or name another with DRAFTSTORE_DATABASE_URL (`draftstore db status` tells), and try again"
+AWAY = "start it, or name another with DRAFTSTORE_DATABASE_URL (see `draftstore db status`), and try again"
 ACCESS = "check the user, the password and the database in DRAFTSTORE_DATABASE_URL"
 TIMEOUT = "something else uses the same tables, or the server is slow: try again later"
 FULL = "make room (disk, memory or connections) on the server and try again"

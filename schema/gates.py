@@ -1,11 +1,12 @@
 """Gates: what a build must meet before a release moves to it.
 
-Each check compares the new build with the live one, and returns why the release should stay where it is. Whoever
-publishes may override checks by name. Most of them compare manifests. The last ones compare what both builds did with
-the recordings that are registered for the release (`schema.recordings`); they pass until that was measured.
+Each check compares the new build with the live one, and returns why the release should stay where it is; checks are
+overridden by name. Most of them compare manifests. The last one compares the accepted lengths of both builds on the
+recordings of the release (`schema.recordings`); it passes until they were replayed.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from draftstore.errors import DraftstoreError, counted
@@ -21,17 +22,10 @@ MAX_BAD = 0.01
 
 
 class Candidate(NamedTuple):
-    """What is checked of a finished build, independent of sessions.
+    """A finished build, independent of sessions: columns of `builds`, and its replays.
 
     Attributes:
-        id: id of the build.
-        kind: kind of the store.
-        name: name of the store.
-        path: directory of the store.
-        digest: SHA-256 of its manifest.
-        size_bytes: bytes of its files.
-        manifest: its manifest, JSON values.
-        replays: what it did with each recording of the release; of two builds in the same order.
+        replays: its result with each recording of the release; of two builds in the same order.
     """
 
     id: int
@@ -54,16 +48,10 @@ class Candidate(NamedTuple):
         )
 
     def figure(self, part: str, name: str) -> int:
-        """Return a count of the manifest.
-
-        Raises:
-            UnknownFigureError: this manifest has none, as those of earlier versions.
-        """
+        """Return a count of the manifest; raise UnknownFigureError if it has none."""
         found = self.manifest.get(part, {}).get(name)
         if not isinstance(found, int):
-            raise UnknownFigureError(
-                f"the manifest of build {self.id} does not tell the {name.replace('_', ' ')}"
-            )
+            raise UnknownFigureError(f"the manifest of build {self.id} lacks the {name.replace('_', ' ')}")
         return found
 
 
@@ -72,76 +60,43 @@ class UnknownFigureError(DraftstoreError):
 
 
 class RefusedError(CatalogueError):
-    """A build may not go live.
-
-    Attributes:
-        refusals: the reasons by check.
-        new: the build, with its replays.
-        live: the live build with its replays; None: there is none.
-    """
+    """A build may not go live, for the reasons in `refusals`, by check."""
 
     exit_code = 3
 
     def __init__(
-        self, message: str, refusals: Mapping[str, str], new: Candidate, live: Candidate | None = None
+        self, release: str, refusals: Mapping[str, str], new: Candidate, live: Candidate | None = None
     ) -> None:
-        super().__init__(message)
+        reasons = "; ".join(f"{check}: {reason}" for check, reason in refusals.items())
+        super().__init__(
+            f"build {new.id} does not go live as {release}: {reasons}; if that is meant, override it with --force "
+            + ",".join(refusals)
+        )
         self.refusals = dict(refusals)
         self.new, self.live = new, live
 
 
 class Verdict(NamedTuple):
-    """The result of all checks: sentences by the name of the check.
-
-    Attributes:
-        refused: checks that the build fails.
-        forced: checks that it fails and that were overridden.
-        skipped: checks that could not be made.
-    """
+    """The result of all checks: sentences by name, of those that fail, that were overridden, and that were not made."""
 
     refused: dict[str, str]
     forced: dict[str, str]
     skipped: dict[str, str]
 
     def sentences(self) -> list[str]:
-        """Return what people should know, one sentence for each check that was not passed."""
+        """Return one sentence for each check that was not passed."""
         return [
             f"{check} {how}: {reason}"
             for how, reasons in zip(("refused", "overridden", "not checked"), self, strict=True)
             for check, reason in reasons.items()
         ]
 
-    def require(self, release: str, new: Candidate, live: Candidate | None) -> None:
-        """Refuse the build unless every check is passed, skipped or overridden.
-
-        Raises:
-            RefusedError: a check is not passed.
-        """
-        if self.refused:
-            reasons = "; ".join(f"{check}: {reason}" for check, reason in self.refused.items())
-            raise RefusedError(
-                f"build {new.id} does not go live as {release}: {reasons}; if that is meant, override it with "
-                f"--force {','.join(self.refused)}",
-                self.refused,
-                new,
-                live,
-            )
-
 
 def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -> Verdict:
-    """Make all checks.
-
-    Args:
-        new: the build that shall go live.
-        live: the build that is live; None: there is none, or it is the same.
-        force: names of checks to override.
-
-    Raises:
-        CatalogueError: there is no check of a name in `force`.
-    """
+    """Make all checks; raise CatalogueError if a name in `force` is not that of a check."""
     unknown = sorted(set(force) - CHECKS.keys())
     if unknown:
-        raise CatalogueError(f"there is no check {', '.join(unknown)}: expected {', '.join(CHECKS)}")
+        raise CatalogueError(f"not a check: {', '.join(unknown)}; expected {', '.join(CHECKS)}")
     verdict = Verdict({}, {}, {})
     for name, check in CHECKS.items():
         try:
@@ -155,25 +110,20 @@ def judge(new: Candidate, live: Candidate | None, force: Collection[str] = ()) -
 
 
 def replay_rows(new: Candidate, live: Candidate | None) -> list[dict[str, Any]]:
-    """Return what a new build and the live one did with each recording, as JSON values, without what was not replayed.
+    """Return the replays of a new build and the live one as JSON values.
 
-    Each row has `recording`, `as` (`live` or `new`), `build`, `accepted_length`, `p99_us` and `bytes`, and the limits
-    of a new build: `least_length` and `most_us` (None: nothing to compare with) and `max_bytes`.
+    Each row has `recording`, `as` (`live` or `new`), `build` and `accepted_length`, and `least_length`, which a new
+    build must reach (None: nothing to compare with).
     """
     rows = []
     for place, mine in enumerate(new.replays):
         theirs = live.replays[place] if live and live.replays else None
-        length, p99 = (theirs.accepted_length, theirs.p99_us) if theirs else (None, None)
-        limits = {
-            "least_length": None if length is None else (1 - mine.rule.tolerance) * length,
-            "most_us": None if p99 is None else mine.rule.slowdown * p99,
-            "max_bytes": mine.rule.max_bytes,
-        }
-        for which, build, replay in (("live", live, theirs), ("new", new, mine)):
+        length = theirs.accepted_length if theirs else None
+        least = None if length is None else (1 - mine.rule.tolerance) * length
+        for role, build, replay in (("live", live, theirs), ("new", new, mine)):
             if build and replay and replay.summary:
-                figures = {"accepted_length": replay.accepted_length, "p99_us": replay.p99_us}
-                named = {"recording": mine.rule.name, "as": which, "build": build.id}
-                rows.append(named | figures | {"bytes": build.size_bytes} | limits)
+                named = {"recording": mine.rule.name, "as": role, "build": build.id}
+                rows.append(named | {"accepted_length": replay.accepted_length, "least_length": least})
     return rows
 
 
@@ -195,7 +145,7 @@ def _same_model(new: Candidate, live: Candidate | None) -> str | None:
     if live is None:
         return None
     found, expected = new.manifest.get("target_model"), live.manifest.get("target_model")
-    if found == expected or None in (found, expected):  # a store of no model is one of another kind
+    if found == expected or None in (found, expected):  # without a model: a store of another kind
         return None
     return f"made for the model {found!r}, and the live build {live.id} for {expected!r}"
 
@@ -222,16 +172,7 @@ def _same_strategy(new: Candidate, live: Candidate | None) -> str | None:
     return f"its n-grams are selected by {found!r}, and those of the live build {live.id} by {expected!r}"
 
 
-def _as_many_characters(new: Candidate, live: Candidate | None) -> str | None:
-    return _shrinkage(new, live, "corpus", "characters")
-
-
-def _as_many_tokens(new: Candidate, live: Candidate | None) -> str | None:
-    return _shrinkage(new, live, "counts", "tokens")
-
-
 def _shrinkage(new: Candidate, live: Candidate | None, part: str, name: str) -> str | None:
-    """Compare a figure; without a live build there is nothing to compare with."""
     if live is None:
         return None
     found, expected = new.figure(part, name), live.figure(part, name)
@@ -249,39 +190,16 @@ def _few_bad_records(new: Candidate, live: Candidate | None) -> str | None:  # n
     return f"{counted(bad, 'bad record')} of {records:,}, {bad / records:.1%}, where {MAX_BAD:.0%} may be"
 
 
-def _not_too_large(new: Candidate, live: Candidate | None) -> str | None:  # noqa: ARG001
-    caps = [
-        replay.rule for replay in new.replays if (replay.rule.max_bytes or new.size_bytes) < new.size_bytes
-    ]
-    if not caps:
-        return None
-    lowest = min(caps, key=lambda rule: rule.max_bytes or 0)
-    return f"{new.size_bytes:,} bytes, where {lowest.name} allows {lowest.max_bytes:,}"
-
-
 def _as_long(new: Candidate, live: Candidate | None) -> str | None:
-    problems = [replay.problem for replay in new.replays if replay.problem]
-    return "; ".join(problems) or _compared(new, live, _shorter)
-
-
-def _as_fast(new: Candidate, live: Candidate | None) -> str | None:
-    return _compared(new, live, _slower)
-
-
-def _compared(
-    new: Candidate, live: Candidate | None, worse: Callable[[Replayed, Replayed], str | None]
-) -> str | None:
-    """Compare what two builds did with each recording, as far as both were replayed.
-
-    Raises:
-        UnknownFigureError: they are as good as each other where they were replayed, and some replay is missing.
-    """
+    """Compare accepted lengths, as far as both builds were replayed; raise UnknownFigureError if some were not."""
+    if problems := [replay.problem for replay in new.replays if replay.problem]:
+        return "; ".join(problems)
     pairs = list(zip(new.replays, live.replays, strict=False)) if live else []
-    reasons = [worse(mine, theirs) for mine, theirs in pairs if mine.summary and theirs.summary]
+    shorter = [_shorter(mine, theirs) for mine, theirs in pairs if mine.summary and theirs.summary]
     skipped = {replay.skipped: None for pair in pairs for replay in pair if replay.skipped}
-    if skipped and not any(reasons):
+    if skipped and not any(shorter):
         raise UnknownFigureError("; ".join(skipped))
-    return "; ".join(filter(None, reasons)) or None
+    return "; ".join(filter(None, shorter)) or None
 
 
 def _shorter(new: Replayed, live: Replayed) -> str | None:
@@ -294,26 +212,14 @@ def _shorter(new: Replayed, live: Replayed) -> str | None:
     )
 
 
-def _slower(new: Replayed, live: Replayed) -> str | None:
-    found, expected = new.p99_us or 0.0, live.p99_us or 0.0
-    if found <= new.rule.slowdown * expected:
-        return None
-    return (
-        f"{new.rule.name} has a p99 of {found:,.0f} µs a lookup, {found / expected:.1f} times the {expected:,.0f} µs "
-        f"of the live build, where {new.rule.slowdown:g} times may be"
-    )
-
-
 CHECKS: dict[str, Check] = {
     "tokenizer": _same_tokenizer,
     "model": _same_model,
     "kind": _same_kind,
     "strategy": _same_strategy,
-    "corpus": _as_many_characters,
-    "tokens": _as_many_tokens,
+    "corpus": partial(_shrinkage, part="corpus", name="characters"),
+    "tokens": partial(_shrinkage, part="counts", name="tokens"),
     "bad-records": _few_bad_records,
-    "bytes": _not_too_large,
     "replay": _as_long,
-    "latency": _as_fast,
 }
 """All checks by the name that overrides them."""

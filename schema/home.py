@@ -10,13 +10,9 @@ ROOT_HOME = Path("/var/lib/draftstore")
 
 
 def data_home() -> Path:
-    """Return the data folder, which need not exist yet.
+    """Return the data folder, which need not exist yet: `DRAFTSTORE_HOME`, or the default.
 
-    It is `DRAFTSTORE_HOME`; by default /var/lib/draftstore for root, and draftstore under `XDG_DATA_HOME`
-    (~/.local/share) for other users.
-
-    Raises:
-        DraftstoreError: the path is a file.
+    The default is /var/lib/draftstore for root, and draftstore under `XDG_DATA_HOME` (~/.local/share) for other users.
     """
     if named := os.environ.get(HOME_VARIABLE):
         home = Path(named).expanduser().resolve()

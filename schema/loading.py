@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from draftstore.errors import BuildError
-from schema.database import database_errors
+from schema.failures import database_errors
 from schema.partitions import attach_partition, create_partition, drop_partition, partition_name
 
 SETTINGS = {
@@ -27,10 +27,6 @@ LOAD_LOCK_TIMEOUT = "3s"
 @contextmanager
 def loading(connection: psycopg.Connection[Any], build_id: int) -> Iterator[None]:
     """Run a transaction that fills a build's tables; committed at the end of the block.
-
-    Args:
-        connection: connection without an open transaction.
-        build_id: id of a build, which cannot be deleted meanwhile.
 
     Raises:
         BuildError: no such build, or it is being loaded by another process.
@@ -60,16 +56,7 @@ def _lock(connection: psycopg.Connection[Any], build_id: int) -> None:
 
 @contextmanager
 def filling(connection: psycopg.Connection[Any], table: str, build_id: int) -> Iterator[str]:
-    """Create a table to fill, inside `loading`; at the end of the block it replaces the build's partition.
-
-    Args:
-        connection: open connection.
-        table: a partitioned table.
-        build_id: id of the build.
-
-    Yields:
-        Name of the table to fill, without primary key and indexes.
-    """
+    """Yield a table to fill, without key and indexes, inside `loading`; it then replaces the build's partition."""
     name = partition_name(table, build_id)
     filled = f"{name}_new"
     _run(connection, create_partition(table, build_id, filled))

@@ -26,16 +26,7 @@ LIVE = (
 
 
 class LiveRelease(NamedTuple):
-    """A release and the build that it points at.
-
-    Attributes:
-        name: name of the release.
-        build_id: id of the build.
-        kind: kind of the store.
-        path: directory of the store.
-        digest: SHA-256 of its manifest.
-        backends: backends of its entries, for kind `crest`.
-    """
+    """A release and the build that it points at: columns of `releases` and `builds`."""
 
     name: str
     build_id: int
@@ -60,11 +51,7 @@ class Notices:
     """
 
     def __init__(self) -> None:
-        """Connect and listen.
-
-        Raises:
-            DatabaseError: the server is down or refuses, or the tables have another revision.
-        """
+        """Connect and listen; raise DatabaseError if the server is down or the tables have another revision."""
         self._connection = connect_as(
             LimitedConnection, reading=True, autocommit=True, connect_timeout=CONNECT_TIMEOUT
         )
@@ -80,20 +67,12 @@ class Notices:
         return self._connection.fileno()
 
     def moved(self) -> list[str]:
-        """Return the releases that have moved since the last call, without waiting.
-
-        Raises:
-            DatabaseError: the connection is lost; this may surface only in `releases`.
-        """
+        """Return the releases that have moved since the last call, without waiting; DatabaseError may surface later."""
         with database_errors():
             return [notice.payload for notice in self._connection.notifies(timeout=0)]
 
     def releases(self) -> list[LiveRelease]:
-        """Return all releases, sorted by name.
-
-        Raises:
-            DatabaseError: the connection is lost, or the server hangs.
-        """
+        """Return all releases, sorted by name; raise DatabaseError if the connection is lost."""
         with database_errors():
             return [LiveRelease(*row) for row in self._connection.execute(LIVE).fetchall()]
 

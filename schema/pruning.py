@@ -1,4 +1,4 @@
-"""Pruning: removal of old builds of flows, with their files and tables, and of what killed ones left.
+"""Pruning: removal of old builds of flows, with their files and tables, and of the folders of killed ones.
 
 A flow's build lies in `DRAFTSTORE_HOME/stores/NAME/KIND-FINGERPRINT`; nothing else is ever touched. These stay: the
 newest builds of each kind and name, what a release points at or would be rolled back to, what a process has open
@@ -9,13 +9,13 @@ the next one.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from draftstore.errors import StoreError
@@ -24,7 +24,6 @@ from draftstore.storage.lease import exclusive
 from draftstore.storage.manifest import manifest_digest
 from schema.builds import CatalogueError, drop_build, fail_cut_off, get_build
 from schema.models import KINDS, Build, Release
-from schema.partitions import PARTITION_NAME
 from schema.publishing import Transaction
 from schema.releases import build_before, list_releases
 
@@ -36,14 +35,7 @@ PRUNED = "pruned: its files are being removed"
 
 
 class Removal(NamedTuple):
-    """Something that was removed, or would be.
-
-    Attributes:
-        what: `store` (a build, finished or failed), `unfinished` (a folder of a killed build) or `table`.
-        build_id: id of the build; None for folders that the catalogue does not know.
-        path: path of the folder, or name of the table.
-        bytes: size of its files.
-    """
+    """A removed thing: `store` (a build), or `unfinished`: a folder of a killed build that has no row any more."""
 
     what: str
     build_id: int | None
@@ -52,12 +44,7 @@ class Removal(NamedTuple):
 
 
 class Pruning(NamedTuple):
-    """The result of a pruning.
-
-    Attributes:
-        removed: what was removed, or would be.
-        in_use: stores that would have been removed, and that a process has open.
-    """
+    """What was removed, or would be, and the stores that stay because a process has them open."""
 
     removed: list[Removal]
     in_use: list[str]
@@ -94,10 +81,6 @@ def prune(
         keep: number of finished builds of each kind and name that stay.
         older_than: age below which everything stays.
         dry_run: whether to change nothing.
-
-    Raises:
-        DatabaseError: the catalogue cannot be used, or a table is in use.
-        OSError: files cannot be removed.
     """
     stores, before = (home / "stores").resolve(), datetime.now(UTC) - older_than
     with transaction() as session:
@@ -106,7 +89,6 @@ def prune(
         gone = {build.id for build in old}
         rows = session.execute(select(Build.id, Build.path, Build.state)).all()
         resumable = {Path(path) for id_, path, state in rows if state != "finished" and id_ not in gone}
-        tables = _lost_tables(session, {id_ for id_, *_ in rows})
     found = Pruning([], [])
     for build in old:
         with exclusive(build.path) if build.digest else nullcontext(True) as free:
@@ -120,18 +102,15 @@ def prune(
                 found.removed.append(Removal("unfinished", None, str(folder), _size(folder)))
                 if not dry_run:
                     remove(folder)
-    for table in tables:
-        found.removed.append(Removal("table", int(table.rpartition("_")[2]), table, 0))
     if not dry_run:
-        _tidy(transaction, stores, tables)
+        for folder in stores.glob("*/"):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
     return found
 
 
 def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> list[_Old]:
-    """Return the builds to remove, oldest first.
-
-    One that was killed before the catalogue had its digest may have left a whole store, which goes with it.
-    """
+    """Return the builds to remove, oldest first; one that was killed may have left a whole store without a digest."""
     kept = _used_builds(session)
     seen: dict[tuple[str, str], int] = {}
     old, held = [], set()
@@ -159,10 +138,7 @@ def _old_builds(session: Session, stores: Path, keep: int, before: datetime) -> 
 
 
 def _used_builds(session: Session) -> set[int]:
-    """Return the builds that releases need, now or after a rollback, and what live and running builds are made from.
-
-    The source of a live build tells which documents it holds (`pipelines.rebuilding.is_due`).
-    """
+    """Return the builds of releases, now or after a rollback, and the sources of live and running builds."""
     used = set(
         session.scalars(
             select(Build.source_id).filter_by(state="running").where(Build.source_id.is_not(None))
@@ -224,23 +200,3 @@ def _last_change(folder: Path) -> datetime:
 
 def _size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _lost_tables(session: Session, known: set[int]) -> list[str]:
-    """Return the tables of builds that the catalogue no longer has."""
-    names: Iterable[str] = session.scalars(
-        text("SELECT tablename FROM pg_tables WHERE schemaname = current_schema() ORDER BY tablename")
-    )
-    return [
-        name for name in names if PARTITION_NAME.fullmatch(name) and int(name.rpartition("_")[2]) not in known
-    ]
-
-
-def _tidy(transaction: Transaction, stores: Path, tables: Sequence[str]) -> None:
-    """Drop lost tables, and remove the folders of names without stores."""
-    with transaction() as session:
-        for table in tables:
-            session.execute(text(f"DROP TABLE IF EXISTS {table}"))
-    for folder in stores.glob("*/"):
-        with suppress(OSError):  # not empty
-            folder.rmdir()

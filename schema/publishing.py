@@ -24,7 +24,7 @@ from draftstore.errors import DraftstoreError, StoreError, counted
 from draftstore.storage.manifest import Manifest, load_manifest, manifest_digest, verify_files
 from draftstore.stores.registry import KINDS, kind_of
 from schema.builds import CatalogueError, get_build, record_replay
-from schema.gates import Candidate, Verdict, judge
+from schema.gates import Candidate, RefusedError, Verdict, judge
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
 from schema.notices import announce
 from schema.recordings import Replayed, Rule, rules_of
@@ -43,15 +43,9 @@ PASSED = Verdict({}, {}, {})
 
 
 class Moved(NamedTuple):
-    """A release after a move.
+    """A release after a move: its `build`, the id of the one `before`, the `verdict` of the gates.
 
-    Attributes:
-        name: name of the release.
-        build: the build that it points at.
-        before: id of the build that it pointed at; None: the release is new.
-        moved_at: time of its last move.
-        verdict: what the gates said.
-        live: the build that it was compared with, with its replays; None: there was none.
+    `live` is the build that it was compared with, with its replays; None: there was none.
     """
 
     name: str
@@ -124,23 +118,19 @@ def publish(
 def _require_passed(
     transaction: Transaction, name: str, new: Candidate, live: Candidate | None, force: Collection[str]
 ) -> Verdict:
-    """Return what the gates say of a build; where they refuse it, the catalogue keeps the reasons.
-
-    Raises:
-        RefusedError: they refuse it.
-    """
+    """Return the verdict of the gates; where they refuse the build, the catalogue keeps the reasons."""
     verdict = judge(new, live, force)
     if verdict.refused:
         with transaction() as session:
             _record(get_build(session, new.id, lock=True), name, verdict)
-        verdict.require(name, new, live)
+        raise RefusedError(name, verdict.refused, new, live)
     return verdict
 
 
 def _replayed(
     rules: tuple[Rule, ...], new: Candidate, live: Candidate | None, measure: "Measure | None"
 ) -> tuple[Candidate, Candidate | None]:
-    """Return both builds with what they did with each recording."""
+    """Return both builds with their replays of each recording."""
     if measure is None:  # imports the kernels of all drafters, which nothing else here needs
         from schema.replaying import measure as measured
 
@@ -150,7 +140,7 @@ def _replayed(
 
 
 def _record_replays(session: Session, builds: list[Candidate]) -> None:
-    """Write down what builds did with recordings; one that was dropped meanwhile is passed over."""
+    """Record the replays of builds, except of one that was dropped meanwhile."""
     for build in builds:
         if session.get(Build, build.id, with_for_update={"key_share": True}) is None:
             continue
@@ -169,11 +159,6 @@ def rollback(transaction: Transaction, name: str, *, verify: Verify | None = Non
     back to 1. Builds dropped since are skipped. It takes no longer for a large store: its bytes were verified when it
     was published.
 
-    Args:
-        transaction: begins a transaction in the catalogue.
-        name: name of the release.
-        verify: returns the problems of the store; None: `verify_present`.
-
     Raises:
         CatalogueError: no such release, no previous build, its files are missing or changed in size, or another
             process moved the release meanwhile.
@@ -190,11 +175,7 @@ def rollback(transaction: Transaction, name: str, *, verify: Verify | None = Non
 
 
 def verify_present(build: Candidate) -> list[str]:
-    """Check that a build's store is where it was, with all files in their sizes, in milliseconds.
-
-    Returns:
-        One sentence for each problem; empty if there is none.
-    """
+    """Return the problems of a store without reading its files, in milliseconds: it is gone, or another one."""
     path = Path(build.path)
     try:
         load_manifest(path, build.kind)
@@ -207,17 +188,9 @@ def verify_present(build: Candidate) -> list[str]:
 
 
 def verify_build(build: Candidate, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
-    """Read every byte of a build's store, in files and database, and compare it with the recorded hashes.
+    """Read every byte of a build's store, in files and database, and return the differences from its hashes.
 
-    Args:
-        build: a finished build.
-        on_bytes: called with the size of each file after it was read, for progress bars.
-
-    Returns:
-        One sentence for each problem; empty if there is none.
-
-    Raises:
-        DatabaseError: entries lie in the database, and it is down.
+    `on_bytes` is called with the size of each file after it was read.
     """
     problems = verify_present(build)
     if problems:
@@ -238,11 +211,7 @@ def _entry_problems(path: Path, manifest: Manifest) -> list[str]:
 
 
 def _candidate(build: Build) -> Candidate:
-    """Copy a build for the checks.
-
-    Raises:
-        CatalogueError: it is not finished.
-    """
+    """Copy a build for the checks; raise CatalogueError if it is not finished."""
     if build.state != "finished":
         reason = f": {build.error}" if build.error else ""
         raise CatalogueError(
@@ -261,11 +230,7 @@ def _require_whole(build: Candidate, verify: Verify) -> None:
 def _move(
     session: Session, name: str, new: Candidate, live: Candidate | None, action: str, verdict: Verdict
 ) -> Moved:
-    """Point a release at a verified build and record the move, if both are as they were when it was verified.
-
-    Raises:
-        CatalogueError: the build or the release has changed meanwhile.
-    """
+    """Point a release at a verified build and record the move; raise CatalogueError if either has changed meanwhile."""
     build = get_build(session, new.id, lock=True)  # cannot be dropped from here on
     if _candidate(build) != new._replace(replays=()):
         raise CatalogueError(f"build {new.id} has just been changed by another process: try again")
@@ -294,9 +259,9 @@ def _move(
 
 
 def _record(build: Build, name: str, verdict: Verdict) -> None:
-    """Write down what the gates said about a build, for `draftstore builds show`."""
-    said = {how: reasons for how, reasons in verdict._asdict().items() if reasons}
+    """Record the verdict on a build, for `draftstore builds show`."""
+    found = {how: reasons for how, reasons in verdict._asdict().items() if reasons}
     others = {release: old for release, old in (build.parameters.get(GATES) or {}).items() if release != name}
-    gates = others | ({name: said} if said else {})
+    gates = others | ({name: found} if found else {})
     rest = {key: value for key, value in build.parameters.items() if key != GATES}
     build.parameters = rest | ({GATES: gates} if gates else {})

@@ -1,4 +1,4 @@
-"""Recordings: files of recorded outputs that builds replay before a release moves, and what is asked of a new build.
+"""Recordings: files of recorded outputs that builds replay before a release moves.
 
 Functions run in the caller's transaction. `schema.replaying` replays, `schema.gates` compares.
 """
@@ -15,8 +15,6 @@ from schema.models import Recording
 
 TOLERANCE = 0.02
 """Default share of the live build's accepted length that a new one may lose."""
-SLOWDOWN = 1.5
-"""Default of how many times the live build's p99 a new one's may be: machines are noisy."""
 
 
 class Rule(NamedTuple):
@@ -30,8 +28,6 @@ class Rule(NamedTuple):
         rows: at most so many outputs; None: all.
         budget: maximum nodes of a draft.
         tolerance: share of the live build's accepted length that a new one may lose.
-        slowdown: how many times the live build's p99 of a lookup a new one's may be.
-        max_bytes: maximum bytes of a store; None: any.
     """
 
     name: str
@@ -41,19 +37,17 @@ class Rule(NamedTuple):
     rows: int | None = None
     budget: int = 64
     tolerance: float = TOLERANCE
-    slowdown: float = SLOWDOWN
-    max_bytes: int | None = None
 
 
 class Replayed(NamedTuple):
-    """What a build did with a recording; without figures it was not replayed.
+    """The result of a build with a recording; without a summary it was not replayed.
 
     Attributes:
         rule: the recording.
         strategy: how drafts were made.
-        summary: `ReplayResult.summary()`, each lookup as in its fastest round.
+        summary: `ReplayResult.summary()`.
         problem: why it cannot be replayed, which refuses a new build.
-        skipped: why nothing can be said, which refuses nothing.
+        skipped: why there is no result, which refuses nothing.
     """
 
     rule: Rule
@@ -66,11 +60,6 @@ class Replayed(NamedTuple):
     def accepted_length(self) -> float | None:
         """Tokens per pass."""
         return None if self.summary is None else float(self.summary["accepted_length"])
-
-    @property
-    def p99_us(self) -> float | None:
-        """99th percentile of the duration of a lookup, in microseconds."""
-        return None if self.summary is None else float(self.summary["lookup_us"]["p99"])
 
 
 def add_recording(session: Session, rule: Rule, releases: Sequence[str]) -> Recording:
@@ -102,7 +91,7 @@ def list_recordings(session: Session, release: str | None = None) -> list[Record
 
 
 def rules_of(session: Session, release: str) -> tuple[Rule, ...]:
-    """Return what is replayed for a release."""
+    """Return the recordings of a release."""
     return tuple(
         Rule(**{name: getattr(recording, name) for name in Rule._fields} | {"path": Path(recording.path)})
         for recording in list_recordings(session, release)

@@ -24,12 +24,7 @@ def remove(session: Session, name: str) -> int:
 
 
 def get_release(session: Session, name: str, *, lock: bool = False) -> Release:
-    """Return a release.
-
-    Args:
-        session: open session.
-        name: its name.
-        lock: lock the row until the end of the transaction.
+    """Return a release; `lock` its row until the end of the transaction.
 
     Raises:
         CatalogueError: no such release.
@@ -72,11 +67,7 @@ def last_lengths(session: Session, name: str, build_id: int) -> dict[str, float]
 
 
 def build_before(session: Session, release: Release) -> int:
-    """Return the build that was live before the last publishing that was not rolled back.
-
-    Raises:
-        CatalogueError: there is none.
-    """
+    """Return the build that was live before the last publishing that was not rolled back."""
     published: list[int] = []
     for move in release_history(session, release.name):
         if move.action == "publish":

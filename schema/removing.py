@@ -1,10 +1,9 @@
 """Take-down: documents that leave a collection with the next rebuild, and do not come back.
 
-The texts stay in the sources, which are not ours to change. What is kept of them here are digests and hashes.
+The texts stay in the sources, which are not ours to change; here are digests and hashes of them.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,11 @@ from draftstore.text.digests import digest_keys, stack_digests, text_digest
 from draftstore.text.fragments import Fragment
 from draftstore.text.scanning import documents_of
 from draftstore.text.scans import Scan
-from draftstore.text.shingles import Shingles, encode_texts
-from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.wanted import Removal
 from schema.builds import storable
-from schema.collecting import collection_folder, get_collection, wanted_of
+from schema.collecting import get_collection, wanted_of
 from schema.collection_models import Collection, CollectionRemoval
+from schema.removal_files import removed_folder, write_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +81,8 @@ def select_documents(
             raise CorpusError(f"no document {document!r} in the scan of {collection.name}")
         digests = scan.digests[rows]
         digests = digests[np.sort(np.unique(digest_keys(digests), return_index=True)[1])]
-        rule = {"document": document, "source": source, "before": before}
+        place = next((row.place for row in collection.sources if row.id == source), None)
+        rule = {"document": document, "place": place, "before": before}
         if document is not None and document in _positions(scan, rows):
             rule = {}
     wanted = np.isin(digest_keys(digests), digest_keys(wanted_of(collection, scan)))
@@ -99,38 +98,22 @@ def _positions(scan: Scan, rows: NDArray[np.intp]) -> list[str]:
     return [found for found, name in zip(ids, names, strict=True) if found.startswith(f"{name}#")]
 
 
-def removed_folder(name: str) -> Path:
-    """Return the folder of the hashes of what was removed from a collection."""
-    return collection_folder(name) / "removed"
-
-
 def write_removal(
-    session: Session,
-    name: str,
-    scan: Scan,
-    selection: Selection,
-    tokenizer: TextTokenizer | None,
-    reason: str | None = None,
+    session: Session, name: str, selection: Selection, reason: str | None = None
 ) -> CollectionRemoval:
     """Take documents down: they leave with the next rebuild, and may not come back.
 
-    Hashes of their shingles are kept beside the scan, so that `schema.proving` can look for them.
+    The removal is in the database and in a file beside the scan.
 
     Args:
         session: open session.
         name: name of the collection.
-        scan: the scan that they were found in.
         selection: the documents.
-        tokenizer: the collection's; None: no shingles are kept.
         reason: for people.
 
     Raises:
         CatalogueError: no such collection.
-        CorpusError: a file changed since the scan.
     """
-    shingles = None
-    if tokenizer is not None:
-        shingles = Shingles.of(encode_texts(documents_of(scan, selection.digests), tokenizer))
     collection = get_collection(session, name, lock=True)
     row = CollectionRemoval(
         collection_id=collection.id,
@@ -142,8 +125,5 @@ def write_removal(
     session.add(row)
     session.flush()
     session.refresh(row)
-    if shingles is not None:
-        folder = removed_folder(name)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shingles.save(folder / f"{row.id}.npz")
+    write_file(removed_folder(name), row)
     return row

@@ -1,17 +1,10 @@
-"""Replays of a registered recording with a new build and the live one, in turn, in one process.
+"""Replays of a registered recording with a new build and the live one."""
 
-Both builds meet the same machine: each output is replayed with one, then with the other, and the next in the opposite
-order. All rounds ask the same lookups, and each counts as in its fastest round: neither files that were not in memory
-nor a busy machine, which interrupts one lookup of a hundred, then decide about the p99.
-"""
-
-import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from draftstore.decoding.replay import ReplayResult, read_recordings, replay_in_turn
+from draftstore.decoding.replay import Recording, read_recordings, replay
 from draftstore.drafting.drafter import Drafter
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.request import RequestDrafter
@@ -23,43 +16,33 @@ from draftstore.text.tokenizer import load_tokenizer
 from schema.gates import Candidate
 from schema.recordings import Replayed, Rule
 
-ROUNDS = 3
-"""How often a recording is replayed."""
 Measure = Callable[[Rule, Sequence[Candidate]], list[Replayed]]
 """Replays a recording with some builds; see `measure`."""
 
 
-class _Open(NamedTuple):
-    """An open build: its drafter, and how that drafts."""
-
-    drafter: Drafter
-    strategy: str
-
-
 def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
-    """Replay a recording with some builds in turn; nothing that goes wrong raises.
+    """Replay a recording with some builds; failures do not raise.
 
     Args:
         rule: the recording.
         builds: the new build, and the live one if there is one.
 
     Returns:
-        What each build did, or why that is not known.
+        The result of each build, or why there is none.
     """
     new = builds[0]
     if skipped := _needs_model(new):
         return [Replayed(rule, skipped=skipped) for _ in builds]
-    with ExitStack() as opened:
-        found = [_open(rule, build, new, opened) for build in builds]
-        drafting = [each for each in found if isinstance(each, _Open)]
-        try:
-            if isinstance(found[0], str):
-                raise ReplayError(found[0])  # told as a recording is that cannot be read
-            made = iter(_replay(rule, Path(new.path), drafting))
-        except (DraftstoreError, OSError) as error:
-            problem = f"{rule.name} cannot be replayed: {error}"
-            return [Replayed(rule, problem=problem) for _ in builds]
-        return [next(made) if isinstance(each, _Open) else Replayed(rule, skipped=each) for each in found]
+    try:
+        tokenizer = load_tokenizer(Path(new.path) / TOKENIZER_FOLDER)
+        outputs = list(read_recordings(rule.path, tokenizer, model=rule.model, limit=rule.rows))
+        if all(len(each.output) < 2 for each in outputs):
+            raise ReplayError(f"{rule.path} has no output of more than one token")
+        first = _replay(rule, new, outputs)
+    except (DraftstoreError, OSError) as error:
+        problem = f"{rule.name} cannot be replayed with build {new.id}: {error}"
+        return [Replayed(rule, problem=problem) for _ in builds]
+    return [first, *(_compared(rule, build, new, outputs) for build in builds[1:])]
 
 
 def _needs_model(build: Candidate) -> str | None:
@@ -73,49 +56,26 @@ def _needs_model(build: Candidate) -> str | None:
     )
 
 
-def _open(rule: Rule, build: Candidate, new: Candidate, opened: ExitStack) -> _Open | str:
-    """Open a build for drafting, or return why that cannot be."""
+def _compared(rule: Rule, build: Candidate, new: Candidate, outputs: Sequence[Recording]) -> Replayed:
+    """Replay outputs, tokenized for a new build, with another one."""
     if skipped := _needs_model(build):
-        return skipped
+        return Replayed(rule, skipped=skipped)
     if build.manifest["tokenizer"]["fingerprint"] != new.manifest["tokenizer"]["fingerprint"]:
-        return f"builds {new.id} and {build.id} count tokens of different tokenizers"
+        skipped = f"builds {new.id} and {build.id} count tokens of different tokenizers"
+        return Replayed(rule, skipped=skipped)
     try:
-        opened.callback(StoreLease(Path(build.path)).close)
-        store = open_store(build.path)
-        opened.callback(store.close)
-        drafter = store.drafter(store.default_strategy)
-        drafter.warm_up()
+        return _replay(rule, build, outputs)
     except (DraftstoreError, OSError) as error:
-        return f"build {build.id} cannot be opened: {error}"
-    if not rule.request:
-        return _Open(drafter, store.default_strategy)
-    request = RequestDrafter(store.manifest.vocab_size)
-    mixture = Mixture([request, drafter])
-    request.warm_up()
-    mixture.warm_up()
-    return _Open(mixture, f"{store.default_strategy} + request")
+        return Replayed(rule, skipped=f"build {build.id} cannot be replayed: {error}")
 
 
-def _replay(rule: Rule, store: Path, builds: Sequence[_Open]) -> list[Replayed]:
-    """Replay a recording with open builds of one tokenizer.
-
-    Raises:
-        ReplayError: the file is missing or broken, or has no output of two tokens.
-        TokenizerError: the tokenizer in the store cannot be loaded.
-    """
-    tokenizer = load_tokenizer(store / TOKENIZER_FOLDER)
-    recordings = list(read_recordings(rule.path, tokenizer, model=rule.model, limit=rule.rows))
-    drafters = [build.drafter for build in builds]
-    rounds = [replay_in_turn(drafters, recordings, budget=rule.budget) for _ in range(ROUNDS)]
-    if not rounds[0][0].passes:
-        raise ReplayError(f"{rule.path} has no output of more than one token")
-    return [
-        Replayed(rule, build.strategy, _at_best(results))
-        for build, results in zip(builds, zip(*rounds, strict=True), strict=True)
-    ]
-
-
-def _at_best(rounds: Sequence[ReplayResult]) -> dict[str, Any]:
-    """Return the summary of a replay in which each lookup was as fast as in its fastest round."""
-    fastest = [min(times) for times in zip(*(result.lookup_ns for result in rounds), strict=False)]
-    return dataclasses.replace(rounds[0], lookup_ns=fastest).summary()
+def _replay(rule: Rule, build: Candidate, outputs: Sequence[Recording]) -> Replayed:
+    with closing(StoreLease(Path(build.path))), closing(open_store(build.path)) as store:
+        strategy = store.default_strategy
+        alone = store.drafter(strategy)
+        alone.warm_up()
+        drafter: Drafter = alone
+        if rule.request:
+            drafter = Mixture([RequestDrafter(store.manifest.vocab_size), alone])
+            strategy = f"{strategy} + request"
+        return Replayed(rule, strategy, replay(drafter, outputs, budget=rule.budget).summary())

@@ -3,20 +3,24 @@
 Alembic provides the same, but takes longer to import than most commands take to run.
 """
 
-import ast
 import enum
+import re
 from functools import cache
 from pathlib import Path
 
 import psycopg
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
+BEFORE_RELEASE = ("0001", "0002", "0003")
+"""Revisions of versions before 0.1.0, which are not migrated."""
+ASSIGNED = re.compile(r'^(revision|down_revision) = "(.+)"$', re.MULTILINE)
 
 
 class SchemaState(enum.Enum):
     """Comparison of a database's tables with the required revision."""
 
     EMPTY = "empty"
+    UNSUPPORTED = "unsupported"
     BEHIND = "behind"
     CURRENT = "current"
     AHEAD = "ahead"
@@ -25,37 +29,16 @@ class SchemaState(enum.Enum):
 @cache
 def known_revisions() -> dict[str, str | None]:
     """Return the revisions in `migrations/versions`, each with its predecessor."""
-    revisions: dict[str, str | None] = {}
-    for path in sorted((MIGRATIONS / "versions").glob("*.py")):
-        constants = _constants(ast.parse(path.read_text(encoding="utf-8")))
-        revision = constants.get("revision")
-        if isinstance(revision, str):
-            before = constants.get("down_revision")
-            revisions[revision] = before if isinstance(before, str) else None
-    return revisions
+    files = (MIGRATIONS / "versions").glob("*.py")
+    found = [dict(ASSIGNED.findall(path.read_text(encoding="utf-8"))) for path in files]
+    return {each["revision"]: each.get("down_revision") for each in found}
 
 
-def _constants(module: ast.Module) -> dict[str, object]:
-    """Return the constants that a module assigns to simple names."""
-    found: dict[str, object] = {}
-    for statement in module.body:
-        if isinstance(statement, ast.Assign):
-            targets: list[ast.expr] = statement.targets
-        elif isinstance(statement, ast.AnnAssign):
-            targets = [statement.target]
-        else:
-            continue
-        if isinstance(statement.value, ast.Constant):
-            found |= {target.id: statement.value.value for target in targets if isinstance(target, ast.Name)}
-    return found
-
-
-def expected_revision() -> str | None:
-    """Return the newest revision; None if there is none."""
+def expected_revision() -> str:
+    """Return the newest revision."""
     revisions = known_revisions()
-    newest = set(revisions) - {before for before in revisions.values() if before}
-    assert len(newest) <= 1, f"migrations/versions has several newest revisions: {sorted(newest)}"
-    return next(iter(newest), None)
+    (newest,) = set(revisions) - set(revisions.values())
+    return newest
 
 
 def database_revision(connection: psycopg.Connection) -> str | None:
@@ -74,4 +57,6 @@ def schema_state(connection: psycopg.Connection) -> tuple[SchemaState, str | Non
         return SchemaState.EMPTY, None
     if found == expected_revision():
         return SchemaState.CURRENT, found
+    if found in BEFORE_RELEASE:
+        return SchemaState.UNSUPPORTED, found
     return (SchemaState.BEHIND if found in known_revisions() else SchemaState.AHEAD), found

@@ -1,8 +1,7 @@
 """n-gram statistics for SQL: a store's Parquet files loaded into the catalogue's tables.
 
 For counts (kind `ngrams`): the most common n-grams of each n with their text, and the whole spectrum, the number of
-n-grams with each count. For a CREST store: all its n-grams, and the trees of the most common ones as text. Files are
-streamed: memory holds a million n-grams at a time.
+n-grams with each count. For a CREST store: all its n-grams, and the trees of the most common ones as text.
 """
 
 import re
@@ -10,11 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import psycopg
-import pyarrow.parquet as parquet
-from numpy.typing import NDArray
 
 from draftstore.storage.manifest import TOKENIZER_FOLDER, Manifest, load_manifest
 from draftstore.stores.crest.store import KEPT_FILE
@@ -23,7 +19,7 @@ from draftstore.trees.tree import DraftTree
 from schema.copying import array_text, copy_frames
 from schema.drawing import TreeText
 from schema.loading import filling, loading
-from schema.texts import NgramTexts, offsets_of
+from schema.texts import NgramTexts
 
 HEAD = 1_000_000
 DRAWN = 1_000
@@ -38,33 +34,24 @@ Progress = Callable[[int, int], None]
 TreeOf = Callable[[tuple[int, ...]], DraftTree | None]
 
 
-def _silent(_done: int, _total: int) -> None:
-    """Ignore progress."""
-
-
 def load_counts(
     connection: psycopg.Connection[Any],
     build_id: int,
     counts: Path,
     *,
     head: int = HEAD,
-    progress: Progress = _silent,
+    progress: Progress = lambda *_: None,
 ) -> None:
-    """Load n-gram counts, atomically replacing those of this build.
+    """Load n-gram counts (a directory of kind `ngrams`), atomically replacing those of this build.
 
-    Args:
-        connection: connection without an open transaction.
-        build_id: id of the build.
-        counts: directory of kind `ngrams`.
-        head: number of n-grams of each n that get a row, the most common ones; ties go to lower tokens.
-        progress: called with the n-grams done and the total.
+    `head` n-grams of each n get a row, the most common ones; ties go to lower tokens.
 
     Raises:
         StoreError: `counts` is not such a directory, or is damaged.
         BuildError: no such build, or another process is loading it.
     """
     manifest = load_manifest(counts, "ngrams")
-    renderer = NgramTexts(store_tokenizer(counts, manifest))
+    texts = NgramTexts(store_tokenizer(counts, manifest))
     files = count_files(counts, manifest)
     spectra = {n: spectrum(path) for n, path in files.items()}
     total = sum(min(head, int(found["ngrams"].sum())) for found in spectra.values())
@@ -73,8 +60,14 @@ def load_counts(
     def rows() -> Iterator[pl.DataFrame]:
         done = 0
         for n, path in files.items():
+            columns = [f"t{i + 1}" for i in range(n)]
             for batch in most_common(path, spectra[n], head).iter_slices(BATCH_ROWS):
-                yield _ngram_rows(build_id, n, batch, renderer)
+                yield batch.with_columns(
+                    build_id=pl.lit(build_id),
+                    n=pl.lit(n),
+                    tokens=array_text(pl.concat_str(columns, separator=",")),
+                    text=texts.render(batch.select(columns).to_numpy().tolist()),
+                )
                 done += len(batch)
                 progress(done, total)
 
@@ -86,12 +79,9 @@ def load_counts(
 
 def count_files(counts: Path, manifest: Manifest) -> dict[int, Path]:
     """Return the Parquet file of each n, in ascending order."""
-    found = {int(match[1]): counts / match[0] for match in map(_is_counts, manifest.files) if match}
+    names = (re.fullmatch(r"n([0-9]+)\.parquet", name) for name in manifest.files)
+    found = {int(match[1]): counts / match[0] for match in names if match}
     return dict(sorted(found.items()))
-
-
-def _is_counts(name: str) -> re.Match[str] | None:
-    return re.fullmatch(r"n([0-9]+)\.parquet", name)
 
 
 def spectrum(path: Path) -> pl.DataFrame:
@@ -101,18 +91,10 @@ def spectrum(path: Path) -> pl.DataFrame:
 
 
 def most_common(path: Path, found: pl.DataFrame, head: int) -> pl.DataFrame:
-    """Return the most common n-grams of a file, with their rank from 1.
+    """Return the `head` most common n-grams of a file, with their rank from 1; ties by lower tokens.
 
     The spectrum gives the count from which on all n-grams are included, and how many of the next count are needed, so
     that only the result is sorted.
-
-    Args:
-        path: Parquet file with n-grams in ascending order.
-        found: its spectrum.
-        head: maximum number of rows.
-
-    Returns:
-        Columns of the file and `rank`; higher counts first, ties by lower tokens.
     """
     above = found.sort("count", descending=True).with_columns(pl.col("ngrams").cum_sum().alias("top"))
     whole = above.filter(pl.col("top") <= head)
@@ -136,18 +118,6 @@ def _load_spectra(
     connection.execute("ANALYZE ngram_spectrum")  # queried right after the load
 
 
-def _ngram_rows(build_id: int, n: int, rows: pl.DataFrame, renderer: NgramTexts) -> pl.DataFrame:
-    """Return n-grams of one length, columns `t1` and so on, with their text."""
-    columns = [f"t{i + 1}" for i in range(n)]
-    tokens = rows.select(columns).to_numpy().astype(np.int64).ravel()
-    return rows.with_columns(
-        build_id=pl.lit(build_id),
-        n=pl.lit(n),
-        tokens=array_text(pl.concat_str(columns, separator=",")),
-        text=renderer.render(tokens, np.arange(len(rows) + 1) * n),
-    )
-
-
 def load_kept(
     connection: psycopg.Connection[Any],
     build_id: int,
@@ -155,17 +125,11 @@ def load_kept(
     *,
     tree_of: TreeOf,
     drawn: int = DRAWN,
-    progress: Progress = _silent,
+    progress: Progress = lambda *_: None,
 ) -> None:
     """Load the n-grams of a CREST store, atomically replacing those of this build.
 
-    Args:
-        connection: connection without an open transaction.
-        build_id: id of the build.
-        store: directory of kind `crest`.
-        tree_of: returns the draft tree of an n-gram of the store.
-        drawn: number of n-grams of each n whose tree is stored as text, the most common ones.
-        progress: called with the n-grams done and the total.
+    `tree_of` returns the draft tree of an n-gram; those of the `drawn` most common ones of each n are stored as text.
 
     Raises:
         StoreError: `store` is not such a directory, or is damaged.
@@ -185,53 +149,30 @@ def fill_kept(
     *,
     tree_of: TreeOf,
     drawn: int = DRAWN,
-    progress: Progress = _silent,
+    progress: Progress = lambda *_: None,
 ) -> None:
     """Implement `load_kept` inside `loading`; `store` may be unfinished, `tokenizer` is its tokenizer."""
-    renderer, drawing = NgramTexts(tokenizer), TreeText(tokenizer)
-    to_draw = _most_common_of_each_n(store / KEPT_FILE, drawn)
+    texts, drawing = NgramTexts(tokenizer), TreeText(tokenizer)
+    kept = pl.read_parquet(store / KEPT_FILE)
+    by_count = kept.sort("count", descending=True, maintain_order=True)
+    to_draw = map(tuple, by_count.group_by("n").head(drawn)["tokens"].to_list())
+    drawings = {ngram: drawing.draw(tree) for ngram in to_draw if (tree := tree_of(ngram)) is not None}
 
-    def rows(file: parquet.ParquetFile) -> Iterator[pl.DataFrame]:
-        done, total = 0, file.metadata.num_rows
-        for batch in map(pl.DataFrame, file.iter_batches(BATCH_ROWS)):
-            chosen = to_draw[slice(*np.searchsorted(to_draw, (done, done + len(batch))))] - done
-            ngrams = batch["tokens"].gather(chosen).to_list()
-            trees = ((row, tree_of(tuple(ngram))) for row, ngram in zip(chosen.tolist(), ngrams, strict=True))
-            drawings = {row: drawing.draw(tree) for row, tree in trees if tree is not None}
-            yield _kept_rows(build_id, batch, drawings, renderer)
+    def rows() -> Iterator[pl.DataFrame]:
+        done = 0
+        for batch in kept.iter_slices(BATCH_ROWS):
+            ngrams = batch["tokens"].to_list()
+            yield batch.with_columns(
+                build_id=pl.lit(build_id),
+                tokens=array_text(pl.col("tokens").cast(pl.List(pl.String)).list.join(",")),
+                text=texts.render(ngrams),
+                tree=pl.Series([drawings.get(tuple(ngram)) for ngram in ngrams], dtype=pl.String),
+            )
             done += len(batch)
-            progress(done, total)
+            progress(done, len(kept))
 
-    with (
-        parquet.ParquetFile(store / KEPT_FILE) as file,
-        filling(connection, "kept_ngrams", build_id) as table,
-    ):
-        copy_frames(connection, table, KEPT_COLUMNS, rows(file), freeze=True)
-
-
-def _most_common_of_each_n(path: Path, limit: int) -> NDArray[np.int64]:
-    """Return the rows with the highest counts of each n, ascending; ties go to the first."""
-    n, counts = (
-        column.to_numpy() for column in pl.read_parquet(path, columns=["n", "count"])[["n", "count"]]
-    )
-    order = np.lexsort((-counts, n))
-    of_this_n = np.arange(len(order)) - np.searchsorted(n[order], n[order])
-    best: NDArray[np.int64] = np.sort(order[of_this_n < limit])
-    return best
-
-
-def _kept_rows(
-    build_id: int, rows: pl.DataFrame, drawings: Mapping[int, str], renderer: NgramTexts
-) -> pl.DataFrame:
-    """Return rows of kept.parquet with their text, and the trees of some."""
-    tokens = rows["tokens"].explode().to_numpy().astype(np.int64)
-    offsets = offsets_of(rows["tokens"].list.len().to_numpy())
-    return rows.with_columns(
-        build_id=pl.lit(build_id),
-        tokens=array_text(pl.col("tokens").cast(pl.List(pl.String)).list.join(",")),
-        text=renderer.render(tokens, offsets),
-        tree=pl.Series([drawings.get(row) for row in range(len(rows))], dtype=pl.String),
-    )
+    with filling(connection, "kept_ngrams", build_id) as table:
+        copy_frames(connection, table, KEPT_COLUMNS, rows(), freeze=True)
 
 
 def store_tokenizer(directory: Path, manifest: Manifest) -> TextTokenizer:

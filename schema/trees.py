@@ -30,23 +30,11 @@ Entry = tuple[bytes, bytes]
 Progress = Callable[[int, int], None]
 
 
-def _silent(_done: int, _total: int) -> None:
-    """Ignore progress."""
-
-
 class PostgresEntries:
     """Entries of one build. Threads may share it, each with its own connection; a forked process reconnects."""
 
     def __init__(self, build_id: int, pool: SharedPool | None = None) -> None:
-        """Read through a connection pool.
-
-        Args:
-            build_id: a build whose trees are loaded.
-            pool: the pool, left on `close`; None joins the shared one.
-
-        Raises:
-            DatabaseError: there is no such server, or the embedded one cannot be started.
-        """
+        """Read the trees of a build through a pool, which is left on `close`; None joins the shared one."""
         where = f"FROM trees_{build_id:d} WHERE build_id = {build_id:d}"
         self.build_id = build_id
         self._lookup = f"SELECT key, value {where} AND key = ANY(%b)".encode()
@@ -67,12 +55,7 @@ class PostgresEntries:
         return [found.get(key) for key in keys]
 
     def items(self) -> Iterator[Entry]:
-        """Yield all entries in key order, page by page, without a transaction open between pages.
-
-        Raises:
-            DatabaseError: as `get`.
-            StoreError: as `get`.
-        """
+        """Yield all entries in key order, page by page, without a transaction open between pages."""
         last = b""
         while page := self._rows(self._page, last, PAGE_SECONDS):
             yield from page
@@ -94,10 +77,6 @@ class PostgresEntries:
 
 def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
     """Open a CREST store's entries in PostgreSQL.
-
-    Args:
-        path: the store.
-        manifest: its manifest.
 
     Raises:
         DatabaseError: the server is down or refuses.
@@ -121,7 +100,7 @@ def open_entries(path: Path, manifest: Manifest) -> PostgresEntries:
 
 
 def load_store(
-    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Progress = _silent
+    path: Path, out: Path, manifest: Manifest, source: Entries, progress: Progress = lambda *_: None
 ) -> None:
     """Load a CREST store's trees and n-grams into the database and register it, in one transaction.
 

@@ -1,10 +1,9 @@
 """Every system on every replay, over the same texts: `python -m benchmarks.quality`.
 
-Accepted length M (tokens per forward pass), and for drafts with probabilities the expected calibration error, see
-benchmarks/quality/reliability.py. Systems are in benchmarks/quality/systems.py, recorded outputs in
-benchmarks/quality/replays.py. arctic-inference and SGLang take part where they are installed:
-benchmarks/quality/libraries.py says how. Two pictures, accepted.svg and reliability.svg, are drawn in docs/ if nothing
-is left out, otherwise in OUT.
+Accepted length M (tokens per forward pass), the mean time of a draft on one core, and for drafts with probabilities
+the expected calibration error, see reliability.py in this folder; systems are in systems.py, recorded outputs in
+replays.py. Other libraries take part where they are installed: libraries.py says how. Two pictures, accepted.svg and
+reliability.svg, are drawn in docs/ if nothing is left out, otherwise in OUT.
 
 A cell is one system on one replay with drafts of so many nodes, from the texts of one size: `sample`, 4.5 M tokens that
 every system can hold, or `whole`, all of ShareGPT or of the code packages. Cells are kept in the work folder and taken
@@ -37,11 +36,11 @@ from benchmarks.common import (
     chosen,
     open_workspace,
 )
-from benchmarks.measure import progress
-from benchmarks.quality.picture import ALL, draw_lengths, draw_reliability, mean_lengths
+from benchmarks.measure import progress, undisturbed
+from benchmarks.quality.picture import ALL, draw_lengths, draw_reliability, means_of
 from benchmarks.quality.reliability import Reliability, steps_of
 from benchmarks.quality.replays import REPLAYS
-from benchmarks.quality.systems import IN_MEMORY, OURS, SYSTEMS, TEXTLESS, System, Texts, absent
+from benchmarks.quality.systems import LIBRARIES, OURS, SYSTEMS, TEXTLESS, System, Texts, absent
 from benchmarks.report import describe_machine, finish, show_table
 from draftstore.decoding.loop import Tally
 from draftstore.decoding.replay import Recording
@@ -82,13 +81,15 @@ class Bench:
             self._recordings[replay, rows] = REPLAYS[replay].read(self._workspace, rows)
         made = self._system(system, nodes)
         tally, reliability = Tally(), Reliability()
-        for recording in self._recordings[replay, rows]:
-            for step, coming in steps_of(made.drafter, recording, nodes):
-                tally.add(step)
-                if system in OURS:
-                    reliability.add(step.tree, coming)
+        with undisturbed():
+            for recording in self._recordings[replay, rows]:
+                for step, coming in steps_of(made.drafter, recording, nodes):
+                    tally.add(step)
+                    if system in OURS:
+                        reliability.add(step.tree, coming)
         figures = {
             "accepted_length": round(tally.accepted_length, 4),
+            "draft_us": round(tally.draft_ns / max(tally.passes, 1) / 1000, 1),
             "bytes_a_token": round(made.memory / self._texts.tokens, 2),
             "mapped": made.mapped,
         }
@@ -99,6 +100,7 @@ class Bench:
         if self._held is None or self._held[0] != name or self._held[1].nodes not in (None, nodes):
             self.close()
             self._held = name, SYSTEMS[name](self._texts, nodes)
+            self._held[1].drafter.session(np.array([1, 2])).propose(nodes)  # compiles what it needs
         self._held[1].forget()
         return self._held[1]
 
@@ -114,7 +116,7 @@ def run(workspace: Workspace, args: argparse.Namespace) -> list[Cell]:
     notes, cells = Notes(workspace.work / "quality"), list[Cell]()
     for size, kind in product(args.sizes, (CHAT, CODE)):
         replays = [name for name in args.replays if REPLAYS[name].source == kind]
-        systems = [name for name in args.systems if size != "whole" or name not in IN_MEMORY]
+        systems = [name for name in args.systems if size != "whole" or name not in LIBRARIES]
         bench = Bench(workspace, SIZES[size][kind])
         for system, nodes, replay in product(systems, args.nodes, replays):
             place = {"size": "any" if system in TEXTLESS else size, "system": system}
@@ -139,11 +141,10 @@ def judge(cells: Iterable[Cell]) -> list[Cell]:
 
 def figures_of(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return all figures in mappings by their places."""
-    held = ("bytes_a_token", "mapped")
+    held, places = ("bytes_a_token", "mapped"), ("size", "replay", "system", "nodes")
     return {
-        "accepted_length": nested(
-            cells, ("size", "replay", "system", "nodes"), lambda cell: cell["accepted_length"]
-        ),
+        "accepted_length": nested(cells, places, lambda cell: cell["accepted_length"]),
+        "draft_us": nested(cells, places, lambda cell: cell["draft_us"]),
         "memory": nested(cells, ("size", "system"), lambda cell: {key: cell[key] for key in held}),
         "calibration": nested(
             judge(cells), ("size", "system", "nodes", "replay"), lambda cell: cell["reliability"]
@@ -172,12 +173,19 @@ def show(figures: dict[str, Any], nodes: Sequence[int]) -> None:
         ]
         show_table(f"accepted length by nodes, {size} texts", ["drafts", *map(str, nodes)], rows)
         held = figures["memory"][size]
-        means = [
-            [system, *by_nodes.values(), held[system]["bytes_a_token"], "files" if held[system]["mapped"] else "memory"]
-            for system, by_nodes in mean_lengths(replays).items()
-        ]  # fmt: skip
-        columns = ["drafts", *map(str, nodes), "bytes a token", "in"]
-        show_table(f"mean of the replays, {size} texts", columns, means)
+        times = means_of(figures["draft_us"][size])
+        rows = [
+            [
+                system,
+                *by_nodes.values(),
+                times[system][max(by_nodes)],
+                held[system]["bytes_a_token"],
+                "files" if held[system]["mapped"] else "memory",
+            ]
+            for system, by_nodes in means_of(replays).items()
+        ]
+        columns = ["drafts", *map(str, nodes), "µs, most nodes", "bytes a token", "in"]
+        show_table(f"mean of the replays, {size} texts", columns, rows)
     rows = [
         [f"{size}: {system}", count]
         + [found[ALL][question][key] for question in ("path", "given parent") for key in ("ece", "promised")]
@@ -213,7 +221,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     args = parser.parse_args(arguments)
     args.whole = not (args.quick or args.systems or args.replays or args.sizes or args.nodes)
     args.systems = chosen(parser, args.systems, SYSTEMS)
-    for name in absent():
+    for name in () if args.draw else absent():
         if name in args.systems:
             args.systems.remove(name)
             args.whole = False

@@ -79,20 +79,6 @@ class PromptLookupSession(LibrarySession):
         return as_tree([])
 
 
-def suffix_cache(documents: Documents) -> Any:
-    """Return a cache of arctic-inference that holds documents as finished responses.
-
-    Raises:
-        ImportError: not installed.
-    """
-    cache = importlib.import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
-    for i, (start, end) in enumerate(pairwise(documents.offsets.tolist())):
-        cache.start_request(i, [])
-        cache.add_active_response(i, documents.tokens[start:end])
-        cache.stop_request(i)
-    return cache
-
-
 class Arctic:
     """Suffix decoding of arctic-inference: stored texts as finished responses, and the request itself."""
 
@@ -102,8 +88,12 @@ class Arctic:
     """No limits but the number of nodes: its defaults draft three of them."""
 
     def __init__(self, documents: Documents) -> None:
-        """Draft from documents."""
-        self.cache = suffix_cache(documents)
+        """Index documents."""
+        self.cache = importlib.import_module("arctic_inference.suffix_decoding").SuffixDecodingCache()
+        for i, (start, end) in enumerate(pairwise(documents.offsets.tolist())):
+            self.cache.start_request(i, [])
+            self.cache.add_active_response(i, documents.tokens[start:end])
+            self.cache.stop_request(i)
         self._numbers = count()
         self._requests: list[str] = []
 

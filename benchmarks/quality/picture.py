@@ -33,8 +33,8 @@ Lengths = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Accepted lengths by replay, system and nodes."""
 
 
-def mean_lengths(replays: Lengths) -> dict[str, dict[int, float]]:
-    """Return the accepted lengths by system and nodes, as means over the replays."""
+def means_of(replays: Lengths) -> dict[str, dict[int, float]]:
+    """Return figures by system and nodes, as means over the replays."""
     found: dict[str, dict[int, list[float]]] = {}
     for systems in replays.values():
         for system, by_nodes in systems.items():
@@ -48,7 +48,7 @@ def mean_lengths(replays: Lengths) -> dict[str, dict[int, float]]:
 
 def draw_lengths(path: Path, replays: Lengths) -> None:
     """Draw a line for each system; names stand at their ends, the text stays text."""
-    lines = mean_lengths(replays)
+    lines = means_of(replays)
     figure, axes = new_axes("", "nodes of a draft, at most", "accepted length M: tokens per forward pass")
     figure.set_size_inches(7.6, 4.2)
     nodes = sorted({each for line in lines.values() for each in line})

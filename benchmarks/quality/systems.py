@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.common import AUTHORS_TOKEN_BYTES, PART_OF_REST, Source, Workspace, split_documents
 from benchmarks.measure import resident
@@ -14,6 +15,8 @@ from draftstore.assembly import Sources, assemble
 from draftstore.drafting.drafter import Drafter
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.rest.store import RestStore
+
+Made = TypeVar("Made")
 
 
 def _nothing() -> None:
@@ -99,18 +102,21 @@ def _prompt_lookup(_texts: Texts, _nodes: int) -> System:
 
 def _arctic(texts: Texts, _nodes: int) -> System:
     """Build the suffix tree of arctic-inference."""
-    before = resident(trim=True)["anonymous"]
-    arctic = Arctic(split_documents(texts.store.index))
-    held = resident(trim=True)["anonymous"] - before
-    return System(arctic, held, mapped=False, forget=arctic.forget)
+    arctic, memory = _weigh(lambda: Arctic(split_documents(texts.store.index)))
+    return System(arctic, memory, mapped=False, forget=arctic.forget)
 
 
 def _sglang(texts: Texts, nodes: int) -> System:
     """Build the external corpus of SGLang."""
+    corpus, memory = _weigh(lambda: new_corpus(texts.store.index, nodes))
+    return System(Ngram(corpus), memory, mapped=False, nodes=nodes, forget=corpus.reset)
+
+
+def _weigh(make: Callable[[], Made]) -> tuple[Made, int]:
+    """Return what is made, and the bytes by which this process has grown."""
     before = resident(trim=True)["anonymous"]
-    corpus = new_corpus(texts.store.index, nodes)
-    held = resident(trim=True)["anonymous"] - before
-    return System(Ngram(corpus), held, mapped=False, nodes=nodes, forget=corpus.reset)
+    made = make()
+    return made, resident(trim=True)["anonymous"] - before
 
 
 OURS: dict[str, Maker] = {
@@ -129,11 +135,13 @@ SYSTEMS: dict[str, Maker] = OURS | {
 }
 TEXTLESS = ("request", "prompt lookup")
 """Systems that use no stored text."""
-IN_MEMORY = {"arctic-inference": "arctic_inference", "SGLang NGRAM": "sglang"}
-"""Systems that hold 320 and 550 bytes for each token of the texts in memory, and get no more than the sample; the
-modules that they are."""
+LIBRARIES = {
+    "arctic-inference": "arctic_inference",
+    "SGLang NGRAM": "sglang",
+}
+"""Other systems, and the modules that they are. They hold the texts in memory, and get no more than the sample."""
 
 
 def absent() -> list[str]:
     """Return the systems that are not installed."""
-    return [name for name, module in IN_MEMORY.items() if find_spec(module) is None]
+    return [name for name, module in LIBRARIES.items() if find_spec(module) is None]

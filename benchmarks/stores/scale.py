@@ -9,12 +9,11 @@ Example:
 
 import argparse
 import dataclasses
-import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -136,33 +135,18 @@ def measure_drafts(store: Path, contexts: NDArray[np.int32]) -> dict[str, Any]:
     return found
 
 
-def _build(workspace: Workspace, source: Source) -> dict[str, Any]:
-    """Build on one core and on all, or return what an earlier run has noted of the store that is there."""
-    store = workspace.store_path(source)
-    note = store.with_name(f"{store.name}.build.json")
-    if note.exists() and store.exists():
-        progress(f"  {store} is there: figures of its build are those of {note.name}")
-        noted: dict[str, Any] = json.loads(note.read_text())
-        return noted | {"reused": True}
-    inputs, tokenizer = workspace.inputs(source), workspace.data / "tokenizers" / TOKENIZER
-    one = call_fresh(measure_build, inputs, tokenizer, store, 1)
-    cores = len(os.sched_getaffinity(0))
-    several = store.with_name(f"{store.name}-segments")
-    segment = int(one["entries"] / cores * SLACK) + 1
-    all_cores = call_fresh(measure_build, inputs, tokenizer, several, cores, segment, one_core=False)
-    shutil.rmtree(several)
-    figures = {"one_core": one, "all_cores": all_cores}
-    note.write_text(json.dumps(figures))
-    return figures
-
-
 def run(workspace: Workspace, source: Source, contexts: NDArray[np.int32]) -> dict[str, Any]:
-    """Measure one size."""
+    """Measure one size: builds on one core and on all, then the store of the first."""
     progress(f"scale {source.name}")
-    build, store = _build(workspace, source), workspace.store_path(source)
+    inputs, tokenizer = workspace.inputs(source), workspace.data / "tokenizers" / TOKENIZER
+    store, cores = workspace.store_path(source), len(os.sched_getaffinity(0))
+    one = call_fresh(measure_build, inputs, tokenizer, store, 1)
+    with TemporaryDirectory(dir=workspace.work) as folder:
+        several, segment = Path(folder) / source.name, int(one["entries"] / cores * SLACK) + 1
+        all_ = call_fresh(measure_build, inputs, tokenizer, several, cores, segment, one_core=False)
     return {
         "source": source.name,
-        "build": build,
+        "build": {"one_core": one, "all_cores": all_},
         "sort_peak_bytes_per_token": call_fresh(measure_sort_memory, store),
         **call_fresh(measure_drafts, store, contexts),
     }

@@ -21,7 +21,6 @@ from draftstore.cli.dresd import dresd
 from draftstore.cli.export import export
 from draftstore.cli.generate import generate
 from draftstore.cli.inspect import info, verify
-from draftstore.cli.plan import plan
 from draftstore.cli.query import query
 from draftstore.cli.quickstart import quickstart
 from draftstore.cli.recycling import recycling
@@ -103,7 +102,6 @@ for command in (
     replay,
     quickstart,
     tune,
-    plan,
     check_model,
     generate,
     responses,
@@ -117,9 +115,7 @@ build.add_command(recycling)
 def main() -> None:
     """Run the command line: an error is one sentence on stderr and an exit status, never a traceback."""
     try:
-        cli(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        sys.exit(cli(standalone_mode=False) or 0)  # click returns the status of an `Exit`
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

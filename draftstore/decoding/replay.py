@@ -243,33 +243,6 @@ def replay(
     return result
 
 
-def replay_in_turn(
-    drafters: Sequence[Drafter], recordings: Iterable[Recording], *, budget: int = 64
-) -> list[ReplayResult]:
-    """Replay each recording with every drafter before the next one, so that their lookups meet the same machine.
-
-    Who is first with a recording changes from one to the next.
-
-    Args:
-        drafters: drafters.
-        recordings: recorded outputs.
-        budget: maximum nodes of a draft.
-
-    Returns:
-        The totals of each drafter.
-
-    Raises:
-        ReplayError: a drafter needs hidden states, and a recording has none.
-    """
-    turns = [(drafter, ReplayResult()) for drafter in drafters]
-    results, planner = [result for _, result in turns], Fixed(budget)
-    for recording in recordings:
-        for drafter, result in turns:
-            result.add(_replay_one(drafter, recording, planner, 0.0, result))
-        turns.reverse()
-    return results
-
-
 def _replay_one(
     drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
 ) -> Tally:

@@ -39,7 +39,7 @@ _SOURCES: dict[str, tuple[type, ...]] = {
     "deadline": _NUMBER, "request": (bool,), "threads": (int,),
 }  # fmt: skip
 _OTHERS: dict[str, tuple[type, ...]] = {
-    "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str), "beside": _TEXT,
+    "budget": (int,), "min_prob": _NUMBER, "tokenizer": _TEXT, "metrics": (int, str),
 }  # fmt: skip
 _KNOWN = {**_SOURCES, **_OTHERS}
 _WORDS: dict[tuple[type, ...], str] = {
@@ -60,7 +60,6 @@ class EngineConfig:
         min_prob: minimum probability of a drafted token.
         tokenizer: folder or hub name of the model's tokenizer; None: the one that the engine uses.
         metrics: `HOST:PORT` or a port of this machine, where metrics are served; None: nowhere.
-        beside: `module.Class` of another drafter of the engine, whose chains compete with ours.
     """
 
     sources: Sources = dataclasses.field(default_factory=lambda: Sources(request=True))
@@ -69,7 +68,6 @@ class EngineConfig:
     min_prob: float = 0.0
     tokenizer: str | None = None
     metrics: str | int | None = None
-    beside: str | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers.

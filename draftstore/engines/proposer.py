@@ -180,11 +180,6 @@ class Proposer:
         for key in keys:
             self._texts.pop(key, None)
 
-    def replaced(self, key: Hashable, tree: DraftTree) -> None:
-        """Note that another draft than ours is verified for a request in this step."""
-        if (text := self._texts.get(key)) is not None:
-            text.verified = tree
-
     def _follow(self, asked: Asked) -> tuple[_Text, int]:
         """Return a request's text, up to date, and the maximum nodes of its draft."""
         try:

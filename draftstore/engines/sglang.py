@@ -73,7 +73,7 @@ def settle(server_args: Any) -> None:
     Raises:
         EngineError: our settings cannot be read, or SGLang's do not go with trees.
     """
-    config = _config()
+    config = EngineConfig.read()
     if server_args.device not in ("cuda", "cpu", "xpu"):
         raise EngineError(f"device {server_args.device!r}: SGLang verifies trees on cuda, cpu or xpu")
     if (server_args.attn_dp_size or 1) > 1:
@@ -98,18 +98,6 @@ def settle(server_args: Any) -> None:
     server_args.enable_mixed_chunk = False
     server_args.speculative_ngram_capacity = TRIE_NODES
     server_args.speculative_ngram_external_corpus_path = None
-
-
-def _config() -> EngineConfig:
-    """Read our settings.
-
-    Raises:
-        EngineError: they cannot be read, or hold one that is not for SGLang.
-    """
-    config = EngineConfig.read()
-    if config.beside is not None:
-        raise EngineError(f"beside = {config.beside!r}: SGLang runs one drafter; leave it out")
-    return config
 
 
 class _Text:
@@ -240,7 +228,7 @@ class StoreDrafts:
         """
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
-        config = _config() if self._drafts_here else EngineConfig(sources=Sources())
+        config = EngineConfig.read() if self._drafts_here else EngineConfig(sources=Sources())
         config = dataclasses.replace(config, budget=max(1, self.draft_token_num - 1))
         model, longest = target_worker.model_runner.model_config, self.draft_token_num - 1
         tokenizer = tokenizer_identity(config, server_args.tokenizer_path or server_args.model_path)

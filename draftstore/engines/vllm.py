@@ -11,22 +11,18 @@ imported here.
 import logging
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.assembly import Sources
-from draftstore.engines.beside import Contest
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.proposer import Asked, Proposer
 from draftstore.engines.rows import Row, Rows
 from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
-from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger("vllm.draftstore")  # vLLM shows what is told to loggers below its own
 ENGINE = "vllm"
@@ -54,7 +50,6 @@ class Drafter:
         self._max_model_len = int(model.max_model_len)
         self._rows = Rows()
         self.proposer: Proposer | None = None
-        self._beside: _Beside | None = None
         config = EngineConfig.read()
         _check(config)
         if parallel.rank % (parallel.tensor_parallel_size * parallel.prefill_context_parallel_size):
@@ -67,8 +62,6 @@ class Drafter:
             shape=partial(best_chain, longest=self._longest),
         )
         LOG.info("%s; chains of at most %d tokens", self.proposer.sources, self._longest)
-        if config.beside is not None:
-            self._beside = _Beside(config.beside, vllm_config, self._longest, int(model.get_vocab_size()))
         if config.metrics is not None:
             port = serve_metrics(
                 self.proposer.figures, _own_port(config.metrics, parallel.data_parallel_index)
@@ -76,16 +69,14 @@ class Drafter:
             LOG.info("metrics of drafts are served on port %d", port)
 
     def load_model(self, target_model: Any) -> None:
-        """Pass the model to the drafter beside ours; ours needs none."""
-        if self._beside is not None:
-            self._beside.load_model(target_model)
+        """Take the model, as vLLM requires; drafts need none."""
 
     def propose(
         self,
         sampled_token_ids: Sequence[Sequence[int]],
         num_tokens_no_spec: NDArray[np.int32],
         token_ids_cpu: NDArray[np.int32],
-        slot_mappings: Any = None,
+        slot_mappings: Any = None,  # noqa: ARG002 (vLLM passes it)
     ) -> list[list[int]]:
         """Return a chain for each row; empty where there is none. Never raises.
 
@@ -93,18 +84,16 @@ class Drafter:
             sampled_token_ids: new tokens of each row; none where the prompt is not read to its end.
             num_tokens_no_spec: int32 [at least rows], tokens of each text, the new ones included.
             token_ids_cpu: int32 [at least rows, max_model_len], the texts.
-            slot_mappings: passed to the drafter beside ours.
         """
         if self.proposer is not None:
             try:
-                arguments = (sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)
-                return self._propose(self.proposer, *arguments)
+                return self._propose(self.proposer, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             except Exception as error:  # noqa: BLE001 (an engine must not end)
                 self.proposer.failed("a step gets no drafts", error)
         return [[] for _ in sampled_token_ids]
 
     def _propose(
-        self, proposer: Proposer, sampled: Sequence[Sequence[int]], sizes: Any, ids: Any, slot_mappings: Any
+        self, proposer: Proposer, sampled: Sequence[Sequence[int]], sizes: Any, ids: Any
     ) -> list[list[int]]:
         rows = [Row(row, ids[row, : sizes[row]], len(new)) for row, new in enumerate(sampled) if len(new)]
         keys = self._rows.find(rows)
@@ -114,77 +103,12 @@ class Drafter:
         chains: list[list[int]] = [[] for _ in sampled]
         for row, tree in zip(rows, trees, strict=True):
             chains[row.place] = tree.tokens.tolist()
-        if self._beside is not None:
-            try:
-                self._beside.replace(
-                    chains, proposer, rows, keys, trees, (sampled, sizes, ids, slot_mappings)
-                )
-            except Exception as error:  # noqa: BLE001 (it is not even ours)
-                proposer.failed(f"{self._beside.name} fails", error)
         return chains
 
     def _room(self, row: Row) -> int | None:
         """Return how many tokens vLLM verifies at most, where the text is near the longest; else None."""
         room = self._max_model_len - 1 - len(row.ids)
         return None if room >= self._longest else max(room, 0)
-
-
-class _Beside:
-    """Another drafter of vLLM's interface, whose chains compete with ours."""
-
-    def __init__(self, name: str, vllm_config: Any, longest: int, vocab_size: int) -> None:
-        """Make it as vLLM would.
-
-        Raises:
-            EngineError: there is none of that name.
-        """
-        module, _, attribute = name.rpartition(".")
-        try:
-            self._drafter = getattr(import_module(module), attribute)(vllm_config)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise EngineError(
-                f"no drafter {name!r} to run beside the store ({error}): expected module.Class"
-            ) from None
-        self.name = name
-        self._longest, self._vocab_size = longest, vocab_size
-        self._contest = Contest(longest)
-
-    def load_model(self, target_model: Any) -> None:
-        """Pass it the model, if it takes one."""
-        if hasattr(self._drafter, "load_model"):
-            self._drafter.load_model(target_model)
-
-    def replace(
-        self,
-        chains: list[list[int]],
-        proposer: Proposer,
-        rows: Sequence[Row],
-        keys: Sequence[int],
-        trees: Sequence[DraftTree],
-        call: tuple[Any, Any, Any, Any],
-    ) -> None:
-        """Replace those of our chains of which less is expected; see `Drafter.propose` for the call."""
-        proposer.figures.predicted(
-            "", f"beside:{self.name}", self._contest.learn(keys, [row.ids for row in rows])
-        )
-        sampled, sizes, ids, slot_mappings = call
-        theirs = self._drafter.propose(sampled, sizes, ids, slot_mappings=slot_mappings)
-        for row, key, tree in zip(rows, keys, trees, strict=True):
-            chain = list(takewhile(self._in_vocabulary, map(int, theirs[row.place])))[: self._longest]
-            if not self._contest.choose(key, len(row.ids), tree, chain):
-                chains[row.place] = chain
-                proposer.replaced(key, chain_of(chain))
-
-    def _in_vocabulary(self, token: int) -> bool:
-        return 0 <= token < self._vocab_size
-
-
-def chain_of(tokens: Sequence[int]) -> DraftTree:
-    """Return a chain of unknown probability, which counts as 1."""
-    size = len(tokens)
-    return DraftTree(
-        np.array(tokens, np.int32), np.arange(-1, size - 1, dtype=np.int16), np.zeros(size, np.uint8)
-    )
 
 
 def _chain_length(speculative: Any) -> int:

@@ -41,8 +41,8 @@ projection, and later sessions have it as their `projection`.
 
 **Threads, processes, event loops.** One `RemoteStore` serves any number of threads and sessions: each call takes an
 idle connection or opens one. A forked process uses its own connections. A thread that runs Python code may hold the GIL
-for 5 ms, longer than the deadline: see `sys.setswitchinterval`. For asyncio there is
-`draftstore.remote.async_client.AsyncRemoteStore`, the same with `await`.
+for 5 ms, longer than the deadline: see `sys.setswitchinterval`. From asyncio call it through
+`asyncio.to_thread`.
 
 Outcomes are counted in `store.counters`, see `draftstore.remote.counters`. The frame format is in docs/frames.md.
 """

@@ -1,7 +1,6 @@
 """A release from the view of a client of the lookup service: requests and handling of answers, without I/O.
 
-Clients run *dialogues*: generators that yield requests and receive the answers. `client` runs them in threads,
-`async_client` in event loops.
+Clients run *dialogues*: generators that yield requests and receive the answers.
 """
 
 import itertools

@@ -119,8 +119,8 @@ def show(build: str, as_json: bool) -> None:
     for step, seconds in found.timings.items():
         table.add_row(f"seconds: {step}", f"{seconds:,.2f}")
     table.add_row("live as", ", ".join(live) or "no release points at it")
-    for release, said in gates.items():
-        for sentence in Verdict(**{"refused": {}, "forced": {}, "skipped": {}, **said}).sentences():
+    for release, verdict in gates.items():
+        for sentence in Verdict(**{"refused": {}, "forced": {}, "skipped": {}, **verdict}).sentences():
             table.add_row(f"gates of {release}", printable(sentence))
     for replay in replays:
         length = f"accepted length {replay.accepted_length:.3f}, p99 {replay.lookup_p99_us:,.0f} µs"

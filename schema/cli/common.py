@@ -15,11 +15,7 @@ from schema.models import Build, Corpus
 
 @contextmanager
 def catalogue_session() -> Iterator[Session]:
-    """Yield a session in one transaction, committed at the end; starts the embedded server if necessary.
-
-    Raises:
-        DatabaseError: the server is down or refuses, or the tables have another revision.
-    """
+    """Yield a session in one transaction, committed at the end; starts the embedded server if necessary."""
     with status("opening the catalogue"):
         engine = make_engine(poolclass=NullPool)
     with Session(engine, expire_on_commit=False) as session, session.begin():

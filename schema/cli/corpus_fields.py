@@ -12,6 +12,7 @@ from draftstore.text.scans import Scan, open_scan
 from draftstore.text.wanted import removed_rows
 from schema import collecting
 from schema.collection_models import Collection, CollectionSource
+from schema.removal_files import collection_folder
 
 
 def fields(collection: Collection) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def figures(collection: Collection, found: Scan | None = None) -> dict[str, Any]
 
     Documents are distinct texts; one that several sources hold counts for the first.
     """
-    path = collecting.scan_path(collecting.collection_folder(collection.name))
+    path = collecting.scan_path(collection_folder(collection.name))
     try:
         scanned = found or open_scan(path)
     except CorpusError:  # `draftstore corpus scan` says what is wrong

@@ -1,11 +1,6 @@
 """`draftstore db`: the catalogue's database, embedded or named by DRAFTSTORE_DATABASE_URL."""
 
-import contextlib
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -13,14 +8,13 @@ from psycopg.conninfo import conninfo_to_dict
 from rich.table import Table
 
 from draftstore.cli.common import json_option, print_json, status, stdout_console
+from draftstore.errors import MissingExtraError
 from schema import embedded
-from schema.backup import BackupError, back_up, missing_stores, restore
-from schema.clients import client_command
 from schema.database import connect, database_url, is_embedded, migrate
 from schema.errors import DatabaseError
 from schema.home import data_home
-from schema.postgres.placement import find_place
-from schema.postgres.state import ServerState, server_state
+from schema.postgres.placement import find_binaries, find_place
+from schema.postgres.state import server_state
 from schema.revisions import expected_revision, schema_state
 
 HIDDEN = "***"
@@ -37,8 +31,7 @@ def db() -> None:
     Examples:
       draftstore db status
       draftstore db start        # keep the embedded server up until `draftstore db stop`
-      draftstore db psql
-      draftstore db backup catalogue.backup
+      psql "$(draftstore db url)"
     """
 
 
@@ -47,11 +40,11 @@ def db() -> None:
 def url(as_json: bool) -> None:
     """Print the URL of the database, starting the embedded server; a password is not printed.
 
-    The embedded server ends two seconds after its last client: `draftstore db start` keeps it up.
+    The embedded server ends two seconds after the last draftstore command: `draftstore db start` keeps it up.
 
     \b
     Example:
-      psql "$(draftstore db url)"
+      draftstore db start && psql "$(draftstore db url)"
     """
     shown = _without_password(database_url())
     if as_json:
@@ -63,7 +56,9 @@ def url(as_json: bool) -> None:
 @db.command("status")
 @json_option
 def show_status(as_json: bool) -> None:
-    """Return True if the server runs, where, and which revision its tables have; this starts nothing.
+    """Show whether the server runs, where, and which revision its tables have; this starts nothing.
+
+    PostgreSQL's own programs, such as psql and pg_dump, lie in the folder of programs.
 
     \b
     Example:
@@ -72,18 +67,16 @@ def show_status(as_json: bool) -> None:
     found: dict[str, Any] = {"embedded": is_embedded()}
     state = None
     if is_embedded():
-        state = _embedded_state()
+        state = server_state(find_place(data_home()).base)
         found |= {"status": state.status, "folder": str(state.base), "kept": state.kept, "pid": state.server}
+        with suppress(DatabaseError, MissingExtraError):  # not installed
+            found["programs"] = str(find_binaries() / "bin")
     if state is None or state.status == "ready":
         found |= {"status": "ready"} | _ask_server()
     if as_json:
         print_json(found)
     else:
         _print_status(found)
-
-
-def _embedded_state() -> ServerState:
-    return server_state(find_place(data_home()).base)
 
 
 def _ask_server() -> dict[str, Any]:
@@ -113,7 +106,14 @@ def _print_status(found: dict[str, Any]) -> None:
     kind = "embedded server" if found["embedded"] else "named server"
     kept = ", kept up until `draftstore db stop`" if found.get("kept") else ""
     table.add_row("server", f"{kind}, {found['status']}{kept}")
-    for key, name in (("folder", "folder"), ("url", "url"), ("version", "PostgreSQL"), ("pid", "process")):
+    names = {
+        "folder": "folder",
+        "programs": "programs",
+        "url": "url",
+        "version": "PostgreSQL",
+        "pid": "process",
+    }
+    for key, name in names.items():
         if found.get(key):
             table.add_row(name, str(found[key]))
     if "bytes" in found:
@@ -179,80 +179,6 @@ def migrate_tables(as_json: bool) -> None:
         print_json({"revision": revision})
     else:
         click.echo(f"the tables are at revision {revision}")
-
-
-@db.command()
-@click.argument("target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@json_option
-def backup(target: Path, force: bool, as_json: bool) -> None:
-    """Write the catalogue to a file: builds, releases, statistics, and trees in PostgreSQL.
-
-    Stores are folders that never change: copy them with any program.
-
-    \b
-    Example:
-      draftstore db backup catalogue.backup
-    """
-    if target.exists() and not force:
-        raise BackupError(f"{target} exists: name another file, or pass --force")
-    with status("writing the backup"):
-        back_up(target)
-    if as_json:
-        print_json({"file": str(target), "bytes": target.stat().st_size})
-    else:
-        click.echo(f"{target}: {target.stat().st_size:,} bytes")
-
-
-@db.command("restore")
-@click.argument("source", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-@json_option
-def restore_backup(source: Path, as_json: bool) -> None:
-    """Fill an empty database from a file of `draftstore db backup`, and migrate its tables.
-
-    Restore only files that you trust: what they say is run as the owner of the database.
-
-    It may come from an older PostgreSQL or an older draftstore, which is the way to a new major version.
-
-    \b
-    Example:
-      DRAFTSTORE_HOME=/srv/draftstore draftstore db restore catalogue.backup
-    """
-    with status("restoring"):
-        restore(source)
-    missing = missing_stores()
-    if as_json:
-        print_json({"missing": [{"build": build, "path": path} for build, path in missing]})
-        return
-    click.echo("The catalogue is restored.")
-    for build, path in missing:
-        click.echo(f"build {build}: its store is not in {path}; copy it there", err=True)
-
-
-@db.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def psql(arguments: tuple[str, ...]) -> None:
-    """Open PostgreSQL's own shell on the database; what follows is passed to psql.
-
-    \b
-    Examples:
-      draftstore db psql
-      draftstore db psql -c '\\d builds'
-    """
-    command, environment = client_command("psql", *arguments)
-    # No exec: this process keeps the embedded server up. Ctrl-C belongs to psql.
-    with _ignored(signal.SIGINT):
-        done = subprocess.run(command, env=environment, check=False)  # noqa: S603 - what the user asked for
-    sys.exit(done.returncode)
-
-
-@contextlib.contextmanager
-def _ignored(number: signal.Signals) -> Iterator[None]:
-    before = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 def _require_embedded(what: str) -> None:

@@ -1,6 +1,7 @@
 """`draftstore releases`: names that point at builds."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,12 @@ from draftstore.cli.common import (
     stderr_console,
     stdout_console,
 )
-from draftstore.storage.files import write_atomic
 from schema import catalogue
 from schema.catalogue import Candidate, Moved, RefusedError
 from schema.cli.common import catalogue_session, counts, number_text, time_text
-from schema.cli.drift import drift
 from schema.gates import CHECKS, replay_rows
-from schema.length_chart import draw_lengths, moves_of
-from schema.models import Release
+from schema.models import Build
 from schema.recordings import Replayed, Rule
-
-
-class CheckNames(click.ParamType[tuple[str, ...]]):
-    """Names of checks, separated by commas."""
-
-    name = "checks"
-
-    def convert(
-        self, value: str | tuple[str, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """Return the names."""
-        names = tuple(value.split(",")) if isinstance(value, str) else value
-        for name in names:
-            if name not in CHECKS:
-                self.fail(f"{name!r} is not a check: expected {', '.join(CHECKS)}", param, ctx)
-        return names
 
 
 @click.group()
@@ -66,7 +48,7 @@ def list_releases(as_json: bool) -> None:
     with catalogue_session() as session:
         rows = catalogue.list_releases(session)
     if as_json:
-        print_json([_fields(release) for release in rows])
+        print_json([_fields(release.name, release.build, release.moved_at) for release in rows])
         return
     table = Table("release", "build", "kind", "name", "tokens", "entries", "bytes", "moved (UTC)", "store")
     for release in rows:
@@ -90,20 +72,18 @@ def list_releases(as_json: bool) -> None:
 @click.argument("build", metavar="ID|DIR")
 @click.option(
     "--force",
-    type=CheckNames(),
-    default=(),
+    default="",
     metavar="CHECK[,CHECK...]",
     help=f"Publish although these checks fail: {', '.join(CHECKS)}.",
 )
 @json_option
-def publish(name: str, build: str, force: tuple[str, ...], as_json: bool) -> None:
+def publish(name: str, build: str, force: str, as_json: bool) -> None:
     """Point a release at a build, after every byte of its store was read and found right.
 
     A build is refused, with exit status 3, if it has another tokenizer, model, kind or strategy than the live one, if
     its corpus or tokens are more than 20 % below it, or if more than 1 % of its records are bad; --force names what you
     override. Both builds replay the recordings of the release (`draftstore replays`), and one that accepts fewer
-    tokens, takes longer for a lookup, or is too large, is refused too. A directory that the catalogue does not know yet
-    is registered first, and stays so.
+    tokens is refused too. A directory that the catalogue does not know yet is registered first, and stays so.
 
     \b
     Examples:
@@ -116,14 +96,14 @@ def publish(name: str, build: str, force: tuple[str, ...], as_json: bool) -> Non
             catalogue_session,
             name,
             build_id,
-            force=force,
-            verify=verify_with_bar,
-            measure=measure_with_status,
+            force=force.split(",") if force else (),
+            verify=_verify_with_bar,
+            measure=_measure_with_status,
         )
     except RefusedError as refused:
-        _tell_replays(refused.new, refused.live)
+        _print_replays(refused.new, refused.live)
         raise
-    _tell(moved, as_json)
+    _print_move(moved, as_json)
 
 
 @releases.command()
@@ -136,7 +116,7 @@ def rollback(name: str, as_json: bool) -> None:
     Example:
       draftstore releases rollback chat-vicuna
     """
-    _tell(catalogue.rollback(catalogue_session, name), as_json)
+    _print_move(catalogue.rollback(catalogue_session, name), as_json)
 
 
 @releases.command()
@@ -159,25 +139,16 @@ def remove(name: str, as_json: bool) -> None:
 
 @releases.command()
 @click.argument("name")
-@click.option(
-    "--svg",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also draw the accepted lengths over time, a line for each recording.",
-)
 @json_option
-def history(name: str, svg: Path | None, as_json: bool) -> None:
+def history(name: str, as_json: bool) -> None:
     """List every move of a release, newest first.
 
     \b
-    Examples:
+    Example:
       draftstore releases history chat-vicuna
-      draftstore releases history chat-vicuna --svg lengths.svg
     """
     with catalogue_session() as session:
         moves = catalogue.release_history(session, name)[::-1]
-        if svg is not None:
-            write_atomic(svg, draw_lengths(name, moves_of(session, name)).encode())
     if as_json:
         print_json(
             [
@@ -204,23 +175,20 @@ def history(name: str, svg: Path | None, as_json: bool) -> None:
     stdout_console().print(table)
 
 
-releases.add_command(drift)
-
-
 def _registered(directory: Path) -> int:
     """Return the build of a store."""
     with catalogue_session() as session:
         return catalogue.add_build(session, directory).id
 
 
-def verify_with_bar(build: Candidate) -> list[str]:
+def _verify_with_bar(build: Candidate) -> list[str]:
     """Verify a build, with a progress bar on a terminal."""
     with count_progress("bytes") as bars:
         task = bars.add_task("verifying", total=build.size_bytes, detail="")
         return catalogue.verify_build(build, lambda size: bars.advance(task, size))
 
 
-def measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
+def _measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
     """Replay a recording, with a spinner on a terminal."""
     from schema.replaying import measure  # imports all kernels
 
@@ -228,37 +196,27 @@ def measure_with_status(rule: Rule, builds: Sequence[Candidate]) -> list[Replaye
         return measure(rule, builds)
 
 
-def _fields(release: Release) -> dict[str, Any]:
-    build = release.build
+def _fields(name: str, build: Build | Candidate, moved_at: datetime) -> dict[str, Any]:
     return {
-        "release": release.name,
+        "release": name,
         "build": build.id,
         "kind": build.kind,
         "name": build.name,
         "path": build.path,
         "bytes": build.size_bytes,
-        "moved_at": release.moved_at.isoformat(),
+        "moved_at": moved_at.isoformat(),
     }
 
 
-def _tell(moved: Moved, as_json: bool) -> None:
+def _print_move(moved: Moved, as_json: bool) -> None:
     """Print the builds that a release points at now and pointed at before, and the checks that were not passed."""
     build, before = moved.build, moved.before
     if as_json:
-        fields = {
-            "release": moved.name,
-            "build": build.id,
-            "kind": build.kind,
-            "name": build.name,
-            "path": build.path,
-            "bytes": build.size_bytes,
-            "moved_at": moved.moved_at.isoformat(),
-            "before": before,
-        }
-        said = {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped}
-        print_json(fields | said | {"replays": replay_rows(build, moved.live)})
+        checks = {"forced": moved.verdict.forced, "skipped": moved.verdict.skipped}
+        fields = _fields(moved.name, build, moved.moved_at) | {"before": before} | checks
+        print_json(fields | {"replays": replay_rows(build, moved.live)})
         return
-    _tell_replays(build, moved.live)
+    _print_replays(build, moved.live)
     for sentence in moved.verdict.sentences():
         click.echo(sentence, err=True)
     was = "" if before is None else f" (before: build {before})"
@@ -267,12 +225,13 @@ def _tell(moved: Moved, as_json: bool) -> None:
     click.echo(f"{moved.name} points at build {build.id}{was}")
 
 
-def _tell_replays(new: Candidate, live: Candidate | None) -> None:
-    """Print what a new build and the live one did with recordings, on stderr."""
+def _print_replays(new: Candidate, live: Candidate | None) -> None:
+    """Print the accepted lengths of a new build and the live one, on stderr."""
     rows = replay_rows(new, live)
-    table = Table("recording", "", "build", "accepted length", "p99 µs", "bytes")
+    table = Table("recording", "", "build", "accepted length")
     for row in rows:
-        figures = (f"{row['accepted_length']:.3f}", f"{row['p99_us']:,.1f}", number_text(row["bytes"]))
-        table.add_row(printable(row["recording"]), row["as"], str(row["build"]), *figures)
+        table.add_row(
+            printable(row["recording"]), row["as"], str(row["build"]), f"{row['accepted_length']:.3f}"
+        )
     if rows:
         stderr_console().print(table)

@@ -1,7 +1,6 @@
 """`draftstore corpus remove` and `prove-removed`: take-down, and the proof that it was done."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 from rich.table import Table
@@ -9,9 +8,7 @@ from rich.table import Table
 from draftstore.cli.common import (
     json_option,
     print_json,
-    printable,
     status,
-    stderr_console,
     stdout_console,
 )
 from draftstore.errors import counted
@@ -19,23 +16,19 @@ from schema import collecting
 from schema.cli.common import catalogue_session
 from schema.cli.corpus_scanning import scan_with_progress, warn_of_problems
 from schema.collection_models import Collection
-from schema.proving import Checked, Proof, builds_to_prove, prove_removed
+from schema.proving import Checked, check_live_builds, removed_keys
 from schema.removing import select_documents, write_removal
 
 NOT_PROVEN = 5
-"""Exit status where removed documents are still held, or it cannot be told."""
+"""Exit status where a live build still holds removed documents, or cannot be checked."""
 LIMITS = (
-    "not looked at: the sources themselves, backups and copies of stores or of the database, logs, and what lookup "
-    "services and decoders have in memory until they follow the release"
+    "not looked at: the sources themselves, builds that are not live, backups and copies of stores or of the database, "
+    "logs, and what lookup services and decoders have in memory until they follow the release"
 )
 
 
 def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, int]:
-    """Return the source and the time that `--where` names.
-
-    Raises:
-        click.UsageError: a condition has another form.
-    """
+    """Return the source and the time that `--where` names."""
     found: dict[str, int] = {}
     for condition in conditions:
         key, _, value = condition.partition("=")
@@ -53,11 +46,7 @@ def _where(collection: Collection, conditions: tuple[str, ...]) -> dict[str, int
 
 
 def _seconds(text: str) -> int:
-    """Return the unix seconds of a date or time in ISO form, in UTC unless it names a zone.
-
-    Raises:
-        click.UsageError: it is none.
-    """
+    """Return the unix seconds of a date or time in ISO form, in UTC unless it names a zone."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -115,11 +104,11 @@ def remove(
             collection, scan, document=document, containing=containing,
             source=where.get("source"), before=where.get("before"),
         )  # fmt: skip
-    told = f"{counted(len(found.digests), 'document')} found, {found.wanted:,} of them wanted until now"
+    what = f"{counted(len(found.digests), 'document')} found, {found.wanted:,} of them wanted until now"
     if not yes:
-        click.confirm(f"{told}: remove them from {name} for good?", abort=True, err=True)
-    with status("keeping hashes"), catalogue_session() as session:
-        removal = write_removal(session, name, scan, found, tokenizer, reason)
+        click.confirm(f"{what}: remove them from {name} for good?", abort=True, err=True)
+    with catalogue_session() as session:
+        removal = write_removal(session, name, found, reason)
     if as_json:
         print_json(
             {
@@ -127,97 +116,64 @@ def remove(
                 "documents": len(found.digests),
                 "wanted": found.wanted,
                 "later": bool(found.rule),
-                "provable": tokenizer is not None,
             }
         )
         return
-    click.echo(f"removal {removal.id}: {told}; they go with the next rebuild")
+    click.echo(f"removal {removal.id}: {what}; they go with the next rebuild")
     warn_of_problems(scan)
-    if tokenizer is None:
-        stderr_console().print(
-            f"{printable(name)} names no tokenizer, so prove-removed can compare digests only: "
-            f"`draftstore corpus add {printable(name)} --tokenizer T` for the next removal"
-        )
 
 
 @click.command("prove-removed")
 @click.argument("name")
-@click.option(
-    "--release",
-    "releases",
-    multiple=True,
-    metavar="R",
-    help="Look at the build of this release. May be repeated. [default: those named like the collection or its builds]",
-)
-@click.option("--old", is_flag=True, help="Look at builds of the same names that are no longer live, too.")
 @json_option
-def prove(name: str, releases: tuple[str, ...], old: bool, as_json: bool) -> None:
-    """Show that no live store holds what was removed: no n-gram of 4 to 8 tokens that no wanted document has.
+def prove(name: str, as_json: bool) -> None:
+    """Prove that no live build holds removed documents, by the digests of the documents that it was built from.
 
-    Tokens of REST and DReSD stores, token shards, n-gram tables, keys and paths of CREST trees are read whole, in
-    files, LMDB and PostgreSQL; digests of documents are compared. Run it after the rebuild. If something is found, or
-    cannot be compared, the exit status is 5.
+    A live build of any release that has a source of the collection must hold documents that the collection wants, and
+    no others. Run it after the rebuild. If a build does not, or cannot be checked, the exit status is 5.
 
     \b
-    Examples:
+    Example:
       draftstore corpus prove-removed chat
-      draftstore corpus prove-removed chat --release chat-vicuna --old
     """
     with catalogue_session() as session:
         collection = collecting.get_collection(session, name)
-        builds = builds_to_prove(session, name, releases, old=old)
-    tokenizer = collecting.open_tokenizer(collection)
-    scan = scan_with_progress(collection, tokenizer)
-    with stderr_console().status("reading") as shown:
-        proof = prove_removed(collection, scan, tokenizer, builds.builds, shown.update)
+    scan = scan_with_progress(collection, collecting.open_tokenizer(collection))
+    with status("comparing documents"), catalogue_session() as session:
+        checked = check_live_builds(session, collection, scan)
+    removed = len(removed_keys(collection, scan))
+    proven = all(row.clean for row in checked)
     if as_json:
         print_json(
             {
-                "proven": proof.holds,
-                "documents": proof.documents,
-                "shingles": proof.shingles,
-                "removals_without_hashes": proof.without,
-                "builds_left_out": builds.left_out,
-                "checked": [_checked(row, builds.live) for row in proof.checked],
+                "proven": proven,
+                "documents": removed,
+                "checked": [row._asdict() for row in checked],
                 "not_looked_at": LIMITS.partition(": ")[2],
             }
         )
     else:
-        _show(name, proof, builds.live, builds.left_out)
-    if not proof.holds:
+        _show(name, removed, checked, proven)
+    if not proven:
         raise click.exceptions.Exit(NOT_PROVEN)
 
 
-def _checked(row: Checked, live: dict[int, list[str]]) -> dict[str, Any]:
-    """Return one place of a proof as JSON values."""
-    build = {"build": row.build.id, "kind": row.build.kind, "releases": live.get(row.build.id, [])}
-    return build | {key: value for key, value in row._asdict().items() if key != "build"}
-
-
-def _show(name: str, proof: Proof, live: dict[int, list[str]], left_out: int) -> None:
-    """Print a proof for people."""
-    table = Table("build", "kind", "live as", "place", "read", "shared with wanted", "of removed only")
-    for row in proof.checked:
+def _show(name: str, removed: int, checked: list[Checked], proven: bool) -> None:
+    table = Table("build", "kind", "live as", "documents", "removed", "not wanted")
+    for row in checked:
+        figures = [f"{row.documents:,}", f"{row.removed:,}", f"{row.unwanted:,}"]
         table.add_row(
-            str(row.build.id),
-            row.build.kind,
-            ", ".join(live.get(row.build.id, [])),
-            printable(row.place),
-            f"{row.tokens:,}",
-            f"{row.shared:,}",
-            printable(row.problem) if row.problem else f"{row.found:,}",
+            str(row.build), row.kind, ", ".join(row.releases), *("?" if row.problem else f for f in figures)
         )
-    stdout_console().print(table)
-    sought = f"{counted(proof.documents, 'removed document')}, {proof.shingles:,} hashes of their n-grams"
-    if proof.holds:
+    stdout_console().print(table if checked else f"no live build has a source of {name}")
+    for row in checked:
+        if row.problem:
+            click.echo(f"build {row.build}: {row.problem}", err=True)
+    what = counted(removed, "removed document")
+    if proven:
         click.echo(
-            f"proven for {name}: {sought}, and no build above holds one that wanted documents do not have"
+            f"proven for {name}: {what}, and no live build holds one, or has other documents of its sources"
         )
     else:
-        click.echo(f"NOT proven for {name}: {sought}; rebuild and publish, then drop what is old", err=True)
-    if proof.without:
-        numbers = ", ".join(map(str, proof.without))
-        click.echo(f"removals without hashes, compared by digest only: {numbers}", err=True)
-    if left_out:
-        click.echo(f"{counted(left_out, 'older build')} left out: --old looks at them, too", err=True)
+        click.echo(f"NOT proven for {name}: {what}; rebuild and publish the builds above", err=True)
     click.echo(LIMITS, err=True)

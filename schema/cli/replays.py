@@ -7,14 +7,13 @@ import click
 from rich.table import Table
 
 from draftstore.cli.common import ManyValues, json_option, print_json, printable, stdout_console
-from draftstore.cli.crest import ByteSize
 from draftstore.decoding.replay import check_recordings
 from draftstore.errors import counted
 from draftstore.trees.frontier import MAX_BUDGET
 from schema import catalogue
 from schema.cli.common import catalogue_session, number_text
 from schema.models import Recording
-from schema.recordings import SLOWDOWN, TOLERANCE, Rule
+from schema.recordings import TOLERANCE, Rule
 
 
 @click.group()
@@ -22,7 +21,7 @@ def replays() -> None:
     """Register recorded outputs that a new build must do well on before a release moves to it.
 
     `draftstore releases publish`, and flows with a release, replay them with the new build and the live one. A build is
-    refused if it accepts fewer tokens, takes longer for a lookup, or is too large.
+    refused if it accepts fewer tokens.
 
     \b
     Examples:
@@ -68,17 +67,6 @@ class ManyReleases(ManyValues):
     metavar="SHARE",
     help="Refuse a build whose accepted length is more than this share below the live one's.",
 )
-@click.option(
-    "--slowdown",
-    type=click.FloatRange(min=1),
-    default=SLOWDOWN,
-    show_default=True,
-    metavar="TIMES",
-    help="Refuse a build whose lookups take more than so many times as long as the live one's, at p99.",
-)
-@click.option(
-    "--max-bytes", type=ByteSize(), metavar="SIZE", help="Refuse a larger store, such as 2GB. [default: any]"
-)
 @json_option
 def add(name: str, file: Path, releases: tuple[str, ...], as_json: bool, **rule: Any) -> None:
     """Register a file of recorded outputs for one or more releases.
@@ -89,7 +77,7 @@ def add(name: str, file: Path, releases: tuple[str, ...], as_json: bool, **rule:
     \b
     Examples:
       draftstore replays add chats chats.jsonl.zst --release chat-vicuna --model vicuna-7b-v1.5 --rows 200
-      draftstore replays add code code.jsonl --release code --request --tolerance 0.05 --max-bytes 2GB
+      draftstore replays add code code.jsonl --release code --request --tolerance 0.05
     """
     count = check_recordings(file, model=rule["model"], limit=rule["rows"])
     with catalogue_session() as session:
@@ -106,7 +94,7 @@ def add(name: str, file: Path, releases: tuple[str, ...], as_json: bool, **rule:
 @click.option("--release", metavar="R", help="List only those of this release.")
 @json_option
 def list_replays(release: str | None, as_json: bool) -> None:
-    """List the registered recordings, and what is asked of a new build.
+    """List the registered recordings, and how much of the accepted length a new build may lose.
 
     \b
     Examples:
@@ -118,9 +106,7 @@ def list_replays(release: str | None, as_json: bool) -> None:
     if as_json:
         print_json([_fields(recording) for recording in rows])
         return
-    table = Table(
-        "name", "releases", "model", "request", "rows", "budget", "M may fall", "p99 may be", "bytes", "file"
-    )
+    table = Table("name", "releases", "model", "request", "rows", "budget", "M may fall", "file")
     for recording in rows:
         table.add_row(
             printable(recording.name),
@@ -130,8 +116,6 @@ def list_replays(release: str | None, as_json: bool) -> None:
             number_text(recording.rows),
             str(recording.budget),
             f"{recording.tolerance:.1%}",
-            f"{recording.slowdown:g} times",
-            number_text(recording.max_bytes),
             printable(recording.path),
         )
     stdout_console().print(table if rows else "no recordings: `draftstore replays add` registers one")
@@ -156,6 +140,5 @@ def remove(name: str, as_json: bool) -> None:
 
 
 def _fields(recording: Recording) -> dict[str, Any]:
-    """Return a row of `recordings` as JSON values."""
-    names = [column.name for column in Recording.__table__.columns if column.name != "created_at"]
-    return {name: getattr(recording, name) for name in names}
+    """Return a recording as JSON values."""
+    return {name: getattr(recording, name) for name in (*Rule._fields, "releases")}

@@ -23,7 +23,8 @@ from rich.table import Table
 from draftstore.cli.common import json_option, print_json, stdout_console
 from draftstore.errors import DraftstoreError, counted
 from schema.access import require_reader
-from schema.database import connect, database_errors
+from schema.database import connect
+from schema.failures import database_errors
 
 ROWS_SHOWN = 1000
 NUMBERS = int | float | Decimal
@@ -40,13 +41,7 @@ class QueryError(DraftstoreError):
 
 
 class StatementResult(NamedTuple):
-    """The result of a statement.
-
-    Attributes:
-        names: names of the columns; empty for a command.
-        rows: the rows.
-        done: status of a command.
-    """
+    """The result of a statement: names of its columns (none for a command), its rows, its status."""
 
     names: list[str]
     rows: Iterable[Row]
@@ -73,7 +68,7 @@ class StatementResult(NamedTuple):
 )
 @click.option("--write", is_flag=True, help="Ask as the owner of the tables, and commit changes at the end.")
 def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, write: bool) -> None:
-    """Ask the catalogue in SQL, as a role that may only read; `draftstore db psql -c '\\dv+'` lists the views.
+    """Ask the catalogue in SQL, as a role that may only read; `psql "$(draftstore db url)"` describes the views.
 
     \b
     Examples:
@@ -108,11 +103,7 @@ def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, writ
 
 
 def _read(query: str) -> str:
-    """Return the SQL text: the argument itself, a file's content, or standard input.
-
-    Raises:
-        QueryError: the file is missing or not text.
-    """
+    """Return the SQL text: the argument itself, a file's content, or standard input."""
     if query == "-":
         return sys.stdin.read()
     if not query.endswith(".sql"):
@@ -126,17 +117,7 @@ def _read(query: str) -> str:
 
 
 def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -> Iterator[StatementResult]:
-    """Run SQL and yield the result of each statement.
-
-    Args:
-        connection: connection to ask.
-        text: one statement, or several.
-        several: whether there may be several; the second could leave the transaction that the first is in.
-
-    Raises:
-        QueryError: there are several, and there may not.
-        psycopg.Error: PostgreSQL rejects it or goes away.
-    """
+    """Run SQL and yield the result of each statement; a second one could leave the transaction: only if `several`."""
     with connection.cursor() as cursor:
         names = _column_names(connection, text)
         if names is None and not several:
@@ -153,11 +134,7 @@ def _answers(connection: psycopg.Connection[Row], text: str, *, several: bool) -
 
 
 def _column_names(connection: psycopg.Connection[Row], text: str) -> list[str] | None:
-    """Return the column names of a single statement, empty for a command; None for several statements.
-
-    Raises:
-        psycopg.Error: invalid SQL, or unknown tables or columns.
-    """
+    """Return the column names of a single statement, empty for a command; None for several statements."""
     encoding = connection.info.encoding
     for result in (
         connection.pgconn.prepare(b"", text.encode(encoding)),
@@ -246,11 +223,7 @@ def _json_value(value: object) -> object:
 
 
 def _require_unique(names: list[str]) -> None:
-    """Refuse duplicate column names, which JSON objects cannot hold.
-
-    Raises:
-        QueryError: two columns have the same name.
-    """
+    """Refuse duplicate column names, which JSON objects cannot hold."""
     for name in names:
         if names.count(name) > 1:
             raise QueryError(
@@ -263,7 +236,7 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
         return QueryError(f"no answer within {timeout:g} seconds: allow more with --timeout")
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-        return QueryError(f"{error}: `draftstore db psql` can do it")  # COPY
+        return QueryError(f'{error}: `psql "$(draftstore db url)"` can do it')  # COPY
     if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
         return None
     sentence = error.diag.message_primary or str(error)

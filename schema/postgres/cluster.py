@@ -45,19 +45,15 @@ PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")
 
 
 def ensure_cluster(plan: ClusterPlan, binaries: Path, keep: int) -> None:
-    """Create the cluster if it is missing; under a temporary name first, so that only complete clusters are used.
-
-    Raises:
-        ClusterError: the cluster belongs to another version of PostgreSQL, or cannot be created.
-    """
+    """Create the cluster if it is missing; under a temporary name first, so that only complete clusters are used."""
     data = Path(plan.base) / DATA
     if data.is_dir():
         version = (data / "PG_VERSION").read_text().strip() if (data / "PG_VERSION").exists() else "none"
         if version != MAJOR:
             raise ClusterError(
                 f"{data} was made by PostgreSQL {version}, and this is PostgreSQL {MAJOR}: with the version of "
-                "draftstore that made it, run `draftstore db backup FILE`; then move the folder away and, with this "
-                "version, run `draftstore db restore FILE`"
+                "draftstore that made it, write the catalogue to a file with pg_dump; then move the folder away and, "
+                "with this version, fill a new one with pg_restore (see docs/operations.md)"
             )
         return
     unfinished = data.with_name(f"{DATA}.unfinished")
@@ -92,10 +88,10 @@ def fsync_folder(folder: Path) -> None:
 
 
 def socket_folder(plan: ClusterPlan, previous: str | None) -> Path:
-    """Return a folder, private to the server's account, with a path short enough for a socket; create it if missing.
+    """Return a private folder with a path short enough for a socket; create it if missing.
 
-    It lies beside the cluster, or under /tmp if that path is too long or contains characters with a meaning in URLs or
-    host lists; `previous` is the folder used before.
+    It lies beside the cluster, or under /tmp if that path is too long or has characters with a meaning in URLs or host
+    lists; `previous` is the folder used before.
     """
     beside = Path(plan.base) / "run"
     if len(os.fsencode(beside / SOCKET_FILE)) <= SOCKET_BYTES and PLAIN_PATH.fullmatch(str(beside)):
@@ -124,8 +120,7 @@ def _is_private(folder: Path, uid: int) -> bool:
 def remove_stale(plan: ClusterPlan, sockets: Path) -> None:
     """Remove the lock files of a killed server; call only when none of its processes is left.
 
-    These files name its process id, which another process may have by now, as often happens in containers, or a
-    zombie; the server would then refuse to start.
+    They name its process id, which another process or a zombie may have by now: the server would refuse to start.
     """
     for left in (
         Path(plan.base) / DATA / "postmaster.pid",

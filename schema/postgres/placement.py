@@ -30,12 +30,7 @@ class Place:
     gid: int
 
     def plan(self, linger: float) -> ClusterPlan:
-        """Return the plan for the supervisor.
-
-        Raises:
-            MissingExtraError: the wheel with the programs is not installed.
-            EmbeddedServerError: the wheel has no programs, the user has no name, or the system is not Linux.
-        """
+        """Return the plan for the supervisor; raise EmbeddedServerError where the server cannot run."""
         if sys.platform != "linux":
             raise EmbeddedServerError(
                 "the embedded PostgreSQL runs only on Linux: name a server with DRAFTSTORE_DATABASE_URL"

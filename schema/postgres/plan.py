@@ -30,15 +30,10 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The supervisor's instructions: paths, and the users who run and use the server.
+    """The supervisor's instructions: paths, and the users that run and use the server.
 
-    Attributes:
-        base: folder of the cluster, its locks and its log.
-        binaries: folder with bin/postgres, as installed by the wheel.
-        user: name of the operating system user who connects.
-        uid: user id that runs the server.
-        gid: group id that runs the server.
-        linger: seconds that the server stays up after its last client.
+    `uid` and `gid` run the server, `user` is the name of the account that connects. The server stays up `linger`
+    seconds after its last client.
     """
 
     base: str

@@ -25,11 +25,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def launch(plan: ClusterPlan, arguments: list[str], keep: int, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a server program under its account; it inherits the descriptor `keep` and ends with this process.
-
-    Raises:
-        ClusterError: the program cannot run under that account.
-    """
+    """Start a server program under its account; it inherits the descriptor `keep` and ends with this process."""
     if plan.switches_user:
         options |= {"user": plan.uid, "group": plan.gid, "extra_groups": []}
     try:
@@ -54,13 +50,7 @@ def run(plan: ClusterPlan, arguments: list[str], keep: int, given: bytes = b"") 
 
 
 def usable_binaries(plan: ClusterPlan, keep: int) -> Path:
-    """Return a folder of binaries that the server's account can run: the wheel's, or a copy of it.
-
-    The copy is made once per wheel, if the account cannot reach the wheel. No permissions of existing files change.
-
-    Raises:
-        ClusterError: the binaries do not run on this machine.
-    """
+    """Return a folder of binaries that the server's account can run: the wheel's, or a copy, made once per wheel."""
     binaries = Path(plan.binaries)
     if not plan.switches_user or _runs(plan, binaries, keep):
         return binaries

@@ -17,15 +17,9 @@ from schema.postgres.plan import NAME, PORT, STATE
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of a server.
+    """The state of a server: "ready", "starting" or "stopped"; process ids and the folder of its socket if any.
 
-    Attributes:
-        base: folder of the cluster, its locks and its log.
-        status: "ready", "starting" or "stopped".
-        supervisor: process id of the supervisor, while there is one.
-        server: process id of the server, when ready.
-        sockets: folder of its socket, when ready.
-        kept: whether it stays up without clients until it is stopped.
+    `kept`: it stays up without clients until it is stopped.
     """
 
     base: Path
@@ -76,7 +70,7 @@ class Announcer:
         self.base = base
         self._held: int | None = None
 
-    def tell(self, **state: Any) -> None:
+    def publish(self, **state: Any) -> None:
         """Replace the state atomically."""
         temporary = self.base / f".{STATE}.tmp"
         temporary.unlink(missing_ok=True)

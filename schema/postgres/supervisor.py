@@ -3,7 +3,7 @@
 Every client holds a shared lock on a file, which the kernel releases however the client ends. The first client starts
 the supervisor, which outlives it and stops the server once it gets that lock exclusively: during the stop, new clients
 wait for the lock. Only one supervisor runs (`SUPERVISOR_LOCK`). The server ends with its supervisor, killed by the
-kernel if necessary; every server process inherits `SERVER_LOCK`, so whoever gets that lock knows that none is left.
+kernel if necessary; every server process inherits `SERVER_LOCK`: when it can be taken, none is left.
 
 It runs in a bare interpreter: `python -I -S -c ... PLAN`, see `schema.embedded`. Once the server accepts connections it
 closes its standard output; text written there before is the reason why it cannot.
@@ -41,9 +41,9 @@ LOG_CHECK = 10.0
 RESTARTS = 5
 RESTART_WINDOW = 60.0
 """Maximum restarts of a failed server within a window in seconds."""
-ENDING_PATIENCE = 30.0
+ENDING_SECONDS = 30.0
 """Seconds that processes of an earlier server have to end."""
-STOP_PATIENCE = ((signal.SIGINT, 60.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
+STOP_SECONDS = ((signal.SIGINT, 60.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 """Fast shutdown, immediate shutdown, kill: each with its time limit in seconds."""
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
@@ -65,11 +65,7 @@ class ServerSupervisor:
         self.starts: list[float] = []
 
     def run(self) -> None:
-        """Start the server, keep it up, stop it.
-
-        Raises:
-            ClusterError: it cannot be started or does not stay up.
-        """
+        """Start the server, keep it up, stop it; raise ClusterError if it does not stay up."""
         try:
             self.start()
             _close_output()
@@ -106,7 +102,7 @@ class ServerSupervisor:
         """Return the server's lock once no process of an earlier server holds it."""
         if self.server_lock is not None:
             os.close(self.server_lock)  # processes of the old server may still hold theirs
-        deadline = time.monotonic() + ENDING_PATIENCE
+        deadline = time.monotonic() + ENDING_SECONDS
         while (lock := try_lock(self.base / SERVER_LOCK, fcntl.LOCK_EX)) is None:
             if time.monotonic() > deadline:
                 raise ClusterError(
@@ -168,10 +164,10 @@ class ServerSupervisor:
     def stop(self) -> None:
         """Stop the server in any state."""
         if self.server and self.server.poll() is None:
-            for how, patience in STOP_PATIENCE:
+            for how, seconds in STOP_SECONDS:
                 self.server.send_signal(how)
                 with suppress(subprocess.TimeoutExpired):
-                    self.server.wait(patience)
+                    self.server.wait(seconds)
                     break
         if self.sockets and self.sockets.parent != self.base:
             shutil.rmtree(self.sockets, ignore_errors=True)
@@ -182,7 +178,7 @@ class ServerSupervisor:
         """Publish the state of the server."""
         self.status = status
         ready = status == "ready"
-        self.announcer.tell(
+        self.announcer.publish(
             status=status,
             supervisor=os.getpid(),
             server=self.server.pid if self.server and ready else None,
@@ -235,12 +231,12 @@ def main() -> None:
     except ClusterError as error:
         say(str(error))
         _report(str(error))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the client that waits must be told
+    except Exception as error:  # noqa: BLE001 - whatever it is, the waiting client needs the reason
         say(traceback.format_exc())
         _report(f"{type(error).__name__}: {error}")
 
 
 def _report(reason: str) -> None:
-    """Tell the client on standard output, if still there, why there is no server."""
+    """Write the reason why there is no server to the waiting client, if still there."""
     with suppress(OSError):
         os.write(1, reason.encode(errors="backslashreplace"))

@@ -8,7 +8,7 @@ from draftstore.errors import LookupServiceError
 from services.common.addresses import ListenAddress
 
 BACKLOG = 1024
-PATIENCE = 2.0
+RELEASE_SECONDS = 2.0
 """Seconds that the processes of a killed service have to release their sockets."""
 PAUSE = 0.02
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -46,7 +46,7 @@ def port_of(sockets: list[socket.socket]) -> int:
 
 def _bind_patiently(address: str, port: int) -> socket.socket:
     """Return a listening socket; retry while processes of a killed service still hold the port."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         try:
             return _bind_tcp(address, port)

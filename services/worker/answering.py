@@ -14,7 +14,7 @@ from services.worker.jobs import Answered, DecodingJob, Delta, Event, Failed, Fi
 from services.worker.replies import ALIVE, DONE, Completion, dumped, sse
 
 LOG = logging.getLogger(__name__)
-PATIENCE = 10.0
+KEEP_ALIVE_SECONDS = 10.0
 """Seconds without events after which a stream starts anyway, and then sends keep-alive comments."""
 STALL_SECONDS = 60.0
 """Time limit in seconds for a client to read a chunk of its answer."""
@@ -119,7 +119,7 @@ class Exchange:
             ApiError: decoding failed.
         """
         try:
-            first = await self._events.soon(PATIENCE)
+            first = await self._events.soon(KEEP_ALIVE_SECONDS)
         except asyncio.CancelledError:
             self.close()
             raise
@@ -152,7 +152,7 @@ class Exchange:
                     return
                 case Gone():
                     return
-            event = await self._events.soon(PATIENCE)
+            event = await self._events.soon(KEEP_ALIVE_SECONDS)
 
 
 def _with_usage(document: dict[str, object], wants_usage: bool) -> dict[str, object]:

@@ -1,127 +1,20 @@
-"""The two clients of the lookup service behind one face, and a decoder that needs no model."""
+"""Clients of the lookup service, and a decoder that needs no model."""
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import uvloop
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from draftstore.drafting.drafter import ContextDrafter, Drafter
-from draftstore.drafting.projection import Projection
-from draftstore.remote.async_client import AsyncRemoteSession, AsyncRemoteStore
 from draftstore.remote.client import RemoteStore
-from draftstore.remote.counters import Counters
-from draftstore.trees.batch import Draft
-from draftstore.trees.tree import DraftTree
 
-KINDS = ("threads", "asyncio", "uvloop")
+Client = RemoteStore
 
 
-class Client(Protocol):
-    """What both clients can do, without `await`."""
-
-    @property
-    def counters(self) -> Counters: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def projection(self) -> Projection | None: ...
-    def drafter(self, strategy: str = "") -> Any: ...
-    def check(self, strategy: str = "", seconds: float = ...) -> dict[str, Any]: ...
-    def releases(self, seconds: float = ...) -> list[dict[str, Any]]: ...
-    def close(self) -> None: ...
-
-
-class Awaited:
-    """An `AsyncRemoteStore` and the event loop that it runs in."""
-
-    def __init__(self, store: AsyncRemoteStore, loop: asyncio.AbstractEventLoop) -> None:
-        self._store = store
-        self._run = loop.run_until_complete
-        self.counters = store.counters
-
-    @property
-    def vocab_size(self) -> int:
-        return self._store.vocab_size
-
-    @property
-    def projection(self) -> Projection | None:
-        return self._store.projection
-
-    def drafter(self, strategy: str = "") -> "AwaitedDrafter":
-        return AwaitedDrafter(self._store, strategy, self._run)
-
-    def check(self, strategy: str = "", seconds: float = 5.0) -> dict[str, Any]:
-        return self._run(self._store.check(strategy, seconds))
-
-    def releases(self, seconds: float = 5.0) -> list[dict[str, Any]]:
-        return self._run(self._store.releases(seconds))
-
-    def close(self) -> None:
-        self._run(self._store.close())
-
-
-class AwaitedDrafter:
-    """A drafter of an `AsyncRemoteStore`."""
-
-    def __init__(self, store: AsyncRemoteStore, strategy: str, run: Callable[[Any], Any]) -> None:
-        self._drafter = store.drafter(strategy)
-        self._run = run
-        self.context_size = self._drafter.context_size
-        self.vocab_size = self._drafter.vocab_size
-
-    @property
-    def projection(self) -> Projection | None:
-        return self._drafter.projection
-
-    def draft(
-        self,
-        contexts: NDArray[np.int32],
-        budget: int = 64,
-        min_prob: float = 0.0,
-        queries: NDArray[np.float32] | None = None,
-    ) -> list[Draft]:
-        return self._run(self._drafter.draft(contexts, budget, min_prob, queries))  # type: ignore[no-any-return]
-
-    def session(self, prompt_ids: ArrayLike, **prefill: Any) -> "AwaitedSession":
-        return AwaitedSession(self._drafter.session(prompt_ids, **prefill), self._run)
-
-
-class AwaitedSession:
-    """A session of an `AsyncRemoteStore`."""
-
-    needs_candidates = False
-
-    def __init__(self, session: AsyncRemoteSession, run: Callable[[Any], Any]) -> None:
-        self._session = session
-        self._run = run
-        self.needs_hidden = session.needs_hidden
-        self.projection = session.projection
-
-    def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        return self._run(self._session.propose(budget, min_prob))  # type: ignore[no-any-return]
-
-    def observe(self, accepted_ids: ArrayLike, **feedback: Any) -> None:
-        self._session.observe(accepted_ids, **feedback)
-
-
-@contextmanager
-def connected(kind: str, address: object, name: str = "chat", **settings: Any) -> Iterator[Client]:
-    """Make a client of one of `KINDS`."""
-    if kind == "threads":
-        with RemoteStore(str(address), name, **settings) as store:
-            yield store
-        return
-    loop = uvloop.new_event_loop() if kind == "uvloop" else asyncio.new_event_loop()
-    client = Awaited(AsyncRemoteStore(str(address), name, **settings), loop)
-    try:
-        yield client
-    finally:
-        client.close()  # else the loop would wait for its connection
-        loop.close()
+def connected(address: object, name: str = "chat", **settings: Any) -> RemoteStore:
+    """Make a client."""
+    return RemoteStore(str(address), name, **settings)
 
 
 Model = Callable[[list[int]], int]

@@ -202,6 +202,7 @@ def local(
 def crest_parameters(folder: Path) -> dict[str, Any]:
     """Return parameters that make build-crest quick."""
     return {
+        "name": "own",
         "corpus": {"paths": [str(write_texts(folder / "texts.jsonl", 60))]},
         "tokenizer": str(small_tokenizer_folder(folder / "tokenizer")),
         "ngrams": 300,
@@ -281,7 +282,9 @@ def test_deployments_build_publish_and_stop_without_a_trace(
         assert "properties" in deployment["parameter_openapi_schema"]
 
     require_closed(local, deployments[0]["id"])
-    require_scheduled(local, {deployment["id"] for deployment in deployments if deployment["schedules"]})
+    active = {each["id"]: each for each in deployments if any(row["active"] for row in each["schedules"])}
+    assert [each["entrypoint"] for each in active.values()] == ["pipelines.renewal.rebuild"]
+    require_scheduled(local, set(active))
 
     logged = (local.state / "server.log").read_text(encoding="utf-8")
     kill(local, "server")
@@ -297,7 +300,7 @@ def test_deployments_build_publish_and_stop_without_a_trace(
 
     parameters = json.dumps(crest_parameters(tmp_path))
     local.prefect("deployment", "run", "build-crest/default", "--params", parameters, "--watch")
-    path = released("default")
+    path = released("own")
     manifest = load_manifest(path, "crest")
     assert verify_files(path, manifest) == []
     store = CrestStore.open(path)
@@ -305,7 +308,7 @@ def test_deployments_build_publish_and_stop_without_a_trace(
     assert len(store.drafter().session(context).propose(16)) > 0
     store.close()
     keys = {artifact["key"] for artifact in local.ask("artifacts/filter")}
-    assert keys >= {"crest-default", "crest-default-stores"}
+    assert keys >= {"crest-own", "crest-own-stores"}
     logs = local.ask("logs/filter", limit=200)
     assert any("finished" in line["message"] for line in logs)
 
@@ -319,9 +322,9 @@ def test_deployments_build_publish_and_stop_without_a_trace(
         "deployment", "run", "generate-responses/default", "--params", json.dumps(needed), "--watch"
     )
     answers = {"paths": [str(tmp_path / "home" / "corpora" / "default" / "answers.jsonl.zst")]}
-    parameters = json.dumps({"model": str(model_folder), "corpus": answers, "dims": 8})
+    parameters = json.dumps({"model": str(model_folder), "name": "own", "corpus": answers, "dims": 8})
     local.prefect("deployment", "run", "build-dresd/default", "--params", parameters, "--watch")
-    assert load_manifest(released("default-dresd"), "dresd").target_model == "small-model"
+    assert load_manifest(released("own-dresd"), "dresd").target_model == "small-model"
 
     # A run at work when Ctrl-C comes: it ends too, and the catalogue knows.
     slow = {"name": "slow", "corpus": {"paths": [str(write_texts(tmp_path / "more.jsonl", 40_000))]}}
@@ -349,12 +352,13 @@ def test_deployments_name_flows_and_parameters_that_exist() -> None:
     for deployment in deployments:
         flow: Any = load_flow_from_entrypoint(deployment["entrypoint"])
         given = ON_DEMAND.get(flow.name, {})
-        flow.validate_parameters({**deployment["parameters"], **given})
+        flow.validate_parameters({**deployment.get("parameters", {}), **given})
         flows[flow.name] = deployment
     assert flows.keys() == {
         "tokenize-corpus", "count-ngrams", "build-rest", "build-crest", "rebuild", *ON_DEMAND,
     }  # fmt: skip
-    assert flows["build-crest"]["parameters"]["release"] == "default"
+    assert flows["build-crest"]["parameters"]["release"] == "{name}"
+    assert not flows["build-crest"]["schedules"][0]["active"]  # until a corpus is named
     # One flow does all that is scheduled for a store, step after step; runs of one deployment wait for each other.
     scheduled = [name for name, deployment in flows.items() if "schedules" in deployment]
     assert scheduled == ["build-crest", "rebuild"]

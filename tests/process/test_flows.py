@@ -32,6 +32,7 @@ from draftstore.errors import (
     TokenizerError,
     TruncatedCorpusError,
 )
+from draftstore.quickstart import Source
 from draftstore.storage.files import locked_directory
 from draftstore.storage.manifest import load_manifest, verify_files
 from draftstore.stores.crest.build import build_crest
@@ -49,7 +50,7 @@ from pipelines.parameters import Corpus, Dense, Distilling
 from pipelines.places import store_path
 from pipelines.progress import StepLog, StepLogs
 from pipelines.retries import passes_by_itself
-from schema.catalogue import RefusedError
+from schema.catalogue import CatalogueError, RefusedError
 from schema.collecting import NewSource, add_sources
 from schema.database import URL_VARIABLE, connect, migrate
 from schema.errors import DatabaseAccessError, DatabaseAwayError, DatabaseTimeoutError
@@ -132,9 +133,10 @@ def states() -> list[tuple[Any, ...]]:
     return rows("SELECT kind, state FROM builds ORDER BY id")
 
 
-def live() -> Path | None:
-    """Return the store that the release points at."""
-    found = rows("SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = 'live'")
+def live(release: str = "live") -> Path | None:
+    """Return the store that a release points at."""
+    query = "SELECT path FROM releases JOIN builds ON builds.id = build_id WHERE releases.name = %s"
+    found = rows(query, release)
     return Path(found[0][0]) if found else None
 
 
@@ -205,7 +207,7 @@ class TestBuildRest:
         texts = [json.loads(line)["text"] for line in site.corpus.read_text().splitlines()[:8]]
         recorded.write_text("".join(json.dumps({"prompt": "say", "output": text}) + "\n" for text in texts))
         with Ledger() as ledger, ledger.session() as session:
-            add_recording(session, Rule("said", recorded, slowdown=1e9), ["live"])
+            add_recording(session, Rule("said", recorded), ["live"])
         before = flows.build_rest(**site.request, release="live")
         assert "| said | new |" in page("release-live")
         numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
@@ -218,7 +220,6 @@ class TestBuildRest:
         assert live() == Path(before["path"])
         shown = page("release-live")
         assert "| replay | said has an accepted length" in shown
-        assert "](data:image/svg+xml;base64," in shown
         assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
         flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
         assert live() != Path(before["path"])
@@ -337,6 +338,34 @@ class TestBuildCrest:
         again = flows.build_crest(**site.crest, backends=["postgres"])
         assert again["path"] == made["path"]
         require_whole(live())
+
+    def test_texts_of_ones_own_need_a_name(self, flows: Any, site: Site, small_store: Path) -> None:
+        for given in ({"corpus": Corpus(paths=[site.corpus])}, {"rest": small_store}):
+            with pytest.raises(BuildError, match="needs a name: --param name=chat"):
+                flows.build_crest(**given, release="{name}")
+        assert states() == []
+
+    def test_the_demonstration_takes_no_release_of_others(
+        self, flows: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            "pipelines.corpora._library_sources", lambda: [Source("a.py", site.corpus.read_text())]
+        )
+        quick = {"tokenizer": str(site.tokenizer), "ngrams": NGRAMS, "max_n": 3}
+        for _ in range(2):
+            made = flows.build_crest(**quick, release="{name}")
+            assert (made["name"], made["release"]) == ("demo", "demo")
+        own = flows.build_crest(**{**site.crest, "release": "{name}"})
+        assert (own["release"], live("small")) == ("small", Path(own["path"]))
+        with pytest.raises(
+            CatalogueError, match=rf"small is that of build {own['build']}, and this is .* demonstration"
+        ):
+            flows.build_crest(**quick, name="small", release="small")
+        assert live("small") == Path(own["path"])
+        with connect() as connection:
+            connection.execute("INSERT INTO collections (name) VALUES ('chat')")
+        with pytest.raises(CatalogueError, match="chat-crest is that of the collection chat"):
+            flows.build_crest(**quick, release="chat-crest")
 
     def test_a_choice_that_cannot_be_built_is_refused_before_any_work(self, flows: Any, site: Site) -> None:
         with pytest.raises(BuildError, match="choose one"):

@@ -28,11 +28,12 @@ from pipelines.reports import Built
 from pipelines.steps import Target, dresd_parameters
 from schema.builds import list_builds
 from schema.cli.corpora import corpus
-from schema.collecting import NewSource, add_sources, collection_folder, get_collection
+from schema.collecting import NewSource, add_sources, get_collection
 from schema.database import make_engine
-from schema.held_tokens import held_digests
 from schema.home import HOME_VARIABLE
+from schema.lineage import store_digests
 from schema.publishing import Transaction
+from schema.removal_files import collection_folder
 from tests.conftest import small_tokenizer_folder, wordy_tokenizer_folder
 from tests.unit.hf.test_loading import model_folder
 
@@ -93,7 +94,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str) -> Iter
 
 
 def held(store: Path) -> set[bytes]:
-    digests = held_digests(store)
+    digests = store_digests(store)
     assert digests is not None
     return set(digest_keys(digests).tolist())
 

@@ -140,7 +140,7 @@ def test_a_socket_is_for_this_user_alone() -> None:
 
 
 def test_a_stale_socket_gives_way_and_a_living_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.lookup.processes.sockets.PATIENCE", 0.1)
+    monkeypatch.setattr("services.lookup.processes.sockets.RELEASE_SECONDS", 0.1)
     with short_folder() as folder:
         path = folder / "s"
         with socket.socket(socket.AF_UNIX) as left:
@@ -179,7 +179,7 @@ def test_sockets_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_tcp_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.common.sockets.PATIENCE", 0.1)
+    monkeypatch.setattr("services.common.sockets.RELEASE_SECONDS", 0.1)
     opened = open_tcp(ListenAddress("localhost", 0), "--http")
     taken = ListenAddress("127.0.0.1", port_of(opened))
     with pytest.raises(LookupServiceError, match=rf"port {taken.port} of 127\.0\.0\.1 is in use.*--http"):

@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 MOMENT = 0.001
 """Seconds that a connection is left to another worker; uvloop has millisecond resolution."""
-PATIENCE = 0.004
+BUSY_SECONDS = 0.004
 """Seconds after which the other worker counts as busy or hanging."""
 AT_ONCE = 16
 """Maximum connections accepted before requests get a turn."""
@@ -101,7 +101,7 @@ class Acceptor:
         now = self._loop.time()
         if self._waits_since is None:
             self._waits_since = now
-        return now - self._waits_since < PATIENCE
+        return now - self._waits_since < BUSY_SECONDS
 
     def _pause(self, seconds: float) -> None:
         """Stop watching the socket for some seconds."""

@@ -16,7 +16,7 @@ SLICE = 0.0005
 """Seconds that a connection works before others get a turn."""
 SLICE_ALONE = 0.01
 """The same while there is no other: a batch in one piece is answered sooner."""
-PATIENCE = 1.0
+QUEUE_SECONDS = 1.0
 """Seconds after which a lookup that still waits for a thread is refused: its decoder has gone on without it."""
 
 
@@ -107,8 +107,8 @@ class Turns:
 
 def _work(job: DraftJob) -> None:
     """Run a whole job in a thread, unless it has waited for one too long."""
-    if perf_counter() - job.began > PATIENCE:
+    if perf_counter() - job.began > QUEUE_SECONDS:
         job.left = 0
-        job.failure = Failure(Status.BUSY, PATIENCE, "lookups wait for the database: try again later")
+        job.failure = Failure(Status.BUSY, QUEUE_SECONDS, "lookups wait for the database: try again later")
     else:
         job.work(job.batch)

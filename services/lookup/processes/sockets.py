@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftstore.errors import LookupServiceError
 from draftstore.remote.addresses import MAX_SOCKET_PATH, check_owner
-from services.common.sockets import BACKLOG, PATIENCE, PAUSE
+from services.common.sockets import BACKLOG, PAUSE, RELEASE_SECONDS
 
 
 class UnixListener:
@@ -102,7 +102,7 @@ class UnixListener:
         Raises:
             LookupServiceError: somebody answers there, or the file is not a socket.
         """
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + RELEASE_SECONDS
         while True:
             try:
                 found = self.path.lstat()

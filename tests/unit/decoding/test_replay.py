@@ -16,7 +16,6 @@ from draftstore.decoding.replay import (
     check_recordings,
     read_recordings,
     replay,
-    replay_in_turn,
 )
 from draftstore.drafting.drafter import Session
 from draftstore.drafting.mixture import Mixture
@@ -118,32 +117,6 @@ def test_totals_over_outputs_are_not_means_of_means() -> None:
     result = replay(Fake([1, 2, 3]), rows)
     assert (result.tokens, result.passes, result.rows) == (4 + 2, 1 + 2, 2)
     assert result.accepted_length == 2.0
-
-
-def test_in_turn_each_drafter_does_what_it_does_alone() -> None:
-    """The order of the drafters changes from one output to the next."""
-    rows = [Recording(name, ids(0, place), ids(7, 1, 2, 3, place)) for place, name in enumerate("abc")]
-    one, two = Fake([1, 2, 3]), Fake([1])
-    asked: list[Fake] = []
-    for drafter in (one, two):
-        drafter.prompts = _Noted(asked, drafter)
-    results = replay_in_turn([one, two], rows, budget=9)
-    assert asked == [one, two, two, one, one, two]
-    assert [drafter.asked[0] for drafter in (one, two)] == [(9, 0.0)] * 2
-    for drafter, result in ((Fake([1, 2, 3]), results[0]), (Fake([1]), results[1])):
-        assert result.summary() | {"lookup_us": 0} == replay(drafter, rows).summary() | {"lookup_us": 0}
-
-
-class _Noted(list[list[int]]):
-    """Prompts of a drafter that tell a list of it."""
-
-    def __init__(self, asked: list[Fake], drafter: Fake) -> None:
-        super().__init__()
-        self._asked, self._drafter = asked, drafter
-
-    def append(self, prompt: list[int]) -> None:
-        super().append(prompt)
-        self._asked.append(self._drafter)
 
 
 def test_outputs_without_a_pass() -> None:

@@ -331,12 +331,6 @@ def test_what_does_not_go_with_trees_is_refused_at_the_start(settings: Any, mess
         settle(server_args(**settings))
 
 
-def test_settings_for_other_engines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTSTORE_BESIDE", "some.Drafter")
-    with pytest.raises(EngineError, match="SGLang runs one drafter"):
-        settle(server_args())
-
-
 def test_a_port_that_is_taken_ends_nothing(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from draftstore.drafting.request import RequestDrafter
 from draftstore.engines.config import CONFIG_VARIABLE
-from draftstore.engines.vllm import Drafter, chain_of
+from draftstore.engines.vllm import Drafter
 from draftstore.errors import DraftstoreError, EngineError
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.trees.chains import best_chain
@@ -23,7 +23,6 @@ from tests.fakes.servers import free_port
 from tests.fakes.vllm_batch import Batch, Request, vllm_config
 
 VOCAB, CHAIN, LONGEST, ROWS = 50, 4, 64, 4
-HERE = "tests.unit.engines.test_vllm"
 
 
 MADE: list[Drafter] = []
@@ -90,28 +89,6 @@ def test_a_step_costs_a_token_less_for_each_accepted_one() -> None:
     assert batch.drafter.proposer.figures.accepted_length > 4
 
 
-class Fails:
-    """A drafter that cannot do what it is made for."""
-
-    def __init__(self, vllm_config: object) -> None:
-        self.vllm_config = vllm_config
-
-    def propose(self, sampled: Any, sizes: Any, ids: Any, slot_mappings: Any = None) -> Any:
-        raise MemoryError
-
-
-class Oracle(Fails):
-    """A drafter that knows what comes: ids count upwards, beyond `VOCAB - 5` not."""
-
-    def load_model(self, target_model: object) -> None:
-        self.model = target_model
-
-    def propose(self, sampled: Any, sizes: Any, ids: Any, slot_mappings: Any = None) -> Any:
-        assert slot_mappings == {}
-        last = [int(ids[row, sizes[row] - 1]) for row in range(len(sampled))]
-        return [list(range(end + 1, end + 1 + 2 * CHAIN)) for end in last]
-
-
 def counting(prompt: list[int]) -> Request:
     return Request(prompt, list(range(prompt[-1] + 1, VOCAB)))
 
@@ -122,59 +99,6 @@ def passes_of(made: Drafter) -> int:
     while not request.over:
         batch.step()
     return batch.passes
-
-
-def test_another_drafter_is_taken_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = passes_of(drafter())
-    monkeypatch.setenv("DRAFTSTORE_BESIDE", f"{HERE}.Oracle")
-    made = drafter()
-    made.load_model("the model")
-    assert passes_of(made) < alone / 3
-    assert made.proposer is not None
-    figures = made.proposer.figures
-    assert (
-        figures.by_label("predicted_tokens")[f"beside:{HERE}.Oracle"] >= figures.total("accepted_tokens") > 30
-    )
-    assert not figures.by_label("predicted_tokens").get("request")  # nothing repeats
-
-
-class Odd(Fails):
-    """A drafter of ids that no model has, for some rows."""
-
-    def propose(self, sampled: Any, sizes: Any, ids: Any, slot_mappings: Any = None) -> Any:
-        return np.array([[7, VOCAB, 7], [-1, 7, 7], [2**40, 7, 7], [7, 8, 9], [7, 7, 7]])
-
-
-def test_what_another_drafter_gives_is_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTSTORE_BESIDE", f"{HERE}.Odd")
-    made = drafter()
-    ids = np.arange(ROWS, dtype=np.int32).repeat(LONGEST).reshape(ROWS, LONGEST)
-    assert made.propose([[0], [1], [2], [3]], np.full(ROWS, 1), ids) == [[7], [], [], [7, 8, 9]]
-    assert made.proposer is not None
-    assert made.proposer.figures.failures == 0
-
-
-def test_another_drafter_that_fails_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    alone = passes_of(drafter())
-    monkeypatch.setenv("DRAFTSTORE_BESIDE", f"{HERE}.Fails")
-    made = drafter()
-    made.load_model("the model")
-    with caplog.at_level(logging.WARNING):
-        assert passes_of(made) == alone
-    assert "MemoryError" in caplog.text
-    assert made.proposer is not None
-    assert made.proposer.figures.failures == alone
-
-
-@pytest.mark.parametrize("name", ["nowhere.Drafter", f"{HERE}.Nobody", "Drafter"])
-def test_another_drafter_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("DRAFTSTORE_BESIDE", name)
-    with pytest.raises(
-        EngineError, match=f"no drafter '{name}' to run beside the store .*: expected module.Class"
-    ):
-        drafter()
 
 
 def test_nothing_leaves_propose(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,10 +170,3 @@ def test_corpora_by_request_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "draftstore.toml"))
     with pytest.raises(EngineError, match="run an engine for each corpus"):
         drafter()
-
-
-def test_a_chain_is_a_valid_tree() -> None:
-    tree = chain_of([3, 1, 2])
-    tree.validate()
-    assert tree.accepted(np.array([3, 1, 9], np.int32)) == [0, 1]
-    chain_of([]).validate()

@@ -545,7 +545,7 @@ def test_busy_when_too_much_waits(small_crest: Path) -> None:
 def test_a_database_that_hangs_delays_its_own_readers_alone(
     small_crest: Path, small_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", SECONDS)
+    monkeypatch.setattr(turns, "QUEUE_SECONDS", SECONDS)
     gate = threading.Event()
     open_stores, served, drafter = slow_shelf(small_crest, 0.0, gate, blocking=True)
     open_stores.put("rest", open_served(Target("rest", small_store)))
@@ -584,7 +584,7 @@ def test_a_database_that_hangs_delays_its_own_readers_alone(
 def test_what_waits_too_long_for_a_thread_is_refused(
     small_crest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", 0.0)
+    monkeypatch.setattr(turns, "QUEUE_SECONDS", 0.0)
     open_stores, _, _ = slow_shelf(small_crest, 0.0, blocking=True)
     with serving(open_stores) as running, running.caller() as caller:
         refused = failure(caller.draft_frame("slow", np.zeros((2, 16), np.int32)))

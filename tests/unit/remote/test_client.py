@@ -22,7 +22,7 @@ from draftstore.trees.batch import Draft
 from draftstore.trees.tree import LEVEL_PROBS
 from services.common.permissions import Grant, Permissions, hash_token
 from tests.fakes import faults
-from tests.fakes.clients import KINDS, connected, contexts_of, decode, follows
+from tests.fakes.clients import connected, contexts_of, decode, follows
 from tests.fakes.faults import OTHER, TOKENIZER, Service
 from tests.fakes.lookups import serving
 from tests.fakes.waiting import SECONDS, in_threads, until
@@ -69,14 +69,13 @@ PROBABILITIES = [0.0, -1.0, 1e-9, 0.01, 0.05, 0.5, 1.0, 1.5, float("nan"), 1 / 3
 GRID = [2 ** (-level / 16) for level in (1, 16, 33, 80, 150, 254, 255)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strategy", ["longest", "backoff", ""])
 def test_the_same_drafts_as_the_local_store_byte_for_byte(
-    kind: str, strategy: str, store: Store, stories: dict[int, list[int]]
+    strategy: str, store: Store, stories: dict[int, list[int]]
 ) -> None:
     local = store.drafter(strategy) if strategy else store.drafter()
     story = stories[local.vocab_size]
-    with Service(store) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(store) as service, connected(service.address, deadline=SECONDS) as client:
         drafter = client.drafter(strategy)
         drafted = 0
         for batch in (0, 1, 2, 40):
@@ -92,60 +91,56 @@ def test_the_same_drafts_as_the_local_store_byte_for_byte(
             assert as_bytes(drafter.draft(contexts, 64, least)) == as_bytes(local.draft(contexts, 64, least))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [0, 1, 3, 17, 5000])
-def test_contexts_of_any_width(kind: str, width: int, small: Store, story: list[int]) -> None:
+def test_contexts_of_any_width(width: int, small: Store, story: list[int]) -> None:
     local = small.drafter()
     contexts = np.array([(story * 10)[start : start + width] for start in (0, 7, 99)], np.int32)
-    with Service(small) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
         assert as_bytes(client.drafter().draft(contexts)) == as_bytes(local.draft(contexts))
         strange: Any = contexts.astype(np.int64)[:, ::-1]
         assert as_bytes(client.drafter().draft(strange)) == as_bytes(local.draft(strange))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("batch", "width", "requests"), [(512, 16, 1), (513, 16, 2), (1300, 16, 3), (70, 4096, 3)]
 )
 def test_large_batches_are_asked_in_several_requests(
-    kind: str, batch: int, width: int, requests: int, small: Store, story: list[int]
+    batch: int, width: int, requests: int, small: Store, story: list[int]
 ) -> None:
     local = small.drafter()
     contexts = np.resize(contexts_of(local, story, batch).ravel(), (batch, width)).astype(np.int32)
-    with Service(small) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
         assert as_bytes(client.drafter().draft(contexts, 8)) == as_bytes(local.draft(contexts, 8))
         assert service.requests == requests
         assert client.counters.calls == client.counters["answered"] == 1
         assert client.counters["contexts"] == batch
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_answers_that_are_longer_than_usual(
-    kind: str, small: Store, story: list[int], monkeypatch: pytest.MonkeyPatch
+    small: Store, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "MAX_BYTES", 1000)
     local = small.drafter()
     contexts = contexts_of(local, story, 400)
     expected = as_bytes(local.draft(contexts, 4096))
     assert sum(len(tree) for tree, _, _ in expected) > 100_000
-    with Service(small) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
         drafter = client.drafter()
         assert as_bytes(drafter.draft(contexts[:1], 64)) == as_bytes(local.draft(contexts[:1], 64))
         assert as_bytes(drafter.draft(contexts, 4096)) == expected
         assert as_bytes(drafter.draft(contexts[:1], 64)) == as_bytes(local.draft(contexts[:1], 64))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tcp", [False, True])
 def test_with_the_real_service(
-    kind: str, tcp: bool, small_store: Path, small_crest: Path, stories: dict[int, list[int]]
+    tcp: bool, small_store: Path, small_crest: Path, stories: dict[int, list[int]]
 ) -> None:
     with serving({"chat": small_store, "compact": small_crest}) as lookups:
         address = "{}:{}".format(*lookups.place.tcp) if tcp else lookups.place.socket
         for name, path in (("chat", small_store), ("compact", small_crest)):
             local_store = open_store(path)
             tokenizer, size = local_store.manifest.tokenizer, local_store.manifest.vocab_size
-            with connected(kind, address, name, deadline=SECONDS, tokenizer=tokenizer) as client:
+            with connected(address, name, deadline=SECONDS, tokenizer=tokenizer) as client:
                 described = client.check("longest")
                 assert described["name"] == name
                 assert client.vocab_size == described["vocab_size"] == size
@@ -161,21 +156,20 @@ def test_with_the_real_service(
                     client.check("cleverest")
             local_store.close()
         with (
-            connected(kind, address, "absent") as client,
+            connected(address, "absent") as client,
             pytest.raises(LookupServiceError, match=r"'absent'.*publish a release of that name"),
         ):
             client.check()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_of_the_real_service(kind: str, small_store: Path, story: list[int]) -> None:
+def test_tokens_of_the_real_service(small_store: Path, story: list[int]) -> None:
     grants = [Grant("engine", frozenset(["chat"]), hash_token("sésame"))]
     local_store = open_store(small_store)
     local = local_store.drafter()
     contexts = contexts_of(local, story, 300)  # longer than what is read before the greeting
     with serving({"chat": small_store, "code": small_store}, permissions=Permissions(grants)) as lookups:
         address = lookups.place.socket
-        with connected(kind, address, deadline=SECONDS, token="sésame") as client:
+        with connected(address, deadline=SECONDS, token="sésame") as client:
             assert as_bytes(client.drafter().draft(contexts)) == as_bytes(local.draft(contexts))
             assert [release["name"] for release in client.releases()] == ["chat"]
         for name, token, outcome, message in [
@@ -183,7 +177,7 @@ def test_tokens_of_the_real_service(kind: str, small_store: Path, story: list[in
             ("chat", "open", "unauthorized", "give one with token="),
             ("chat", None, "unauthorized", "give one with token="),
         ]:
-            with connected(kind, address, name, deadline=SECONDS, token=token) as client:
+            with connected(address, name, deadline=SECONDS, token=token) as client:
                 assert len(client.drafter().draft(contexts[:1])[0].tree) == 0
                 assert client.counters[outcome] == client.counters.calls == 1
                 with pytest.raises(LookupServiceError, match=message):
@@ -203,11 +197,10 @@ def test_a_replay_counts_what_it_does_with_the_local_store(small: Store, story: 
         assert remote.counters["answered"] == found.passes
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_decoding_says_the_same_in_fewer_passes(kind: str, small: Store, story: list[int]) -> None:
+def test_decoding_says_the_same_in_fewer_passes(small: Store, story: list[int]) -> None:
     model = follows(story, small.manifest.vocab_size)
     plain, _ = decode(None, story[:20], model, 80)
-    with Service(small) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
         found, passes = decode(client.drafter(), story[:20], model, 80)
         assert found == plain
         assert passes < 60
@@ -235,8 +228,7 @@ def test_many_sessions_propose_in_one_request(small: Store, story: list[int]) ->
         assert remote.counters["connections"] == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_local_store_refuses_is_refused(kind: str, small: Store, tmp_path: Path) -> None:
+def test_what_a_local_store_refuses_is_refused(small: Store, tmp_path: Path) -> None:
     contexts = np.zeros((1, 16), np.int32)
     wrong: list[tuple[NDArray[np.int32], int]] = [
         (contexts, -1),
@@ -244,7 +236,7 @@ def test_what_a_local_store_refuses_is_refused(kind: str, small: Store, tmp_path
         (contexts[0], 64),
         (contexts[None], 64),
     ]
-    with connected(kind, tmp_path / "absent", vocab_size=small.manifest.vocab_size) as client:
+    with connected(tmp_path / "absent", vocab_size=small.manifest.vocab_size) as client:
         for drafter in (small.drafter(), client.drafter()):
             for given, budget in wrong:
                 with pytest.raises(DraftstoreError):
@@ -285,11 +277,10 @@ def test_the_address_is_that_of_the_service_on_this_machine(
             assert len(remote.drafter().session(story[:8]).propose()) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_token_is_presented_once_on_each_connection(kind: str, small: Store, story: list[int]) -> None:
+def test_a_token_is_presented_once_on_each_connection(small: Store, story: list[int]) -> None:
     with (
         Service(small, faults.restarts_after(2)) as service,
-        connected(kind, service.address, deadline=SECONDS, token="sésame") as client,
+        connected(service.address, deadline=SECONDS, token="sésame") as client,
     ):
         for _ in range(6):
             client.drafter().draft(contexts_of(small.drafter(), story, 1))
@@ -298,10 +289,9 @@ def test_a_token_is_presented_once_on_each_connection(kind: str, small: Store, s
         assert set(service.greetings) == {"sésame".encode()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_tokenizer_of_the_first_answer_is_kept_to(kind: str, small: Store, story: list[int]) -> None:
+def test_the_tokenizer_of_the_first_answer_is_kept_to(small: Store, story: list[int]) -> None:
     contexts = contexts_of(small.drafter(), story, 1)
-    with Service(small) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
         drafter = client.drafter()
         drafter.draft(contexts)
         service.tokenizer = OTHER
@@ -315,24 +305,22 @@ def test_the_tokenizer_of_the_first_answer_is_kept_to(kind: str, small: Store, s
         assert client.counters["answered"] == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_check_takes_over_the_vocabulary_unless_it_is_given(kind: str, small: Store) -> None:
+def test_check_takes_over_the_vocabulary_unless_it_is_given(small: Store) -> None:
     with Service(small) as service:
-        with connected(kind, service.address) as client:
+        with connected(service.address) as client:
             assert client.vocab_size == 2**31
             assert client.check()["name"] == "chat"
             assert client.vocab_size == small.manifest.vocab_size
             with pytest.raises(TokenRangeError):
                 client.drafter().session([client.vocab_size])
-        with connected(kind, service.address, vocab_size=1000) as client:
+        with connected(service.address, vocab_size=1000) as client:
             client.check()
             assert client.vocab_size == 1000
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_check_closes_the_breaker(kind: str, small: Store, story: list[int]) -> None:
+def test_check_closes_the_breaker(small: Store, story: list[int]) -> None:
     contexts = contexts_of(small.drafter(), story, 1)
-    with Service(small) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
         drafter = client.drafter()
         service.stop()
         for _ in range(20):
@@ -344,10 +332,9 @@ def test_check_closes_the_breaker(kind: str, small: Store, story: list[int]) -> 
         assert client.counters["answered"] == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_closed_client_drafts_nothing(kind: str, small: Store, story: list[int]) -> None:
+def test_a_closed_client_drafts_nothing(small: Store, story: list[int]) -> None:
     contexts = contexts_of(small.drafter(), story, 2)
-    with Service(small) as service, connected(kind, service.address, deadline=SECONDS) as client:
+    with Service(small) as service, connected(service.address, deadline=SECONDS) as client:
         drafter = client.drafter()
         drafter.draft(contexts)
         client.close()
@@ -402,15 +389,14 @@ def test_threads_and_a_service_that_comes_and_goes(small: Store, story: list[int
         assert remote.counters["answered"] > 80
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_forked_process_uses_connections_of_its_own(kind: str, small: Store, story: list[int]) -> None:
+def test_a_forked_process_uses_connections_of_its_own(small: Store, story: list[int]) -> None:
     local = small.drafter()
     contexts = contexts_of(local, story, 3)
     expected = as_bytes(local.draft(contexts))
     with (
         Service(small) as service,
         RemoteStore(service.address, "chat", deadline=SECONDS) as remote,
-        connected(kind, service.address, deadline=SECONDS) as client,
+        connected(service.address, deadline=SECONDS) as client,
     ):
         for each in (remote, client):
             assert as_bytes(each.drafter().draft(contexts)) == expected

@@ -27,7 +27,7 @@ from draftstore.stores.rest.store import RestStore
 from draftstore.trees.batch import DraftBatch
 from tests.examples import examples
 from tests.fakes import faults
-from tests.fakes.clients import KINDS, Client, connected, contexts_of, decode, follows
+from tests.fakes.clients import Client, connected, contexts_of, decode, follows
 from tests.fakes.faults import FAULTS, TOKENIZER, Service
 from tests.fakes.waiting import SECONDS
 
@@ -64,9 +64,9 @@ class Open(Breaker):
         pass
 
 
-def client_of(kind: str, service: Service, deadline: float = SHORT, **more: Any) -> Any:
+def client_of(service: Service, deadline: float = SHORT, **more: Any) -> Any:
     size = service.store.manifest.vocab_size
-    return connected(kind, service.address, deadline=deadline, vocab_size=size, tokenizer=IDENTITY, **more)
+    return connected(service.address, deadline=deadline, vocab_size=size, tokenizer=IDENTITY, **more)
 
 
 def patience(outcome: Outcome) -> float:
@@ -89,13 +89,10 @@ def check_counters(client: Client) -> None:
     assert 0 <= counters["drafted"] <= counters["contexts"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_decoding_goes_on_and_the_counters_tell(
-    fault: str, kind: str, store: RestStore, story: list[int]
-) -> None:
+def test_decoding_goes_on_and_the_counters_tell(fault: str, store: RestStore, story: list[int]) -> None:
     behave, outcome = FAULTS[fault]
-    with Service(store, behave) as service, client_of(kind, service, patience(outcome)) as client:
+    with Service(store, behave) as service, client_of(service, patience(outcome)) as client:
         begin = time.monotonic()
         passes = check_plain(client.drafter(), story, client.vocab_size)
         assert passes == 60  # no draft was of use
@@ -111,15 +108,14 @@ def test_decoding_goes_on_and_the_counters_tell(
         assert service.requests <= 2 * (60 - counters["skipped"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_call_of_a_bad_service_brings_valid_drafts_or_none(
-    fault: str, kind: str, store: RestStore, story: list[int]
+    fault: str, store: RestStore, story: list[int]
 ) -> None:
     behave, outcome = FAULTS[fault]
     with (
         Service(store, behave) as service,
-        client_of(kind, service, patience(outcome), breaker=Open()) as client,
+        client_of(service, patience(outcome), breaker=Open()) as client,
     ):
         drafter = client.drafter("longest")
         for batch in (1, 3, 1, 7):
@@ -130,12 +126,11 @@ def test_every_call_of_a_bad_service_brings_valid_drafts_or_none(
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_mutated_answers(kind: str, tcp: bool, store: RestStore, story: list[int]) -> None:
+def test_mutated_answers(tcp: bool, store: RestStore, story: list[int]) -> None:
     local = store.drafter()
     with (
         Service(store, faults.mutates(5), tcp=tcp) as service,
-        client_of(kind, service, breaker=Open()) as client,
+        client_of(service, breaker=Open()) as client,
     ):
         drafter = client.drafter()
         for seed in range(150):
@@ -199,12 +194,11 @@ def test_whatever_the_bytes_only_good_drafts_come_through(drawn: st.DataObject, 
 _clients: dict[int, ReleaseClient] = {}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_service_that_is_not_there(kind: str, store: RestStore, story: list[int], tmp_path: Path) -> None:
+def test_a_service_that_is_not_there(store: RestStore, story: list[int], tmp_path: Path) -> None:
     with faults.Service(store, tcp=True) as free:
         pass
     for address in (tmp_path / "absent", tmp_path / "no" / "folder", free.address):
-        with connected(kind, address, deadline=SHORT, vocab_size=50) as client:
+        with connected(address, deadline=SHORT, vocab_size=50) as client:
             assert check_plain(client.drafter(), [token % 50 for token in story], 50) == 60
             assert client.counters["unreachable"] >= 3
             assert client.counters["unreachable"] + client.counters["skipped"] == 60
@@ -214,14 +208,13 @@ def test_a_service_that_is_not_there(kind: str, store: RestStore, story: list[in
                 client.check()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_service_that_takes_no_connections(kind: str, store: RestStore, story: list[int]) -> None:
-    with faults.deaf_socket() as address, connected(kind, address, deadline=SHORT, vocab_size=50) as client:
+def test_a_service_that_takes_no_connections(store: RestStore, story: list[int]) -> None:
+    with faults.deaf_socket() as address, connected(address, deadline=SHORT, vocab_size=50) as client:
         check_plain(client.drafter(), [token % 50 for token in story], 50)
         assert client.counters["unreachable"] >= 3
     with (
         faults.deaf_port() as port,
-        connected(kind, f"127.0.0.1:{port}", deadline=SHORT, vocab_size=50) as client,
+        connected(f"127.0.0.1:{port}", deadline=SHORT, vocab_size=50) as client,
     ):
         check_plain(client.drafter(), [token % 50 for token in story], 50)
         assert client.counters["timeout"] >= 3
@@ -232,10 +225,9 @@ def test_a_service_that_takes_no_connections(kind: str, store: RestStore, story:
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_service_that_restarts(kind: str, tcp: bool, store: RestStore, story: list[int]) -> None:
+def test_a_service_that_restarts(tcp: bool, store: RestStore, story: list[int]) -> None:
     local = store.drafter()
-    with Service(store, tcp=tcp) as service, client_of(kind, service, deadline=SECONDS) as client:
+    with Service(store, tcp=tcp) as service, client_of(service, deadline=SECONDS) as client:
         drafter = client.drafter()
         for _ in range(3):
             assert_recovers(client, drafter, local, story)
@@ -246,15 +238,14 @@ def test_a_service_that_restarts(kind: str, tcp: bool, store: RestStore, story: 
         assert client.counters["unreachable"] + client.counters["closed"] >= 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("answers", [1, 3])
 def test_a_connection_that_has_gone_is_replaced_and_no_draft_is_missing(
-    kind: str, answers: int, store: RestStore, story: list[int]
+    answers: int, store: RestStore, story: list[int]
 ) -> None:
     local = store.drafter()
     with (
         Service(store, faults.restarts_after(answers)) as service,
-        client_of(kind, service, deadline=SECONDS) as client,
+        client_of(service, deadline=SECONDS) as client,
     ):
         drafter = client.drafter()
         for seed in range(12):
@@ -264,14 +255,13 @@ def test_a_connection_that_has_gone_is_replaced_and_no_draft_is_missing(
         assert service.connections >= 12 // answers
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_service_that_says_goodbye_gets_no_more_requests_on_that_connection(
-    kind: str, store: RestStore, story: list[int]
+    store: RestStore, story: list[int]
 ) -> None:
     local = store.drafter()
     with (
         Service(store, faults.says_goodbye) as service,
-        client_of(kind, service, deadline=SECONDS) as client,
+        client_of(service, deadline=SECONDS) as client,
     ):
         drafter = client.drafter()
         for seed in range(5):
@@ -281,15 +271,14 @@ def test_a_service_that_says_goodbye_gets_no_more_requests_on_that_connection(
         assert client.counters["retries"] == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_late_answers_are_dropped_and_never_taken_for_others(
-    kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
+    store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "SILENCE", SECONDS)
     local, answering = store.drafter(), threading.Event()
     with (
         Service(store, faults.is_late_until(answering)) as service,
-        client_of(kind, service, deadline=0.01, breaker=Open()) as client,
+        client_of(service, deadline=0.01, breaker=Open()) as client,
     ):
         drafter = client.drafter()
         while service.requests < 5:  # where this thread is held up, a call ends before it has asked
@@ -309,15 +298,14 @@ def client_deadline(client: Any, seconds: float) -> None:
     getattr(client, "_store", client).deadline = seconds
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_connection_from_which_nothing_comes_is_given_up(
-    kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
+    store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "SILENCE", 2.0)
     local = store.drafter()
     with (
         Service(store, faults.reads_nothing) as service,
-        client_of(kind, service, deadline=0.03, breaker=Open()) as client,
+        client_of(service, deadline=0.03, breaker=Open()) as client,
     ):
         drafter = client.drafter()
         end = time.monotonic() + SECONDS
@@ -330,15 +318,14 @@ def test_a_connection_from_which_nothing_comes_is_given_up(
         assert_recovers(client, drafter, local, story)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_more_than_a_service_reads(
-    kind: str, store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
+    store: RestStore, story: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_connection, "MAX_UNSENT", 1 << 16)
     contexts = np.full((512, 256), 3, np.int32)  # half a megabyte each, more than a socket holds
     with (
         Service(store, faults.reads_nothing) as service,
-        client_of(kind, service, breaker=Open()) as client,
+        client_of(service, breaker=Open()) as client,
     ):
         drafter = client.drafter()
         for _ in range(4):
@@ -346,14 +333,11 @@ def test_more_than_a_service_reads(
         assert client.counters["timeout"] == 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_busy_service_is_left_alone_as_long_as_it_asks(
-    kind: str, store: RestStore, story: list[int]
-) -> None:
+def test_a_busy_service_is_left_alone_as_long_as_it_asks(store: RestStore, story: list[int]) -> None:
     now = [100.0]
     breaker = Breaker(clock=lambda: now[0], chance=lambda: 0.0)
     behave = faults.fails_with(wire.Status.BUSY, 3.0)
-    with Service(store, behave) as service, client_of(kind, service, SECONDS, breaker=breaker) as client:
+    with Service(store, behave) as service, client_of(service, SECONDS, breaker=breaker) as client:
         drafter = client.drafter()
         contexts = contexts_of(drafter, story, 1)
         for _ in range(5):
@@ -373,7 +357,7 @@ def test_a_pause_has_its_limits(wanted: float, store: RestStore, story: list[int
     now = [100.0]
     breaker = Breaker(clock=lambda: now[0], chance=lambda: 0.0)
     behave = faults.fails_with(wire.Status.UNAVAILABLE, wanted)
-    with Service(store, behave) as service, client_of("threads", service, SECONDS, breaker=breaker) as client:
+    with Service(store, behave) as service, client_of(service, SECONDS, breaker=breaker) as client:
         drafter = client.drafter()
         contexts = contexts_of(drafter, story, 1)
         for _ in range(10):
@@ -384,15 +368,14 @@ def test_a_pause_has_its_limits(wanted: float, store: RestStore, story: list[int
         assert service.requests == (2 if wanted else 4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["not found", "unauthorized", "forbidden", "another tokenizer"])
 def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
-    fault: str, kind: str, store: RestStore, story: list[int], caplog: pytest.LogCaptureFixture
+    fault: str, store: RestStore, story: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
     breaker = Breaker(clock=lambda: now[0], chance=lambda: 0.0)
     behave, outcome = FAULTS[fault]
-    with Service(store, behave) as service, client_of(kind, service, SECONDS, breaker=breaker) as client:
+    with Service(store, behave) as service, client_of(service, SECONDS, breaker=breaker) as client:
         drafter = client.drafter()
         contexts = contexts_of(drafter, story, 1)
         for attempt in range(1, 4):
@@ -408,7 +391,6 @@ def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
         assert "\x1b" not in text
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -424,23 +406,22 @@ def test_refusals_are_tried_again_after_five_seconds_and_logged_once(
         ("internal", "because of"),
     ],
 )
-def test_check_says_what_is_wrong(fault: str, message: str, kind: str, store: RestStore) -> None:
-    with Service(store, FAULTS[fault][0]) as service, client_of(kind, service) as client:
+def test_check_says_what_is_wrong(fault: str, message: str, store: RestStore) -> None:
+    with Service(store, FAULTS[fault][0]) as service, client_of(service) as client:
         with pytest.raises(LookupServiceError, match=rf"no drafts of 'chat' from unix:/.*: .*{message}"):
             client.check(seconds=2.0 if fault == "hangs" else SECONDS)
         assert client.counters.calls == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("document", [None, [], {}, {"releases": 3}, {"releases": [1]}, "x"])
-def test_a_list_of_releases_that_is_none(kind: str, document: Any, store: RestStore) -> None:
+def test_a_list_of_releases_that_is_none(document: Any, store: RestStore) -> None:
     def behave(peer: faults.Peer) -> None:
         number = peer.read().header.request_id
         peer.send(wire.encode_json(wire.Operation.RELEASES, number, document))
 
     with (
         Service(store, behave) as service,
-        client_of(kind, service) as client,
+        client_of(service) as client,
         pytest.raises(LookupServiceError, match="holds no list of releases"),
     ):
         client.releases()
@@ -453,7 +434,7 @@ def test_a_replay_goes_on_as_without_drafts(fault: str, store: RestStore, story:
     text = np.array(story, np.int32)
     rows = [Recording(str(i), text[i * 50 : i * 50 + 10], text[i * 50 + 10 : i * 50 + 45]) for i in range(4)]
     behave, outcome = FAULTS[fault]
-    with Service(store, behave) as service, client_of("threads", service, patience(outcome)) as client:
+    with Service(store, behave) as service, client_of(service, patience(outcome)) as client:
         result = replay(client.drafter(), rows)
         assert result.passes == result.tokens == result.misses == sum(len(row.output) - 1 for row in rows)
         assert client.counters[outcome] > 0

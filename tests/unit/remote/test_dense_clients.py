@@ -25,7 +25,7 @@ from draftstore.trees.batch import Draft
 from draftstore.trees.tree import DraftTree
 from services.common.permissions import Grant, Permissions, hash_token
 from tests.fakes import faults
-from tests.fakes.clients import KINDS, Client, connected
+from tests.fakes.clients import Client, connected
 from tests.fakes.dense_stores import MODEL, make_dense_store, make_projection, make_states
 from tests.fakes.faults import Service
 from tests.fakes.lookups import Lookups, serving
@@ -112,24 +112,23 @@ def lookups(paths: dict[str, Path]) -> Iterator[Lookups]:
         yield running
 
 
-def checked(kind: str, lookups: Lookups, name: str = "chat", **settings: Any) -> Any:
+def checked(lookups: Lookups, name: str = "chat", **settings: Any) -> Any:
     """Return a client that knows its release."""
-    return connected(kind, lookups.socket, name, **{"deadline": SECONDS, **settings})
+    return connected(lookups.socket, name, **{"deadline": SECONDS, **settings})
 
 
 # -- drafts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strategy", ["wide", "deep", ""])
 @pytest.mark.parametrize("name", ["chat", "int8"])
 def test_the_same_drafts_as_the_local_store_byte_for_byte(
-    kind: str, strategy: str, name: str, lookups: Lookups, opened: Callable[[str], DresdStore]
+    strategy: str, name: str, lookups: Lookups, opened: Callable[[str], DresdStore]
 ) -> None:
     store = opened("first" if name == "chat" else "int8")
     local = store.drafter(strategy) if strategy else store.drafter()
     drafted = 0
-    with checked(kind, lookups, name) as client:
+    with checked(lookups, name) as client:
         client.check(strategy)
         drafter = client.drafter(strategy)
         for batch in (0, 1, 2, 40):
@@ -155,15 +154,14 @@ def test_the_same_drafts_as_the_local_store_byte_for_byte(
     assert drafted > 50
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "most", "requests"), [(512, 1 << 17, 1), (1300, 1 << 17, 3), (50, 120, 5)])
 def test_large_batches_are_asked_in_several_requests(
-    kind: str, batch: int, most: int, requests: int, lookups: Lookups, opened: Callable[[str], DresdStore],
+    batch: int, most: int, requests: int, lookups: Lookups, opened: Callable[[str], DresdStore],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     store = opened("first")
     contexts, queries = asked_of(store.projection, batch)
-    with checked(kind, lookups) as client:
+    with checked(lookups) as client:
         client.check()
         before = lookups.totals("chat").queries
         monkeypatch.setattr("draftstore.remote.requests.MAX_NUMBERS", most)
@@ -173,11 +171,10 @@ def test_large_batches_are_asked_in_several_requests(
         until(lambda: lookups.totals("chat").queries == before + requests)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_session_follows_its_text(kind: str, lookups: Lookups, opened: Callable[[str], DresdStore]) -> None:
+def test_a_session_follows_its_text(lookups: Lookups, opened: Callable[[str], DresdStore]) -> None:
     store = opened("first")
     text, states = DOCUMENTS[3], store.projection.apply(STATES[3])
-    with checked(kind, lookups) as client:
+    with checked(lookups) as client:
         client.check()
         drafter = client.drafter()
         assert drafter.projection.digest == store.projection.digest
@@ -199,9 +196,8 @@ def test_a_session_follows_its_text(kind: str, lookups: Lookups, opened: Callabl
             session.observe([1], hidden=STATES[3][0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_asked_where_no_state_is_known(kind: str, lookups: Lookups) -> None:
-    with checked(kind, lookups) as client:
+def test_nothing_is_asked_where_no_state_is_known(lookups: Lookups) -> None:
+    with checked(lookups) as client:
         client.check()
         drafter = client.drafter()
         assert len(drafter.session([1, 2, 3]).propose()) == 0
@@ -209,13 +205,10 @@ def test_nothing_is_asked_where_no_state_is_known(kind: str, lookups: Lookups) -
         assert client.counters.calls == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_local_store_refuses_is_refused(
-    kind: str, lookups: Lookups, opened: Callable[[str], DresdStore]
-) -> None:
+def test_what_a_local_store_refuses_is_refused(lookups: Lookups, opened: Callable[[str], DresdStore]) -> None:
     store = opened("first")
     contexts, queries = asked_of(store.projection, 3)
-    with checked(kind, lookups) as client:
+    with checked(lookups) as client:
         client.check()
         for drafter in (store.drafter(), client.drafter()):
             for rows in (queries[:2], queries[:, :7], queries[0], np.hstack([queries, queries])):
@@ -268,12 +261,9 @@ def test_clients_fit_the_protocols(lookups: Lookups, opened: Callable[[str], Dre
 # -- check -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_check_learns_the_projection(
-    kind: str, lookups: Lookups, opened: Callable[[str], DresdStore]
-) -> None:
+def test_check_learns_the_projection(lookups: Lookups, opened: Callable[[str], DresdStore]) -> None:
     store = opened("first")
-    with checked(kind, lookups, target_model=MODEL) as client:
+    with checked(lookups, target_model=MODEL) as client:
         assert projection_of(client.drafter()) is None
         contexts, queries = asked_of(store.projection, 20)
         assert nodes_of(client.drafter().draft(contexts)) == 0
@@ -290,40 +280,36 @@ def test_check_learns_the_projection(
             client.check("backoff")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_release_of_another_model_is_refused_with_both_names(kind: str, lookups: Lookups) -> None:
+def test_a_release_of_another_model_is_refused_with_both_names(lookups: Lookups) -> None:
     with (
-        checked(kind, lookups, target_model="org/mine") as client,
+        checked(lookups, target_model="org/mine") as client,
         pytest.raises(LookupServiceError, match=f"made for the model '{MODEL}', expected 'org/mine'"),
     ):
         client.check()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_release_of_text_is_for_any_model(kind: str, small_store: Path) -> None:
-    with serving({"chat": small_store}) as lookups, checked(kind, lookups, target_model="org/mine") as client:
+def test_a_release_of_text_is_for_any_model(small_store: Path) -> None:
+    with serving({"chat": small_store}) as lookups, checked(lookups, target_model="org/mine") as client:
         assert client.check()["target_model"] is None
         assert client.projection is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_projection_that_is_longer_than_other_answers(kind: str, tmp_path: Path) -> None:
+def test_a_projection_that_is_longer_than_other_answers(tmp_path: Path) -> None:
     projection = make_projection(9000, 64)
     assert len(encode_projection(projection)) > 2 * protocol.MAX_BYTES
     states = make_states(DOCUMENTS[:2], 9000)
     path = make_dense_store(tmp_path / "store", DOCUMENTS[:2], states, projection=projection)
-    with serving({"chat": path}) as lookups, checked(kind, lookups) as client:
+    with serving({"chat": path}) as lookups, checked(lookups) as client:
         client.check()
         assert client.projection is not None
         assert client.projection.digest == projection.digest
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens(kind: str, paths: dict[str, Path]) -> None:
+def test_tokens(paths: dict[str, Path]) -> None:
     grants = [Grant("engine", frozenset(["chat"]), hash_token("secret"))]
     stores = {"chat": paths["first"], "code": paths["first"]}
     with serving(stores, permissions=Permissions(grants)) as lookups:
-        with checked(kind, lookups, token="secret") as client:
+        with checked(lookups, token="secret") as client:
             client.check()
             contexts, queries = asked_of(client.projection, 20)
             assert nodes_of(client.drafter().draft(contexts, queries=queries)) > 0
@@ -331,7 +317,7 @@ def test_tokens(kind: str, paths: dict[str, Path]) -> None:
             ("code", "secret", "the token needs a permission"),
             ("chat", None, "give one with token="),
         ):
-            with checked(kind, lookups, name, token=token) as client:
+            with checked(lookups, name, token=token) as client:
                 with pytest.raises(LookupServiceError, match=message):
                     client.check()
                 assert client.projection is None
@@ -349,10 +335,8 @@ def session_of(client: Client, drafter: Any, projection: Projection, place: int 
     return drafter.session(DOCUMENTS[2][:place], hidden=projection.apply(STATES[2][place - 2]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("move", ["second", "alike"])
 def test_the_next_text_takes_the_projection_that_the_release_has_by_then(
-    kind: str,
     move: str,
     lookups: Lookups,
     paths: dict[str, Path],
@@ -360,7 +344,7 @@ def test_the_next_text_takes_the_projection_that_the_release_has_by_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before, after = opened("first").projection, opened(move).projection
-    with checked(kind, lookups) as client:
+    with checked(lookups) as client:
         client.check()
         drafter = client.drafter()
         running = session_of(client, drafter, before)
@@ -390,7 +374,6 @@ def test_the_next_text_takes_the_projection_that_the_release_has_by_then(
         assert len(running.propose()) > 0  # rolled back
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("move", "settings", "words"),
     [
@@ -399,7 +382,6 @@ def test_the_next_text_takes_the_projection_that_the_release_has_by_then(
     ],
 )
 def test_a_release_that_moves_to_another_model_drafts_no_more(
-    kind: str,
     move: str,
     settings: dict[str, Any],
     words: str,
@@ -409,7 +391,7 @@ def test_a_release_that_moves_to_another_model_drafts_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     projection = opened("first").projection
-    with checked(kind, lookups, **settings) as client:
+    with checked(lookups, **settings) as client:
         client.check()
         drafter = client.drafter()
         lookups.put("chat", paths[move])
@@ -430,12 +412,11 @@ def test_a_release_that_moves_to_another_model_drafts_no_more(
         assert len(session.propose()) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_release_that_becomes_one_of_text(
-    kind: str, lookups: Lookups, small_store: Path, opened: Callable[[str], DresdStore]
+    lookups: Lookups, small_store: Path, opened: Callable[[str], DresdStore]
 ) -> None:
     projection = opened("first").projection
-    with checked(kind, lookups) as client:
+    with checked(lookups) as client:
         client.check()
         drafter = client.drafter()
         lookups.put("chat", small_store)
@@ -528,37 +509,34 @@ BAD = {
 }
 
 
-def refuse(kind: str, behave: Callable[[faults.Peer], None], path: Path, message: str) -> None:
+def refuse(behave: Callable[[faults.Peer], None], path: Path, message: str) -> None:
     """See that a client refuses such a service at its start, and has no projection then."""
     with (
         closing(open_store(path)) as store,
         Service(store, behave) as service,
-        connected(kind, service.address, deadline=SECONDS) as client,
+        connected(service.address, deadline=SECONDS) as client,
     ):
         with pytest.raises(LookupServiceError, match=message):
             client.check()
         assert client.projection is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", BAD)
-def test_projections_that_are_none(kind: str, fault: str, small_store: Path) -> None:
+def test_projections_that_are_none(fault: str, small_store: Path) -> None:
     behave = answers(lambda: BAD[fault], make_projection().digest)
-    refuse(kind, behave, small_store, "a version that fits this client")
+    refuse(behave, small_store, "a version that fits this client")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_release_that_moves_all_the_time(kind: str, small_store: Path) -> None:
+def test_a_release_that_moves_all_the_time(small_store: Path) -> None:
     seeds = iter(range(1000))
     behave = answers(
         lambda: encode_projection(make_projection(seed=next(seeds) + 1)), make_projection().digest
     )
-    refuse(kind, behave, small_store, "keeps moving to another build")
+    refuse(behave, small_store, "keeps moving to another build")
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("told", ["text", 7, None, {"digest": 7}, {"digest": None}, []])
-def test_what_is_told_of_a_projection_may_be_anything(kind: str, told: Any, small_store: Path) -> None:
+def test_what_is_told_of_a_projection_may_be_anything(told: Any, small_store: Path) -> None:
     def behave(peer: faults.Peer) -> None:
         while True:
             frame = peer.read()
@@ -573,7 +551,7 @@ def test_what_is_told_of_a_projection_may_be_anything(kind: str, told: Any, smal
     with (
         closing(open_store(small_store)) as store,
         Service(store, behave) as service,
-        connected(kind, service.address, deadline=SECONDS, target_model="mine\n") as client,
+        connected(service.address, deadline=SECONDS, target_model="mine\n") as client,
     ):
         if told is None:
             client.check()
@@ -583,15 +561,14 @@ def test_what_is_told_of_a_projection_may_be_anything(kind: str, told: Any, smal
         assert client.projection is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_service_that_refuses_every_query_is_asked_for_its_projection_now_and_then(
-    kind: str, small_store: Path
+    small_store: Path,
 ) -> None:
     projection = make_projection()
     with (
         closing(open_store(small_store)) as store,
         Service(store, answers(lambda: encode_projection(projection), projection.digest)) as service,
-        connected(kind, service.address, deadline=SECONDS) as client,
+        connected(service.address, deadline=SECONDS) as client,
     ):
         client.check()
         before = service.requests
@@ -602,13 +579,12 @@ def test_a_service_that_refuses_every_query_is_asked_for_its_projection_now_and_
         assert service.requests - before <= 50 + 2 * 2  # it still has the same one, so nothing is fetched
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_service_that_hangs(kind: str, small_store: Path) -> None:
+def test_a_service_that_hangs(small_store: Path) -> None:
     projection = make_projection()
     with (
         closing(open_store(small_store)) as store,
         Service(store, answers(lambda: encode_projection(projection), projection.digest)) as service,
-        connected(kind, service.address, deadline=SECONDS) as client,
+        connected(service.address, deadline=SECONDS) as client,
     ):
         client.check()
         service.stop()

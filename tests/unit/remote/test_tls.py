@@ -1,8 +1,6 @@
 """Encrypted frames: the same drafts, and nothing for those who do not trust the certificate."""
 
-import asyncio
 import socket
-import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +13,6 @@ import pytest
 from draftstore.drafting.partitions import PartitionedDrafter
 from draftstore.errors import DraftstoreError, LookupServiceError
 from draftstore.remote.addresses import Address
-from draftstore.remote.async_client import AsyncRemoteStore
 from draftstore.remote.client import RemoteStore
 from draftstore.remote.partitions import RemotePartitions
 from draftstore.remote.tls import client_context
@@ -24,7 +21,7 @@ from draftstore.trees.batch import Draft
 from services.common.permissions import Grant, Permissions, hash_token
 from services.lookup.limits import Limits
 from tests.fakes.certificates import Certificate, make_certificate, needs_openssl
-from tests.fakes.lookups import Lookups, contexts_of, new_loop, serving
+from tests.fakes.lookups import Lookups, contexts_of, serving
 from tests.fakes.waiting import SECONDS, until
 
 pytestmark = needs_openssl
@@ -90,28 +87,6 @@ def test_partitions_get_the_drafts_of_the_store(
             assert [store.counters["connections"] for store in remote.partitions] == [1, 1]
 
 
-@pytest.mark.parametrize("kind", ["uvloop", "asyncio"])
-def test_tasks_get_the_drafts_of_the_store(
-    lookups: Lookups, certificate: Certificate, small_store: Path, kind: str
-) -> None:
-    contexts = contexts_of(small_store, BATCH, 128)
-    context = ssl.create_default_context(cafile=certificate.file)
-
-    async def ask() -> None:
-        async with AsyncRemoteStore(address_of(lookups), "chat", tls=context, deadline=SECONDS) as store:
-            await store.check()
-            drafts = await asyncio.gather(*(store.drafter().draft(contexts) for _ in range(3)))
-            for found in drafts:
-                assert as_bytes(found) == expected_of(small_store, contexts)
-            assert store.counters["connections"] == 1
-
-    loop = new_loop(kind)
-    try:
-        loop.run_until_complete(ask())
-    finally:
-        loop.close()
-
-
 def test_a_short_deadline_costs_drafts_alone(
     lookups: Lookups, certificate: Certificate, small_store: Path
 ) -> None:
@@ -146,19 +121,12 @@ def test_the_certificate_of_another_host_is_not_trusted(small_store: Path, tmp_p
 
 
 def check_refused(address: str, trusted: Any, path: Path) -> None:
-    """Check that both clients get no drafts, and say why."""
+    """Check that a client gets no drafts, and says why."""
     with RemoteStore(address, "chat", tls=trusted, token="secret", deadline=SECONDS) as store:
         with pytest.raises(LookupServiceError, match="certificate verify failed"):
             store.check()
         [draft] = store.drafter().draft(contexts_of(path, 1))
         assert len(draft.tree) == 0
-
-    async def ask() -> None:
-        async with AsyncRemoteStore(address, "chat", tls=trusted, token="secret") as store:
-            with pytest.raises(LookupServiceError, match="certificate verify failed"):
-                await store.check()
-
-    asyncio.run(ask())
 
 
 def test_plain_and_encrypted_do_not_meet(

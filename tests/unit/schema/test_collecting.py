@@ -18,10 +18,12 @@ from draftstore.text.digests import text_digest
 from draftstore.text.scanning import documents_of
 from draftstore.text.tokenizer import TextTokenizer
 from schema import collecting
-from schema.builds import CatalogueError
+from schema.builds import CatalogueError, add_build
 from schema.cli.corpora import corpus
 from schema.collecting import NewSource
 from schema.collection_models import Collection, CollectionRemoval
+from schema.models import Release
+from schema.removal_files import collection_folder
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +104,28 @@ class TestDefinitions:
         with pytest.raises(CatalogueError, match="no collection 'chat'"):
             collecting.get_collection(session, "chat")
 
+    @pytest.mark.parametrize("release", ["chat", "chat-crest"])
+    def test_a_name_that_another_release_has_is_refused(
+        self, session: Session, chats: Path, small_store: Path, release: str
+    ) -> None:
+        build = add_build(session, small_store)
+        session.add(Release(name=release, build_id=build.id))
+        session.flush()
+        with pytest.raises(
+            CatalogueError, match=f"the release {release} holds build {build.id}, a rest store"
+        ):
+            collecting.add_sources(session, "chat", [NewSource(str(chats))])
+        build.parameters = build.parameters | {"collection": "chat"}  # as rebuild says
+        collecting.add_sources(session, "chat", [NewSource(str(chats))])
+
+    def test_a_collection_keeps_a_name_that_a_release_takes_later(
+        self, session: Session, chats: Path, small_store: Path
+    ) -> None:
+        collecting.add_sources(session, "chat", [NewSource(str(chats))])
+        session.add(Release(name="chat", build_id=add_build(session, small_store).id))
+        session.flush()
+        collecting.add_sources(session, "chat", [NewSource(str(chats), licence="mine")])
+
     @pytest.mark.parametrize("name", ["", "a/b", "-a", ".."])
     def test_names_that_are_no_folders_are_refused(self, session: Session, name: str) -> None:
         session.add(Collection(name=name))
@@ -162,7 +186,7 @@ class TestScanning:
     def test_the_folder_is_private(self, session: Session, chats: Path) -> None:
         collection = collecting.add_sources(session, "chat", [NewSource(str(chats))])
         collecting.scan_collection(collection, None)
-        assert collecting.collection_folder("chat").stat().st_mode & 0o777 == 0o700
+        assert collection_folder("chat").stat().st_mode & 0o777 == 0o700
 
     def test_a_tokenizer_makes_texts_of_conversations(
         self, session: Session, tmp_path: Path, small_tokenizer: TextTokenizer

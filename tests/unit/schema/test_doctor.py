@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import text
 from sqlalchemy.orm import sessionmaker
 
 from draftstore.cli import cli
@@ -81,3 +82,19 @@ def test_a_source_that_is_gone(transaction: Transaction, tmp_path: Path, home: P
     texts.unlink()
     (found,) = examine(transaction, home)
     assert (found.problem, f"{texts} is not there" in found.what) == (True, True)
+
+
+def test_a_database_from_before_removals(transaction: Transaction, tmp_path: Path, home: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"id": "a", "text": "one"}\n{"text": "two"}\n')
+    with transaction() as session:
+        add_sources(session, "chat", [NewSource(str(tmp_path / "texts.jsonl"))])
+    removed = CliRunner().invoke(cli, ["corpus", "remove", "chat", "--document", "a", "--yes"])
+    assert removed.exit_code == 0
+    assert examine(transaction, home) == []
+    with transaction() as session:
+        session.execute(text("DELETE FROM collection_removals"))
+    (found,) = examine(transaction, home)
+    assert (found.problem, "the database lacks 1 removal that files have" in found.what) == (True, True)
+    scanned = CliRunner().invoke(cli, ["corpus", "scan", "chat"])
+    assert "2 documents, 1 wanted" in scanned.stdout
+    assert examine(transaction, home) == []

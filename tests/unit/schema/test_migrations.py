@@ -157,7 +157,3 @@ class TestPartitions:
         )
         execute(database, *(drop_partition("ngrams", build) for build in (1, 2, 3)))
         assert names(database, TABLES) == before
-
-    def test_other_tables_have_none(self) -> None:
-        with pytest.raises(ValueError, match="'builds' is not partitioned"):
-            partition_name("builds", 1)

@@ -342,13 +342,11 @@ class TestGates:
         moved = self._publish(session, tmp_path, **changes)
         assert moved.verdict.sentences() == []
 
-    def test_figures_that_an_old_manifest_lacks_are_passed_over_and_said(
-        self, session: Session, tmp_path: Path
-    ) -> None:
+    def test_figures_that_a_manifest_lacks_are_not_checked(self, session: Session, tmp_path: Path) -> None:
         moved = self._publish(session, tmp_path, corpus={"sources": []})
         assert moved.verdict.sentences() == [
-            f"corpus not checked: the manifest of build {moved.build_id} does not tell the characters",
-            f"bad-records not checked: the manifest of build {moved.build_id} does not tell the bad records",
+            f"corpus not checked: the manifest of build {moved.build_id} lacks the characters",
+            f"bad-records not checked: the manifest of build {moved.build_id} lacks the bad records",
         ]
 
     def test_the_first_build_of_a_release_is_checked_by_itself(
@@ -360,7 +358,7 @@ class TestGates:
         assert live(session) is None
 
     def test_a_check_that_does_not_exist(self, session: Session, builds: list[Build]) -> None:
-        with pytest.raises(CatalogueError, match="there is no check size: expected tokenizer, "):
+        with pytest.raises(CatalogueError, match="not a check: size; expected tokenizer, "):
             publish(session, "chat", builds[0].id, force=["size"])
 
 

@@ -125,7 +125,7 @@ class TestSql:
         assert "no answer within 0.1 seconds" in refuse("sql", "SELECT pg_sleep(20)", "--timeout", "0.1")
 
     def test_copy_is_left_to_psql(self) -> None:
-        assert "draftstore db psql" in refuse("sql", "COPY builds TO STDOUT")
+        assert "`psql " in refuse("sql", "COPY builds TO STDOUT")
 
     def test_terminals_are_safe(self) -> None:
         assert r"\x1b[31m" in run("sql", "SELECT chr(27) || '[31m'").stdout
@@ -243,8 +243,7 @@ class TestReleases:
         assert [(move["action"], move["from"], move["to"]) for move in moves] == [
             ("rollback", 2, 1), ("publish", 1, 2), ("publish", None, 1)
         ]  # fmt: skip
-        assert "rollback" in run("releases", "history", "chat", "--svg", str(tmp_path / "m.svg")).stdout
-        assert "accepted length M of chat" in (tmp_path / "m.svg").read_text(encoding="utf-8")
+        assert "rollback" in run("releases", "history", "chat").stdout
         assert "chat" in run("releases", "list").stdout
 
     def test_what_the_gates_refuse(
@@ -259,8 +258,9 @@ class TestReleases:
         assert "kind: a crest store, and the live build 1 is a rest store" in capsys.readouterr().err
         assert "kind refused: a crest store" in " ".join(run("builds", "show", crest).stdout.split())
         assert list(as_json("builds", "show", crest)["gates"]["chat"]["refused"]) == ["kind"]
-        asked = CliRunner().invoke(cli, ["releases", "publish", "chat", crest, "--force", "size"])
-        assert "'size' is not a check: expected tokenizer" in " ".join(asked.stderr.split())
+        assert "not a check: size; expected tokenizer" in refuse(
+            "releases", "publish", "chat", crest, "--force", "size"
+        )
         forced = run("releases", "publish", "chat", crest, "--force", "kind,tokens")
         assert forced.stdout == "chat points at build 2 (before: build 1)\n"
         assert "kind overridden: a crest store" in forced.stderr

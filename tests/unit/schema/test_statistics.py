@@ -358,7 +358,7 @@ def test_kept_ngrams(
     monkeypatch.setattr("schema.statistics.BATCH_ROWS", 64)
     rows, build_id, seen = some_kept(), new_build(connection, "crest"), list[tuple[int, int]]()
     store = write_kept(tmp_path / "crest", rows, small_store)
-    for drawn in (0, 20):
+    for drawn in (1, 20):
         load_kept(
             connection,
             build_id,

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftstore.errors import TokenRangeError
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
-from schema.texts import MAX_TEXT_BYTES, NgramTexts, offsets_of, piece_bytes
+from schema.texts import MAX_TEXT_BYTES, NgramTexts, piece_bytes
 
 
 def shown(data: bytes) -> str:
@@ -25,9 +24,7 @@ def shown(data: bytes) -> str:
 
 
 def render(tokenizer: TextTokenizer, ngrams: list[list[int]]) -> list[str]:
-    tokens = np.array([token for ngram in ngrams for token in ngram], np.int64)
-    offsets = offsets_of(np.array([len(ngram) for ngram in ngrams], int))
-    return NgramTexts(tokenizer).render(tokens, offsets).to_list()
+    return NgramTexts(tokenizer).render(ngrams).to_list()
 
 
 @given(

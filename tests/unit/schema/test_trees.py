@@ -454,10 +454,10 @@ def test_a_database_that_hangs_costs_a_bounded_wait(
         proxy.freeze()
         with monkeypatch.context() as patch:
             patch.setattr(trees, "GET_SECONDS", 0.5)
-            patch.setattr(pooling, "CONNECT_SECONDS", 0.5)
+            patch.setattr(pooling, "CONNECT_TIMEOUT", 2)
             with pytest.raises(DatabaseAwayError, match=r"no answer within 0\.5 seconds"):
                 entries.get([key])
-            with pytest.raises(DatabaseAwayError, match=r"no connection within 0\.5 seconds"):
+            with pytest.raises(DatabaseAwayError, match="connection timeout expired"):
                 entries.get([key])
         proxy.thaw()
         assert entries.get([key]) == [value]

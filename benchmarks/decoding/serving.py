@@ -2,6 +2,7 @@
 
 import http.client
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.decoding.texts import Text
 from benchmarks.measure import progress
 from benchmarks.processes import decoding_worker
 
 ANSWER_SECONDS = 1800.0
 """Time limit of an answer, in seconds."""
-CLIENTS = 8
 STEADY = 3
 """Requests of a client, one after the other, where the batch stays full."""
 
@@ -43,14 +44,7 @@ WAYS = (
 
 
 class Reply(NamedTuple):
-    """An answer.
-
-    Attributes:
-        first: seconds from its request to its first text.
-        end: when it ended, of `perf_counter`.
-        text: the answer.
-        usage: the worker's figures.
-    """
+    """An answer: seconds to its first text, when it ended (`perf_counter`), and the worker's figures."""
 
     first: float
     end: float
@@ -59,36 +53,32 @@ class Reply(NamedTuple):
 
 
 def measure_serving(
-    model: Path, dtype: str, store: Path, curve: Path, prompts: Sequence[NDArray[np.int32]], log: Path, *,
-    tokens: int, rounds: int, threads: int,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Have the clients of all ways ask in turns, and return the figures of each way.
+    model: Path, dtype: str, text: Text, curve: Path, log: Path, args: Namespace
+) -> list[dict[str, Any]]:
+    """Have the clients of all ways ask in turns, one client a prompt, and return the figures of each way.
 
     Args:
         model: its folder.
         dtype: of its weights.
-        store: folder of a REST store.
+        text: prompts, and the REST store of drafts.
         curve: file of the cost curve.
-        prompts: int32 [any] each, one for each client.
         log: file of the workers' output.
-        tokens: maximum tokens of an answer.
-        rounds: timed rounds; another one before them is not.
-        threads: of each worker.
+        args: the command line; a round before those that it names is not timed.
     """
     with ExitStack() as stack:
         urls = {}
         for together in (False, True):
-            batch = len(prompts) if together else 1
-            options = ("--dtype", dtype, "--store", store, "--curve", curve, "--max-batch", batch)
-            worker = stack.enter_context(decoding_worker(model, log, *options, threads=threads))
-            urls[together] = worker.wait_until_ready().url
+            batch = len(text.prompts) if together else 1
+            options = ("--dtype", dtype, "--store", text.rest.path, "--curve", curve, "--max-batch", batch)
+            worker = decoding_worker(model, log, *options, device=args.device, threads=args.threads)
+            urls[together] = stack.enter_context(worker).wait_until_ready().url
         done: dict[str, list[dict[str, Any]]] = {way.name: [] for way in WAYS}
-        for turn in range(1 + rounds):
-            progress(f"serving, round {turn} of {rounds}")
+        for turn in range(1 + args.rounds):
+            progress(f"serving, round {turn} of {args.rounds}")
             for way in (*WAYS[turn % len(WAYS) :], *WAYS[: turn % len(WAYS)]):
-                done[way.name].append(_round(urls[way.together], way, prompts, tokens))
+                done[way.name].append(_round(urls[way.together], way, text.prompts, args.tokens))
     expected = done[WAYS[0].name][0]["texts"]
-    return [_figures(name, rounds_, expected) for name, rounds_ in done.items()]
+    return [_figures(name, rounds, expected) for name, rounds in done.items()]
 
 
 def _round(url: str, way: Way, prompts: Sequence[NDArray[np.int32]], tokens: int) -> dict[str, Any]:
@@ -116,11 +106,7 @@ def _round(url: str, way: Way, prompts: Sequence[NDArray[np.int32]], tokens: int
 
 
 def _ask(url: str, prompt: NDArray[np.int32], settings: dict[str, Any]) -> Reply:
-    """Ask for a stream and read it to its end.
-
-    Raises:
-        SystemExit: the worker refuses it, or breaks it off.
-    """
+    """Ask for a stream and read it to its end."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_SECONDS)
     body = {"prompt": prompt.tolist(), "stream": True, "stream_options": {"include_usage": True}, **settings}
     begin, first, text, usage = perf_counter(), 0.0, "", {}

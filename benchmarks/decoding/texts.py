@@ -7,6 +7,7 @@ apart   Other questions of AlpacaEval, and a store of ShareGPT: text of other mo
 
 import hashlib
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ REWORDINGS = (
     "Please {lower}", "{prompt} Please answer in detail.", "Hi! {prompt}", "{prompt} Thanks!",
     "I have a question. {prompt}", "{prompt} Explain step by step.", "Question: {prompt}",
 )  # fmt: skip
-OWN, APART = "own", "apart"
+OWN, APART, SERVING = "own", "apart", "serving"
 NGRAMS, QUICK_NGRAMS = 100_000, 2_000
 
 
@@ -45,27 +46,14 @@ class Text(NamedTuple):
     crest: CrestStore
 
 
-def make_text(
-    space: Workspace, loaded: LoadedModel, model: Path, name: str, *, prompts: int, tokens: int, quick: bool
-) -> Text:
-    """Return a text; answers and stores are made once, in the work folder.
-
-    Args:
-        space: with the folders.
-        loaded: the model.
-        model: its folder.
-        name: `OWN` or `APART`.
-        prompts: number of prompts.
-        tokens: maximum tokens of the model's own answers.
-        quick: whether the stores are small.
-    """
-    questions = _questions(space)
-    chosen = questions[:prompts] if name == OWN else questions[-prompts:]
-    chat = TINY if quick else CHAT
-    corpus = (_own_answers(space, model, chosen, tokens),) if name == OWN else space.inputs(chat)
+def make_text(space: Workspace, loaded: LoadedModel, model: Path, args: Namespace, name: str) -> Text:
+    """Return a text by its name, that of `SERVING` is `OWN`; answers and stores are made once, in the work folder."""
+    questions, chat = _questions(space), TINY if args.quick else CHAT
+    chosen = questions[-args.prompts :] if name == APART else questions[: args.prompts]
+    corpus = space.inputs(chat) if name == APART else (_own_answers(space, model, chosen, args),)
     progress(f"stores of {corpus[0].stem}")
     rest = space.work / "stores" / f"{corpus[0].stem}-{loaded.text.fingerprint[:8]}"
-    ngrams = QUICK_NGRAMS if quick else NGRAMS
+    ngrams = QUICK_NGRAMS if args.quick else NGRAMS
     crest = rest.with_name(f"{rest.name}-crest-{ngrams}")
     build_rest(RestOptions(corpus=corpus, name=rest.name), loaded.text, rest)
     build_crest(CrestOptions(name=crest.name, ngrams=ngrams), rest, crest)
@@ -88,9 +76,9 @@ def _questions(space: Workspace) -> list[str]:
     return [short[place] for place in order]
 
 
-def _own_answers(space: Workspace, model: Path, questions: list[str], tokens: int) -> Path:
+def _own_answers(space: Workspace, model: Path, questions: list[str], args: Namespace) -> Path:
     """Return a file of the model's answers to questions in other words."""
-    digest = hashlib.sha256(json.dumps([questions, tokens, str(model)]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps([questions, args.tokens, str(model)]).encode()).hexdigest()[:8]
     prompts = space.work / "corpora" / f"own_prompts_{digest}.jsonl"
     if not prompts.exists():
         reworded = [
@@ -101,5 +89,5 @@ def _own_answers(space: Workspace, model: Path, questions: list[str], tokens: in
         write_records(prompts, ({"prompt": [{"role": "user", "content": each}]} for each in reworded))
     progress("the model's own answers")
     out = prompts.with_name(f"own_answers_{digest}.jsonl")
-    options = ResponseOptions((prompts,), max_new_tokens=tokens)
-    return make_responses(options, model, out, dtype="float32", device="cpu", batch=24).path
+    options = ResponseOptions((prompts,), max_new_tokens=args.tokens)
+    return make_responses(options, model, out, dtype="float32", device=args.device, batch=24).path

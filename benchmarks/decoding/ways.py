@@ -131,14 +131,7 @@ def _until_end(model: Any, row: list[int]) -> list[int]:
 
 
 def differences(model: Any, prompts: Prompts, expected: Answers, found: Answers) -> list[dict[str, Any]]:
-    """Return where outputs part from those of plain `generate`, and whether rounding excuses it.
-
-    Args:
-        model: of transformers.
-        prompts: int32 [any] each.
-        expected: of plain `generate`.
-        found: of another way.
-    """
+    """Return where outputs part from those of plain `generate`, and whether rounding excuses it."""
     parted = []
     triples = zip(prompts, expected.outputs, found.outputs, strict=True)
     for number, (prompt, right, other) in enumerate(triples):

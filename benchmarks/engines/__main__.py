@@ -34,7 +34,7 @@ from benchmarks.common import (
 from benchmarks.engines.seams import BATCH, DEADLINE, Places, Running, Way, sglang_ways, vllm_ways
 from benchmarks.measure import percentiles, progress
 from benchmarks.processes import lookup_service
-from benchmarks.report import describe_machine, finish, show_table
+from benchmarks.report import describe_machine, finish, show_rows
 from draftstore.decoding.replay import Recording
 from draftstore.stores.rest.store import RestStore
 
@@ -58,11 +58,12 @@ def replay(way: Way, recordings: Sequence[Recording]) -> dict[str, Any]:
         tokens += sum(each.verify(*draft) for each, draft in zip(running, drafts, strict=True))
         passes += len(running)
         running = [each for each in running if each.left]
+    spread = percentiles(times[1:])
     return {
         "accepted_length": round(tokens / passes, 4),
-        "tokens": tokens,
+        "step_us_p50": spread["p50"],
+        "step_us_p99": spread["p99"],
         "passes": passes,
-        "step_us": percentiles(times[1:]),
     }
 
 
@@ -108,13 +109,7 @@ def main() -> None:
             service.wait_until_ready()
             rows = measure(space, args.engine, store, recordings, address)
         tokens = store.manifest.counts["tokens"]
-    table = [[row["way"], row["nodes"], row["accepted_length"]] for row in rows]
-    times = [[row["step_us"]["p50"], row["step_us"]["p99"]] for row in rows]
-    show_table(
-        f"{args.engine}: {len(recordings)} outputs, {tokens:,} tokens stored, batches of {BATCH}",
-        ("way", "nodes", "tokens a pass", "step, µs p50", "p99"),
-        [[*row, *own] for row, own in zip(table, times, strict=True)],
-    )
+    show_rows(f"{args.engine}: {len(recordings)} outputs, batches of {BATCH}", rows)
     finish(
         args.out,
         f"engine_{args.engine}",

@@ -1,4 +1,4 @@
-"""The part `curve`: milliseconds of a pass by its texts and rows, with graphs and eager, beside the roofline.
+"""The part `curve`: milliseconds of a pass by its texts and rows, with the 8 candidates of each row or without.
 
 A pass is run as `draftstore.hf.batches` runs it, over a binary tree in every text, until its tokens are on the host.
 The roofline is the larger of two times: the weights, keys and values read once at the bandwidth of a copy, and the
@@ -6,7 +6,7 @@ products computed at the rate of a large matrix product, both measured here.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -26,69 +26,54 @@ from draftstore.hf.passes import Wants
 from draftstore.hf.pools import CachePool
 from draftstore.trees.tree import DraftTree
 
-WAYS = ("graphs", "eager")
-
 
 def run(sheet: Sheet) -> None:
     """Measure the curves of one shape."""
     extent = sheet.bench.extent
     device = sheet.cell("device", lambda: _device_limits(extent.matrix, extent.copied))
     for context in extent.contexts:
-        for way in WAYS if context == extent.contexts[0] else WAYS[:1]:
-            for texts in extent.batches:
-                sizes = [rows for rows in extent.rows if texts * rows <= extent.together]
-                names = {rows: f"{way}, context {context}, {texts} x {rows}" for rows in sizes}
-                if all(sheet.known(name) for name in names.values()):
-                    continue
-                model = sheet.bench.model(sheet.shape)
-                with runner_of(model, texts, context, extent.together, eager=way == "eager") as runner:
-                    for rows, name in names.items():
-                        about = {"way": way, "context": context, "texts": texts, "rows": rows}
-                        if device is not None:
-                            about |= _roofline(
-                                SHAPES[sheet.shape], sheet.bench.vocab_size, device, texts, rows, context
-                            )
-                        sheet.cell(name, partial(_timed, about, runner, texts, rows, context, extent.repeats))
-
-
-def _timed(about: dict[str, Any], *pass_: Any) -> dict[str, Any]:
-    return about | time_pass(*pass_)
+        for texts in extent.batches:
+            sizes = [rows for rows in extent.rows if texts * rows <= extent.together]
+            names = {rows: f"context {context}, {texts} x {rows}" for rows in sizes}
+            if device is None or all(sheet.known(name) for name in names.values()):
+                continue
+            with _runner(sheet.bench.model(sheet.shape), texts, context, extent.together) as runner:
+                for rows, name in names.items():
+                    shape = SHAPES[sheet.shape]
+                    least = _roofline(shape, sheet.bench.vocab_size, device, texts, rows, context)
+                    sheet.cell(name, partial(_pass, runner, texts, rows, context, extent.repeats, least))
 
 
 @contextmanager
-def runner_of(
-    model: Any, texts: int, context: int, rows: int, *, eager: bool = False
-) -> Iterator[GraphRunner]:
+def _runner(model: Any, texts: int, context: int, rows: int) -> Iterator[GraphRunner]:
     """Yield a runner of passes of at most so many rows, with a pool of its own."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device), past_key_values=cache)
-    capturing = patch.object(graph_runner, "captures", lambda _: False) if eager else nullcontext()
-    with capturing, patch.object(graph_runner, "MAX_TOGETHER", rows):
+    with patch.object(graph_runner, "MAX_TOGETHER", rows):
         length = max(context, POSITIONS) + MAX_ROWS  # as in decoding: more than a pass sees
         pool = CachePool(cache.layers[0], len(cache.layers), length, MAX_ROWS, max(texts, 2))
         yield GraphRunner(model, pool, 0)
     free()
 
 
-def time_pass(
-    runner: GraphRunner, texts: int, rows: int, context: int, repeats: int, wants: Wants | None = None
+def _pass(
+    runner: GraphRunner, texts: int, rows: int, context: int, repeats: int, least: float
 ) -> dict[str, Any]:
     """Return the median of a pass over a binary tree in every text; the first one, which captures, is not in it."""
     nodes = np.arange(rows - 1)
-    tree = DraftTree(
-        nodes.astype(np.int32), ((nodes + 1) // 2 - 1).astype(np.int16), np.zeros(rows - 1, np.uint8)
-    )
+    parents = ((nodes + 1) // 2 - 1).astype(np.int16)
+    tree = DraftTree(nodes.astype(np.int32), parents, np.zeros(rows - 1, np.uint8))
     entry = Entry(np.arange(rows, dtype=np.int64), tree, context, context)
-
-    def once() -> float:
-        begin = perf_counter()
-        runner.run([entry] * texts, wants or Wants())[0].best()
-        return perf_counter() - begin
-
-    once()
-    once()
-    return {"milliseconds": round(1000 * median(once() for _ in range(repeats)), 4)}
+    found: dict[str, Any] = {"context": context, "texts": texts, "rows": rows}
+    for name, wants in (("milliseconds", Wants()), ("with_candidates", Wants(candidates=True))):
+        times = []
+        for _ in range(2 + repeats):
+            begin = perf_counter()
+            runner.run([entry] * texts, wants)[0].best()
+            times.append(perf_counter() - begin)
+        found[name] = round(1000 * median(times[2:]), 4)
+    return found | {"roofline": least}
 
 
 def _device_limits(size: int, copied: int) -> dict[str, Any]:
@@ -108,7 +93,7 @@ def _device_limits(size: int, copied: int) -> dict[str, Any]:
 
 def _roofline(
     shape: Shape, vocab_size: int, device: dict[str, Any], texts: int, rows: int, context: int
-) -> dict[str, Any]:
+) -> float:
     """Return the least milliseconds of a pass on this device."""
     width = shape.hidden // shape.heads
     own = shape.hidden * (shape.hidden * 2 + 2 * width * shape.key_value_heads + 3 * shape.inner)
@@ -118,4 +103,4 @@ def _roofline(
     computed = 2 * weights * texts * rows + 4 * shape.layers * shape.hidden * pairs
     by_memory = device["cell_bytes"] * (weights + kept) / device["gigabytes_per_second"] / 1e6
     by_compute = computed / device["teraflops"] / 1e9
-    return {"roofline_milliseconds": round(max(by_memory, by_compute), 4)}
+    return float(round(max(by_memory, by_compute), 4))

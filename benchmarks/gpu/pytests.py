@@ -3,55 +3,42 @@
 import os
 import subprocess
 import sys
-import tempfile
-from functools import partial
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from benchmarks.common import DATA_VARIABLE
 from benchmarks.gpu.sheet import Sheet
+from benchmarks.processes import CHECKOUT
 
-ROOT = Path(__file__).parents[2]
-FOLDER = "tests/unit/hf"
-QUICK_FILE = "test_gpu_batches.py"
+FOLDER, QUICK_FILE = "tests/unit/hf", "test_gpu_batches.py"
 
 
 def run(sheet: Sheet) -> None:
-    """Run the files with such tests, one by one."""
-    files = sorted((ROOT / FOLDER).glob("test_*.py"))
-    marked = [path.name for path in files if "tests.fakes.gpus" in path.read_text(encoding="utf-8")]
-    for name in [QUICK_FILE] if sheet.bench.args.quick else marked:
-        sheet.cell(name, partial(_run_file, sheet.bench.space.data, name))
+    """Run them; with --quick those of one file."""
+    bench = sheet.bench
+    place = f"{FOLDER}/{QUICK_FILE}" if bench.args.quick else FOLDER
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        place,
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "default",
+    ]
+    environment = os.environ | {DATA_VARIABLE: str(bench.space.data)}
 
+    def tests() -> dict[str, Any]:
+        done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+        lines = done.stdout.splitlines()
+        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        return {
+            "result": lines[-1] if lines else "",
+            "status": done.returncode,
+            "failed": failed or done.returncode,
+        }
 
-def _run_file(data: Path, name: str) -> dict[str, Any]:
-    """Return how the tests of a file ended.
-
-    Raises:
-        RuntimeError: pytest did not run.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-W", "default", f"--junitxml={report}"]
-        command = [sys.executable, "-m", "pytest", f"{FOLDER}/{name}", *options]
-        environment = os.environ | {DATA_VARIABLE: str(data)}
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        root = ElementTree.parse(report).getroot() if report.is_file() else ElementTree.Element("none")
-        cases = list(root.iter("testcase"))
-        if not cases:
-            raise RuntimeError(f"pytest ended with status {done.returncode}: {done.stdout[-1000:]}")
-    ended = {
-        kind: [case.get("name") for case in cases if case.find(kind) is not None]
-        for kind in ("failure", "error", "skipped")
-    }
-    failed = [*ended["failure"], *ended["error"]]
-    return {
-        "tests": len(cases),
-        "passed": len(cases) - len(failed) - len(ended["skipped"]),
-        "skipped": len(ended["skipped"]),
-        "failed": failed,
-        **({"output": done.stdout[-4000:]} if failed else {}),
-    }
+    sheet.cell(place, tests)

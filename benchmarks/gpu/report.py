@@ -1,6 +1,7 @@
 """The report page of `benchmarks.gpu`: Markdown, written from the files of the parts alone."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ def write_report(folder: Path) -> Path:
     if not sheets:
         raise SystemExit(f"no figures in {folder}: run `python -m benchmarks.gpu` first")
     blocks = ["# Figures of a GPU", "Written by `python -m benchmarks.gpu --report`."]
-    about = [
-        (name, sheet["date"], sheet["device"]["name"], sheet["versions"].get("torch", ""),
-         sheet["versions"].get("transformers", ""), "yes" if sheet["complete"] else "no", sheet["quick"])
-        for name, sheet in sheets.items()
-    ]  # fmt: skip
-    blocks.append(_table(("part", "date", "device", "torch", "transformers", "complete", "toy size"), about))
     for name, sheet in sheets.items():
-        blocks.append(f"## {name.replace('_', ', ')}")
+        facts = (
+            sheet["date"],
+            sheet["device"]["name"],
+            *(f"{key} {value}" for key, value in sheet["versions"].items()),
+        )
+        state = "complete" if sheet["complete"] else "not complete"
+        blocks += [
+            f"## {name.replace('_', ', ')}",
+            ", ".join((*facts, "toy size" if sheet["quick"] else "", state)),
+        ]
         blocks += _tables(_with_speedups(sheet["cells"]))
     page = folder / PAGE
     page.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
@@ -47,27 +51,11 @@ def _with_speedups(cells: dict[str, dict[str, Any]]) -> Cells:
     return found
 
 
-def _tables(cells: Cells) -> Iterable[str]:
-    """Yield a table for each run of cells with the same figures."""
-    group: Cells = []
-    for cell in [*cells, None]:
-        if group and (cell is None or not _alike(group[0], cell)):
-            keys = list(dict.fromkeys(key for each in group for key in each))
-            rows = [[each.get(key, "") for key in keys] for each in group]
-            yield _table([key.replace("_", " ") for key in keys], rows)
-            group = []
-        if cell is not None:
-            group.append(cell)
-
-
-def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return True if two cells belong into a table."""
-    return ("error" in one) == ("error" in other) and ("way" in one) == ("way" in other)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table in Markdown."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+def _tables(cells: Cells) -> Iterator[str]:
+    """Yield a table in Markdown for each run of cells with the same figures."""
+    for _, group in itertools.groupby(cells, lambda cell: ("error" in cell, "way" in cell)):
+        rows = list(group)
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        lines = [[key.replace("_", " ") for key in keys], ["---"] * len(keys)]
+        lines += [[str(row.get(key, "")).replace("|", "\\|") for key in keys] for row in rows]
+        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -10,8 +10,7 @@ import dataclasses
 import gc
 import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -21,19 +20,17 @@ import torch
 
 from benchmarks.common import CHAT, RecordingSet, Source, Workspace, evenly
 from benchmarks.gpu.forced import SHAPES, random_model
-from benchmarks.gpu.kit import join_wheel
 from benchmarks.measure import progress
 from benchmarks.report import describe_machine, save
-from benchmarks.smollm import smollm
 from draftstore.decoding.curve import CostCurve
-from draftstore.decoding.replay import Recording, read_recordings
-from draftstore.hf.loading import LoadedModel, load_model
+from draftstore.decoding.replay import Recording
 from draftstore.hf.tuning import measure
 from draftstore.stores.rest.store import RestStore
 
 RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
-INSTRUCTIONS = ("chat_instruct_mix.jsonl.zst",)
 POSITIONS = 2048
+MINUTES = 8.5
+"""After so many a part begins no further cell, so that the last one ends within nine."""
 PACKAGES = ("torch", "transformers", "triton", "lmdb", "zstandard")
 
 
@@ -41,22 +38,9 @@ PACKAGES = ("torch", "transformers", "triton", "lmdb", "zstandard")
 class Extent:
     """How much is measured.
 
-    Attributes:
-        shapes: of Llama.
-        batches: texts at a time.
-        rows: of each text in a pass.
-        contexts: tokens before a pass.
-        together: maximum rows of a pass.
-        repeats: of a timed pass.
-        tokens: of a forced or live output.
-        longest: maximum tokens of a prompt.
-        budgets: nodes of a draft, where they are not planned.
-        live: prompts that the live model answers.
-        store: source of REST drafts for forced outputs.
-        dense: source of the dense store.
-        texts: recordings whose states are read.
-        matrix: rows and columns of the matrix product that gives the peak.
-        copied: bytes of the copy that gives the bandwidth.
+    `batches` are texts at a time, `rows` those of each text in a pass, of `together` at most, `contexts` the tokens
+    before it. Outputs have `tokens`, prompts at most `longest`, drafts of `store` `budgets` where they are not planned.
+    `matrix` and `copied` give peak and bandwidth.
     """
 
     shapes: tuple[str, ...] = ("1b", "8b")
@@ -68,18 +52,15 @@ class Extent:
     tokens: int = 128
     longest: int = 256
     budgets: tuple[int, ...] = (16, 64)
-    live: int = 16
     store: Source = CHAT
-    dense: Source = Source("gpu_instructions", INSTRUCTIONS, tokens=2_200_000)  # noqa: RUF009 (frozen)
-    texts: int = 256
     matrix: int = 8192
     copied: int = 2**32
 
 
 QUICK = Extent(
     shapes=("tiny",), batches=(1, 2), rows=(1, 4), contexts=(16,), together=8, repeats=1, tokens=8, longest=64,
-    budgets=(4,), live=2, store=Source("gpu_chat", CHAT.files, tokens=50_000),
-    dense=Source("gpu_instructions_tiny", INSTRUCTIONS, tokens=2_000), texts=4, matrix=64, copied=2**16,
+    budgets=(4,), store=Source("gpu_chat", CHAT.files, tokens=50_000),
+    matrix=64, copied=2**16,
 )  # fmt: skip
 
 
@@ -94,8 +75,7 @@ class Bench:
 
     def __init__(self, space: Workspace, args: argparse.Namespace) -> None:
         self.space, self.args = space, args
-        extent = QUICK if args.quick else Extent()
-        self.extent = extent if args.shapes is None else dataclasses.replace(extent, shapes=args.shapes)
+        self.extent = QUICK if args.quick else Extent()
         self._model: tuple[str, Any] | None = None
 
     @cached_property
@@ -123,34 +103,10 @@ class Bench:
     def model(self, shape: str) -> Any:
         """Return the model of a shape with random weights; the last one stays in memory."""
         if self._model is None or self._model[0] != shape:
-            self.forget()
+            self._model = None
+            free()
             self._model = shape, random_model(SHAPES[shape], self.vocab_size, POSITIONS)
         return self._model[1]
-
-    def forget(self) -> None:
-        """Free the memory of the model in hand, and of its graphs."""
-        self._model = None
-        free()
-
-    @cached_property
-    def live(self) -> LoadedModel:
-        """The model that answers live, in float32; a tiny one if it is quick.
-
-        Raises:
-            SystemExit: it is neither named nor carried.
-        """
-        if self.args.quick:
-            return load_model(self.space.data / "models" / "stories260K", dtype="float32")
-        wheels = self.space.wheels or join_wheel(self.args.kit, self.space.work / "wheels")
-        folder = smollm(dataclasses.replace(self.space, wheels=wheels), self.args.model)
-        return load_model(folder, dtype="float32")
-
-    @cached_property
-    def questions(self) -> list[Recording]:
-        """Prompts for the live model, in its own vocabulary."""
-        path = self.space.data / "replays" / RECORDED.file
-        found = read_recordings(path, self.live.text, model=RECORDED.model)
-        return evenly([each for each in found if len(each.prompt) <= self.extent.longest], self.extent.live)
 
     def curve(self, model: Any, name: str) -> CostCurve:
         """Measure the cost curve of a model."""
@@ -171,7 +127,7 @@ class Sheet:
     def __init__(self, bench: Bench, path: Path, about: Mapping[str, Any], shape: str) -> None:
         """Continue a file, or begin it."""
         self.bench, self.shape = bench, shape
-        self._path, self._end = path, perf_counter() + 60 * bench.args.minutes
+        self._path, self._end = path, perf_counter() + MINUTES * 60
         self._about = dict(about)
         found = {} if bench.args.again else read_sheet(path)
         self.cells: dict[str, dict[str, Any]] = dict(found.get("cells", {}))
@@ -202,21 +158,11 @@ class Sheet:
             figures = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
         figures["measured_in"] = round(perf_counter() - begin, 2)
         self.cells[name] = figures
-        self._save(complete=False)
+        self.save()
         return figures if self.known(name) else None
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Run a part: what fails between its cells is kept as the error of a cell `part`, then the file is written."""
-        self.cells.pop("part", None)
-        try:
-            yield
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the other parts are run)
-            traceback.print_exc()
-            self.cells["part"] = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-        self._save(complete=self.complete)
-
-    def _save(self, *, complete: bool) -> None:
+    def save(self, *, complete: bool = False) -> None:
+        """Write the file."""
         document = self._about | {"complete": complete, "cut": self.cut, "cells": self.cells}
         save(self._path.parent, self._path.stem, document)
 

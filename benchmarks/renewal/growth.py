@@ -5,10 +5,11 @@ of it, and more. A line of log10(tokens) is fitted to the samples.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,12 @@ from benchmarks.common import (
     Workspace,
     accepted_length,
     download_wheels,
-    evenly,
     python_files,
     write_records,
 )
 from benchmarks.measure import progress
 from benchmarks.quality.replays import REPLAYS
-from benchmarks.report import save_svg, show_table
+from benchmarks.report import save_svg, show_rows
 from draftstore.storage.report import ReadReport
 from draftstore.stores.crest.build import CrestOptions, build_crest
 from draftstore.stores.registry import open_store
@@ -50,57 +50,46 @@ TESTS = {"chat": (ALPACA, HUMANEVAL), "code": (HUMANEVAL,)}
 
 
 def measure_growth(space: Workspace, kinds: Sequence[str], *, quick: bool) -> dict[str, Any]:
-    """Measure all samples, fit the laws, print the tables, and draw the picture unless it is quick."""
-    points = [point for kind in kinds for point in _points(space, kind, quick)]
-    laws = _fit(points)
-    for kind in kinds:
-        own = [each for each in points if each["kind"] == kind]
-        names = list(own[0]["accepted_length"])
-        show_table(
-            f"M by tokens of {kind}", ["", *(f"{each['tokens']:,}" for each in own)],
-            [[name, *(each["accepted_length"][name] for each in own)] for name in names],
-        )  # fmt: skip
-    show_table(
-        "M = offset + slope * log10(tokens)", ["", "slope", "mean error", "at 10^10"],
-        [[f"{law['kind']}, {law['name']}", law["slope"], law["error"], law["far"]] for law in laws],
-    )  # fmt: skip
+    """Measure all samples, fit the lines, print the table, and draw the picture unless it is quick."""
+    lines = [line for kind in kinds for line in _lines(space, kind, quick)]
+    show_rows("M = offset + slope * log10(tokens)", [{**line, "M": str(line["M"])} for line in lines])
     if not quick:
-        _draw(points, laws)
-    return {"points": points, "laws": laws}
+        _draw(lines)
+    return {"lines": lines}
 
 
-def _points(space: Workspace, kind: str, quick: bool) -> Iterator[dict[str, Any]]:
-    """Yield the figures of the samples of a kind of text, the smallest first."""
-    shares = QUICK_SHARES if quick else SHARES
-    files = _samples(space, kind, shares, quick)
+def _lines(space: Workspace, kind: str, quick: bool) -> list[dict[str, Any]]:
+    """Return M over the samples of a kind of text, for each replay, store and number of nodes."""
+    shares, tokens = QUICK_SHARES if quick else SHARES, list[int]()
+    files, lengths = _samples(space, kind, shares, quick), dict[tuple[str, str, int], list[float]]()
     for place, share in enumerate(shares):
         progress(f"{share:.1%} of {kind}")
         rest = space.work / "stores" / f"growth_{kind}_{share:g}"
-        begin = perf_counter()
         options = RestOptions(corpus=tuple(files[: place + 1]), name=rest.name)
-        manifest = build_rest(options, space.tokenizer, rest).manifest
-        seconds = round(perf_counter() - begin, 1)
+        tokens.append(build_rest(options, space.tokenizer, rest).manifest.counts["tokens"])
         stores = {"REST": rest}
         for size in MEGABYTES:
             stores[f"CREST, {size} MB"] = crest = rest.with_name(f"{rest.name}_{size}MB")
             build_crest(CrestOptions(crest.name, max_bytes=size * 1_000_000), rest, crest)
-        lengths = {}
-        for store, path in stores.items():
-            opened = open_store(path)
-            for test in TESTS[kind]:
-                recordings = evenly(REPLAYS[test].read(space), QUICK_ROWS if quick else ROWS)
-                for nodes in NODES:
-                    found = accepted_length(opened.drafter(), recordings, nodes)
-                    lengths[f"{test}, {store}, {nodes} nodes"] = found["accepted_length"]
-            opened.close()
-        tokens = manifest.counts["tokens"]
-        yield {
-            "kind": kind,
-            "tokens": tokens,
-            "build_seconds": seconds,
-            "bytes_a_token": round(manifest.size / tokens, 2),
-            "accepted_length": lengths,
-        }
+        for (store, path), test, nodes in itertools.product(stores.items(), TESTS[kind], NODES):
+            with closing(open_store(path)) as opened:
+                recordings = REPLAYS[test].read(space, QUICK_ROWS if quick else ROWS)
+                found = accepted_length(opened.drafter(opened.default_strategy), recordings, nodes)
+                lengths.setdefault((test, store, nodes), []).append(found["accepted_length"])
+    about = {"kind": kind, "tokens": tokens}
+    return [
+        {**about, "outputs": test, "store": store, "nodes": nodes, "M": found, **_fit(tokens, found)}
+        for (test, store, nodes), found in lengths.items()
+    ]
+
+
+def _fit(tokens: Sequence[int], lengths: Sequence[float]) -> dict[str, float]:
+    """Fit a line of log10(tokens) by least squares; return it, its mean error, and what it says of 10^10 tokens."""
+    slope, offset = np.polyfit(np.log10(tokens), lengths, 1)
+    error = np.sqrt(np.mean((offset + slope * np.log10(tokens) - lengths) ** 2))
+    far = offset + slope * np.log10(FAR)
+    found = {"offset": offset, "slope": slope, "error": error, "far": far}
+    return {name: round(float(value), 4) for name, value in found.items()}
 
 
 def _samples(space: Workspace, kind: str, shares: Sequence[float], quick: bool) -> list[Path]:
@@ -132,45 +121,16 @@ def _documents(space: Workspace, kind: str, quick: bool) -> Iterator[Document]:
         )
 
 
-def _fit(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Fit a line of log10(tokens) to each kind, replay, store and number of nodes, by least squares."""
-    laws = []
-    for kind in dict.fromkeys(each["kind"] for each in points):
-        own = [each for each in points if each["kind"] == kind]
-        x = np.log10([each["tokens"] for each in own])
-        for name in own[0]["accepted_length"]:
-            y = np.array([each["accepted_length"][name] for each in own])
-            slope, offset = np.polyfit(x, y, 1)
-            error = float(np.sqrt(np.mean((offset + slope * x - y) ** 2)))
-            far = float(offset + slope * np.log10(FAR))
-            laws.append(
-                {"kind": kind, "name": name, "offset": round(float(offset), 4), "slope": round(float(slope), 4),
-                 "error": round(error, 4), "far": round(far, 2)}
-            )  # fmt: skip
-    return laws
-
-
-def _draw(points: Sequence[dict[str, Any]], laws: Sequence[dict[str, Any]]) -> None:
-    """Draw a field for each replay with 64 nodes: points of samples, and the line through them, dashed beyond."""
-    fields = [(kind, test) for kind in dict.fromkeys(each["kind"] for each in points) for test in TESTS[kind]]
+def _draw(lines: Sequence[dict[str, Any]]) -> None:
+    """Draw a field for each replay with 64 nodes: points of samples, and the line through them, dashed."""
+    fields = list(dict.fromkeys((line["kind"], line["outputs"]) for line in lines))
     figure = Figure(figsize=(3.6 * len(fields), 3.6), layout="constrained")
-    for axes, (kind, test) in zip(
-        figure.subplots(1, len(fields), sharey=True, squeeze=False)[0], fields, strict=True
-    ):
+    for axes, (kind, test) in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
         axes.set(xlabel="tokens of stored text", title=f"{test}\nfrom {kind}", xscale="log")
-        own = [each for each in points if each["kind"] == kind]
-        x = np.array([each["tokens"] for each in own], float)
-        far = np.geomspace(x[0], FAR, 40)
-        for law in laws:
-            if (
-                law["kind"] == kind
-                and law["name"].startswith(test)
-                and law["name"].endswith(f"{NODES[-1]} nodes")
-            ):
-                label = law["name"].removeprefix(f"{test}, ").removesuffix(f", {NODES[-1]} nodes")
-                (line,) = axes.plot(
-                    x, [each["accepted_length"][law["name"]] for each in own], "o", label=label
-                )
-                axes.plot(far, law["offset"] + law["slope"] * np.log10(far), "--", color=line.get_color())
+        for line in lines:
+            if (line["kind"], line["outputs"], line["nodes"]) == (kind, test, NODES[-1]):
+                (drawn,) = axes.plot(line["tokens"], line["M"], "o", label=line["store"])
+                far = np.geomspace(line["tokens"][0], FAR, 40)
+                axes.plot(far, line["offset"] + line["slope"] * np.log10(far), "--", color=drawn.get_color())
         axes.legend(frameon=False, fontsize=8)
     save_svg(figure, PICTURE)

@@ -15,11 +15,13 @@ Example:
 """
 
 import argparse
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,9 +43,8 @@ from benchmarks.common import (
 )
 from benchmarks.measure import call_fresh, progress
 from benchmarks.processes import NO_ANSWER, Program, ask, lookup_service
-from benchmarks.report import describe_machine, finish, show_table
-from benchmarks.service.echo import echo_frame
-from benchmarks.service.frames import HEADER, Caller
+from benchmarks.report import describe_machine, finish, show_rows
+from benchmarks.service.echo import HEADER, Caller, echo_frame
 from benchmarks.service.load import Load, run_load
 from benchmarks.service.roundtrips import BUDGET, roundtrips
 from draftstore.remote.client import DEADLINE
@@ -57,6 +58,10 @@ SAMPLES = {1: 4000, 32: 600}
 REQUESTS = 512
 """Different requests of a load."""
 SHARE = 0.8
+TITLES = {
+    "roundtrips": "round trips of one caller, µs",
+    "load": "loads over 16 connections; latency from when a request was due",
+}
 HTTP_PAUSE = 0.005
 """Seconds between two HTTP requests beside a load."""
 
@@ -73,91 +78,48 @@ def prepare(space: Workspace, quick: bool) -> dict[str, Path]:
     }
 
 
-def measure_roundtrips(
-    stores: Mapping[str, Path], address: str, echo: str, contexts: NDArray[np.int32], part: float
-) -> list[dict[str, Any]]:
-    """Time all stores and sizes, each in a fresh process; print the table."""
-    rows = []
-    for name, path in stores.items():
-        for size, count in SAMPLES.items():
-            progress(f"round trips of {name}, {size} contexts")
-            batches = _batches(contexts, size, int(count * part))
-            rows.append(call_fresh(roundtrips, address, echo, name, path, batches, one_core=False))
-    kinds = ("client", "echo", "in process")
-    show_table(
-        "round trips of one caller, µs",
-        ["store", "contexts", *(f"{kind} {key}" for kind in kinds for key in ("p50", "p99")), "ratio", "in time"],
-        [
-            [row["store"], row["contexts"], *(row["us"][kind][key] for kind in kinds for key in ("p50", "p99")),
-             row["ratio"], f"{row['within_deadline']:.2%}"]
-            for row in rows
-        ],
-    )  # fmt: skip
-    return rows
-
-
 def measure_loads(
-    stores: Mapping[str, Path],
-    service: Program,
-    address: str,
-    echo: str,
-    contexts: NDArray[np.int32],
-    seconds: float,
-) -> list[dict[str, Any]]:
-    """Find the peaks, and load the service and the echo in part; print the table."""
-    rows = []
+    name: str, service: str, address: str, echo: str, contexts: NDArray[np.int32], seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Find the peaks of a store, and load the service and the echo in part; contexts are int32 [any, size, width]."""
+    frames = [encode_request(0, name, batch, BUDGET, 0.0, "") for batch in contexts]
+    caller = Caller(address)
+    sizes = [len(caller.ask(request)) - HEADER.size for request in frames]
+    caller.close()
+    echoed = [echo_frame(*pair) for pair in zip(frames, sizes, strict=True)]
 
-    def run(name: str, size: int, what: str, load: Load) -> dict[str, Any]:
-        progress(f"load of {name}, {size} contexts: {what}")
+    def run(what: str, load: Load) -> dict[str, Any]:
+        progress(f"load of {name}, {contexts.shape[1]} contexts: {what}")
         figures = call_fresh(run_load, load, one_core=False)
-        rows.append({"store": name, "contexts": size, "load": what, **figures})
-        return rows[-1]
+        return {"store": name, "contexts": contexts.shape[1], "load": what, **figures}
 
-    for name in stores:
-        for size in SAMPLES:
-            batches = _batches(contexts, size, REQUESTS)
-            frames = [encode_request(0, name, batch, BUDGET, 0.0, "") for batch in batches]
-            load = Load(address, frames, seconds)
-            peak = run(name, size, "peak", load)
-            with _http_beside(service.url, name, batches[0]) as sent:
-                run(name, size, "peak, HTTP beside", load)["http_requests"] = dict(sent)
-            paced = load._replace(rate=SHARE * peak["requests_per_second"])
-            run(name, size, f"{SHARE:.0%} of the peak", paced)
-            caller = Caller(address)
-            sizes = [len(caller.ask(request)) - HEADER.size for request in frames]
-            caller.close()
-            echoed = [echo_frame(*pair) for pair in zip(frames, sizes, strict=True)]
-            run(name, size, "the same, echo", paced._replace(address=echo, requests=echoed))
-    show_table(
-        "loads over 16 connections; latency from when a request was due",
-        ["store", "contexts", "load", "requests/s", "p50 µs", "p99 µs", "p99.9 µs", "in time", "problems"],
-        [
-            [row["store"], row["contexts"], row["load"], row["requests_per_second"], *row["us"].values(),
-             f"{row['within_deadline']:.2%}", str(row["problems"] or "")]
-            for row in rows
-        ],
-    )  # fmt: skip
-    return rows
+    load = Load(address, frames, seconds)
+    peak = run("peak", load)
+    yield peak
+    with _http_beside(f"{service}/v1/draft", {"release": name, "contexts": contexts[0].tolist()}) as answers:
+        beside = run("peak, HTTP beside", load)
+    yield beside | {"http_answers": answers[200], "http_failed": sum(answers.values()) - answers[200]}
+    paced = load._replace(rate=SHARE * peak["requests_per_second"])
+    yield run(f"{SHARE:.0%} of the peak", paced)
+    yield run("the same, echo", paced._replace(address=echo, requests=echoed))
 
 
 @contextmanager
-def _http_beside(url: str, release: str, contexts: NDArray[np.int32]) -> Iterator[dict[str, int]]:
-    """Ask for drafts over HTTP, one request after the other, within a block; yield the counts of answers."""
-    counts, stopped = {"answered": 0, "failed": 0}, threading.Event()
-    body = {"release": release, "contexts": contexts.tolist(), "budget": BUDGET}
+def _http_beside(url: str, body: dict[str, Any]) -> Iterator[Counter[int]]:
+    """Send HTTP requests, one after the other, within a block; yield the counts of their statuses, 0 for no answer."""
+    answers, stopped = Counter[int](), threading.Event()
 
     def send() -> None:
         while not stopped.wait(HTTP_PAUSE):
-            try:
-                answered = ask(f"{url}/v1/draft", body)[0] == 200
-            except NO_ANSWER:
-                answered = False
-            counts["answered" if answered else "failed"] += 1
+            status = 0
+            with suppress(*NO_ANSWER):
+                status, _ = ask(url, body)
+            answers[status] += 1
 
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        yield counts
+        yield answers
     finally:
         stopped.set()
         thread.join()
@@ -172,38 +134,39 @@ def main() -> None:
     """Run the parts and finish with the JSON document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     add_arguments(parser)
-    known = ("roundtrips", "load")
-    parser.add_argument("--parts", help=f"any of {','.join(known)} (default: all)")
+    parser.add_argument("--parts", help=f"any of {','.join(TITLES)} (default: all)")
     parser.add_argument("--workers", type=int, default=1, help="of the service (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="of each load (default: 5)")
     args = parser.parse_args()
-    parts = chosen(parser, args.parts, known)
+    parts = chosen(parser, args.parts, TITLES)
     seconds = args.seconds or (0.5 if args.quick else 5.0)
     figures: dict[str, Any] = {"workers": args.workers, "deadline_ms": DEADLINE * 1000}
     with open_workspace(args) as space, ExitStack() as stack:
         stores = prepare(space, args.quick)
         contexts = draw_contexts(space.recordings(RECORDED), 16_384, WIDTH)
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="draftstore-bench-")))
-        address, echo = folder / "lookup.sock", folder / "echo.sock"
-        log = space.work / "service.log"
+        folder = stack.enter_context(TemporaryDirectory(prefix="draftstore-bench-"))
+        address, echo, log = f"{folder}/lookup.sock", f"{folder}/echo.sock", space.work / "service.log"
         served = [f"--store={name}={path}" for name, path in stores.items()]
-        service = stack.enter_context(lookup_service(address, log, *served, "--workers", args.workers))
+        service = stack.enter_context(lookup_service(Path(address), log, *served, "--workers", args.workers))
         service.wait_until_ready()
         beside = stack.enter_context(Program("echo", ("benchmarks.service.echo", echo), log))
-        beside.wait_for(echo.exists)
-        if "roundtrips" in parts:
-            part = 0.05 if args.quick else 1.0
-            figures["roundtrips"] = measure_roundtrips(stores, str(address), str(echo), contexts, part)
-        if "load" in parts:
-            figures["loads"] = measure_loads(stores, service, str(address), str(echo), contexts, seconds)
+        beside.wait_for(Path(echo).exists)
+        for part in parts:
+            rows: list[dict[str, Any]] = []
+            for (name, path), (size, count) in itertools.product(stores.items(), SAMPLES.items()):
+                count = count // 20 if args.quick else count
+                if part == "roundtrips":
+                    progress(f"round trips of {name}, {size} contexts")
+                    batches = _batches(contexts, size, count)
+                    rows.append(call_fresh(roundtrips, address, echo, name, path, batches, one_core=False))
+                else:
+                    batches = _batches(contexts, size, REQUESTS)
+                    rows += measure_loads(name, service.url, address, echo, batches, seconds)
+            show_rows(TITLES[part], rows)
+            figures[part] = rows
     figures["load_average"] = os.getloadavg()[0]
     finish(args.out, "service", describe_machine(("uvloop", "lmdb")) | {"quick": args.quick} | figures)
-    bad = [
-        row
-        for row in (*figures.get("roundtrips", ()), *figures.get("loads", ()))
-        if row.get("wrong") or row.get("problems")
-    ]
-    if bad:
+    if any(row.get("wrong") or row.get("problems") for part in parts for row in figures[part]):
         sys.exit(1)
 
 

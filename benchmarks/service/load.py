@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.service.frames import HEADER, STATUS, connect, content, numbered
+from benchmarks.service.echo import HEADER, STATUS, connect, content, numbered
 from draftstore.remote.client import DEADLINE
 
 WARM_UP_SECONDS = 0.5
@@ -108,14 +108,13 @@ def _problem(request: _Under, known: dict[int, bytes]) -> str:
 
 def _figures(load: Load, seconds: Any, problems: Counter[str], cpu: float) -> dict[str, Any]:
     """Return the figures of a load."""
-    micros = seconds * 1e6
-    spread = dict(zip(("p50", "p99", "p99.9"), np.percentile(micros, [50, 99, 99.9]).tolist(), strict=True))
+    p50, p99, p999 = np.percentile(seconds * 1e6, [50, 99, 99.9]).tolist()
     return {
-        "connections": load.connections,
-        "rate": load.rate,
-        "requests_per_second": round(len(micros) / load.seconds),
-        "us": {name: round(value, 1) for name, value in spread.items()},
+        "requests_per_second": round(len(seconds) / load.seconds),
+        "p50_us": round(p50, 1),
+        "p99_us": round(p99, 1),
+        "p99.9_us": round(p999, 1),
         "within_deadline": round(float((seconds <= DEADLINE).mean()), 5),
-        "problems": dict(problems),
         "generator_cpu": round(cpu, 2),
+        "problems": dict(problems),
     }

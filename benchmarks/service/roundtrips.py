@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import SEED
 from benchmarks.measure import percentiles, time_in_turn
-from benchmarks.service.echo import echo_frame
-from benchmarks.service.frames import HEADER, Caller
+from benchmarks.service.echo import HEADER, Caller, echo_frame
 from draftstore.remote.client import DEADLINE, RemoteStore
 from draftstore.remote.wire import encode_request
 from draftstore.stores.registry import open_store
@@ -20,15 +19,7 @@ BUDGET = 64
 
 
 def roundtrips(address: str, echo: str, name: str, path: Path, contexts: NDArray[np.int32]) -> dict[str, Any]:
-    """Time all kinds of calls for one store, in this process.
-
-    Args:
-        address: Unix socket of the service.
-        echo: that of the echo.
-        name: that the store is served under.
-        path: its directory.
-        contexts: int32 [requests, contexts, width].
-    """
+    """Time all kinds of calls for one store, in microseconds; contexts are int32 [requests, contexts, width]."""
     store: Any = open_store(path)
     remote = RemoteStore(address, name, deadline=5.0)
     remote.check()
@@ -47,11 +38,12 @@ def roundtrips(address: str, echo: str, name: str, path: Path, contexts: NDArray
     times = time_in_turn(calls, np.random.default_rng(SEED))
     us = {kind: percentiles(each) for kind, each in times.items()}
     remote.close()
+    found = {f"{kind}_{key}": figures[key] for kind, figures in us.items() for key in ("p50", "p99")}
     return {
         "store": name,
         "contexts": contexts.shape[1],
-        "us": us,
-        "ratio": round(us["client"]["p50"] / (us["echo"]["p50"] + us["in process"]["p50"]), 2),
+        **found,
+        "ratio": round(found["client_p50"] / (found["echo_p50"] + found["in process_p50"]), 2),
         "within_deadline": round(float((np.array(times["client"]) <= DEADLINE * 1e6).mean()), 5),
         "wrong": wrong,
     }

@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -85,7 +84,7 @@ class Program:
         self.wait_for(lambda: is_ready(self.url))
         return self
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it with SIGTERM."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -94,14 +93,6 @@ class Program:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def decoding_worker(

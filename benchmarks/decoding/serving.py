@@ -5,7 +5,7 @@ import json
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,17 +30,18 @@ class Way(NamedTuple):
     name: str
     together: bool
     drafts: bool
-    requests: int = 1
+    requests: int
 
 
-WAYS = (
-    Way("one by one", together=False, drafts=False),
-    Way("one by one, drafts", together=False, drafts=True),
-    Way("together", together=True, drafts=False),
-    Way("together, drafts", together=True, drafts=True),
-    Way("each asks again", together=True, drafts=False, requests=STEADY),
-    Way("each asks again, drafts", together=True, drafts=True, requests=STEADY),
-)
+WAYS = [
+    Way(name + (", drafts" if drafts else ""), together, drafts, requests)
+    for name, together, requests in (
+        ("one by one", False, 1),
+        ("together", True, 1),
+        ("each asks again", True, STEADY),
+    )
+    for drafts in (False, True)
+]
 
 
 class Reply(NamedTuple):
@@ -57,13 +58,8 @@ def measure_serving(
 ) -> list[dict[str, Any]]:
     """Have the clients of all ways ask in turns, one client a prompt, and return the figures of each way.
 
-    Args:
-        model: its folder.
-        dtype: of its weights.
-        text: prompts, and the REST store of drafts.
-        curve: file of the cost curve.
-        log: file of the workers' output.
-        args: the command line; a round before those that it names is not timed.
+    A round before those of the command line is not timed. `curve` is the file of the cost curve, `log` that of the
+    workers' output.
     """
     with ExitStack() as stack:
         urls = {}
@@ -71,7 +67,7 @@ def measure_serving(
             batch = len(text.prompts) if together else 1
             options = ("--dtype", dtype, "--store", text.rest.path, "--curve", curve, "--max-batch", batch)
             worker = decoding_worker(model, log, *options, device=args.device, threads=args.threads)
-            urls[together] = stack.enter_context(worker).wait_until_ready().url
+            urls[together] = stack.enter_context(closing(worker)).wait_until_ready().url
         done: dict[str, list[dict[str, Any]]] = {way.name: [] for way in WAYS}
         for turn in range(1 + args.rounds):
             progress(f"serving, round {turn} of {args.rounds}")
@@ -109,7 +105,7 @@ def _ask(url: str, prompt: NDArray[np.int32], settings: dict[str, Any]) -> Reply
     """Ask for a stream and read it to its end."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_SECONDS)
     body = {"prompt": prompt.tolist(), "stream": True, "stream_options": {"include_usage": True}, **settings}
-    begin, first, text, usage = perf_counter(), 0.0, "", {}
+    begin, first, text, usage = perf_counter(), 0.0, "", dict[str, Any]()
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     stream = connection.getresponse()
     if stream.status != 200:

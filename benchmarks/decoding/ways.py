@@ -72,18 +72,7 @@ def answer(
     model: Any, prompts: Prompts, way: Way, tokens: int, answers: Answers,
     drafter: Drafter | None = None, together: int = 1, cache: str | None = None,
 ) -> None:  # fmt: skip
-    """Answer prompts, so many at a time, padded on the left.
-
-    Args:
-        model: of transformers.
-        prompts: int32 [any] each.
-        way: how.
-        tokens: maximum tokens of an output.
-        answers: what the outputs are added to.
-        drafter: of the way; None: a new one.
-        together: number of texts of a call.
-        cache: `dynamic` or `static`; None: the default.
-    """
+    """Answer prompts, int32 [any] each, so many together, padded on the left, and add the outputs to `answers`."""
     if drafter is None and way.drafter is not None:
         drafter = way.drafter()
     options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
@@ -114,12 +103,9 @@ def answer(
 def _padded(prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor]:
     """Return prompts and their mask, int64 [texts, longest] each."""
     width = max(map(len, prompts))
-    ids = torch.zeros((len(prompts), width), dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
-        mask[row, width - len(prompt) :] = 1
-    return ids, mask
+    rows = [[*[-1] * (width - len(prompt)), *prompt.tolist()] for prompt in prompts]
+    ids = torch.tensor(rows)
+    return ids.clamp(min=0), (ids >= 0).long()
 
 
 def _until_end(model: Any, row: list[int]) -> list[int]:
@@ -138,14 +124,9 @@ def differences(model: Any, prompts: Prompts, expected: Answers, found: Answers)
         if right != other:
             pairs = enumerate(zip(right, other, strict=False))
             place = next((at for at, (one, two) in pairs if one != two), min(len(right), len(other)))
-            margin = margin_at(model, np.concatenate([prompt, np.array(right[:place], np.int32)]))
+            text = torch.tensor([[*prompt.tolist(), *right[:place]]], device=model.device)
+            with torch.inference_mode():
+                first, second = model(text, logits_to_keep=1).logits[0, -1].double().topk(2).values.tolist()
+            margin = first - second
             parted.append({"prompt": number, "place": place, "margin": margin, "excused": margin <= EXCUSED})
     return parted
-
-
-def margin_at(model: Any, text: NDArray[np.int32]) -> float:
-    """Return the distance of the two largest logits that predict what follows a text, int32 [n]."""
-    with torch.inference_mode():
-        ids = torch.from_numpy(text.astype(np.int64))[None].to(model.device)
-        first, second = model(ids, logits_to_keep=1).logits[0, -1].float().topk(2).values.tolist()
-    return float(first - second)

@@ -3,19 +3,20 @@
 101 outputs of Vicuna-7B-v1.5 (AlpacaEval) are replayed in batches of 32, as engines schedule them: where one ends, the
 next takes its place. What the engine would verify is what its drafter returns for a step: chains of 8 tokens in vLLM,
 trees of 8, 16 and 64 nodes in SGLang, whose masks are checked. Drafts come from the request, from it and a store of
-every sixth conversation of ShareGPT, 4.5 M tokens, and from both with the store behind the lookup service. Where an
-engine is installed, its own n-gram drafter runs beside; SGLang's has the same texts as its external corpus.
+every sixth conversation of ShareGPT, 4.5 M tokens, and from both with the store behind the lookup service. Neither
+engine need be installed.
 
 Table first; the last line of stdout is one JSON document, also written to OUT/engine_NAME.json.
 
 Examples:
-    DRAFTSTORE_TEST_DATA=~/data .venv-vllm/bin/python -m benchmarks.engines --engine vllm --work ~/bench
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine vllm --work ~/bench
     DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.engines --engine sglang --work ~/bench
 """
 
 import argparse
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -82,13 +83,12 @@ def measure(
         if engine == "vllm":
             ways = vllm_ways(places, space.data / "tokenizers" / TOKENIZER, tokenizer.vocab_size, nodes)
         else:
-            ways = sglang_ways(places, tokenizer, store, nodes)
+            ways = sglang_ways(places, tokenizer, nodes)
         for name, way in ways.items():
             progress(f"{nodes} nodes: {name}")
             replay(way, recordings[:2])  # compiles what it needs
             rows.append({"way": name, "nodes": nodes, **replay(way, recordings)})
             way.close()
-        ways.clear()  # an external corpus of NGRAM takes gigabytes
     return rows
 
 
@@ -103,8 +103,8 @@ def main() -> None:
         store = space.store(TINY if args.quick else STORE)
         recordings = evenly(space.recordings(RECORDED), QUICK_OUTPUTS if args.quick else OUTPUTS)
         address = Path(folder) / "lookup.sock"
-        with lookup_service(
-            address, space.work / "engines.log", "--store", f"{RELEASE}={store.path}"
+        with closing(
+            lookup_service(address, space.work / "engines.log", "--store", f"{RELEASE}={store.path}")
         ) as service:
             service.wait_until_ready()
             rows = measure(space, args.engine, store, recordings, address)

@@ -3,7 +3,6 @@
 import os
 from array import array
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter_ns
 from types import SimpleNamespace
@@ -13,20 +12,18 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.quality.ngram import ask_corpus, new_corpus, parents_of
+from benchmarks.quality.ngram import parents_of
 from draftstore.assembly import Sources
 from draftstore.decoding.replay import Recording
 from draftstore.engines.config import EngineConfig
 from draftstore.engines.proposer import Proposer
 from draftstore.engines.sglang import BatchDrafts
 from draftstore.engines.vllm import Drafter
-from draftstore.stores.rest.store import RestStore
 from draftstore.text.tokenizer import TextTokenizer
 
 BATCH, LONGEST = 32, 8192
 DEADLINE = 0.1
 """Seconds that a step waits for the service: no answer is to be missed here."""
-NGRAM = {"vLLM n-gram, 5": (5, 5), "vLLM n-gram, 2 to 5": (2, 5)}
 Drafts = list[tuple[Sequence[int], Sequence[int]]]
 """Of each text the drafted tokens and their parents, -1 for the text's last token."""
 Places = dict[str, dict[str, Any]]
@@ -65,19 +62,14 @@ class Running:
 
 
 class Way(NamedTuple):
-    """A way of drafting.
-
-    Attributes:
-        draft: returns the drafts of a step and the microseconds that they took.
-        close: gives back what it holds.
-    """
+    """A way of drafting: `draft` returns the drafts of a step and the microseconds that they took."""
 
     draft: Callable[[Sequence[Running]], tuple[Drafts, float]]
     close: Callable[[], None]
 
 
-def sglang_ways(places: Places, tokenizer: TextTokenizer, store: RestStore, nodes: int) -> dict[str, Way]:
-    """Return our ways at SGLang's seam, and its own NGRAM if it is installed."""
+def sglang_ways(places: Places, tokenizer: TextTokenizer, nodes: int) -> dict[str, Way]:
+    """Return the ways at SGLang's seam."""
     ways = {}
     for name, fields in places.items():
         config = EngineConfig(Sources(**fields), budget=nodes)
@@ -85,12 +77,6 @@ def sglang_ways(places: Places, tokenizer: TextTokenizer, store: RestStore, node
             config, engine="sglang", vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.identity
         )
         ways[name] = Way(_masked(BatchDrafts(proposer, nodes + 1), nodes + 1), proposer.close)
-    if find_spec("sglang"):
-        corpus = new_corpus(store.index, nodes)
-        ways["SGLang's NGRAM"] = Way(
-            _masked(SimpleNamespace(draft=lambda texts, _: ask_corpus(corpus, texts)), nodes + 1),
-            corpus.reset,
-        )
     return ways
 
 
@@ -109,26 +95,15 @@ def _masked(drafter: Any, rows: int) -> Callable[[Sequence[Running]], tuple[Draf
 
 
 def vllm_ways(places: Places, folder: Path, vocab_size: int, chain: int) -> dict[str, Way]:
-    """Return our ways at vLLM's seam, and its own n-gram drafter if it is installed."""
+    """Return the ways at vLLM's seam."""
     ways = {}
     for name, fields in places.items():
-        values = {
-            key: str(value[0] if key == "stores" else int(value) if value is True else value)
-            for key, value in fields.items()
-        }
+        values = {key: str(int(value) if value is True else value) for key, value in fields.items()}
+        values |= {key: str(paths[0]) for key, paths in fields.items() if key == "stores"}
         with patch.dict(os.environ, {f"DRAFTSTORE_{key.upper()}": value for key, value in values.items()}):
             drafter = Drafter(_vllm_config(folder, vocab_size, chain))
         assert drafter.proposer is not None
         ways[name] = Way(_chained(drafter.propose), drafter.proposer.close)
-    if find_spec("vllm"):
-        from vllm.v1.spec_decode.ngram_proposer import NgramProposer
-
-        for name, (least, most) in NGRAM.items():
-            config = _vllm_config(folder, vocab_size, chain)
-            config.speculative_config.prompt_lookup_min = least
-            config.speculative_config.prompt_lookup_max = most
-            own = NgramProposer(config)
-            ways[name] = Way(_chained(lambda *call, own=own: own.propose(chain, *call)), lambda: None)
     return ways
 
 

@@ -17,7 +17,6 @@ Example:
 
 import argparse
 import itertools
-import os
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.common import SEED, add_arguments, open_workspace
-from benchmarks.faults.events import AWAY, FULL, PROGRAMS, cause, disturb, plan, send_strange
+from benchmarks.faults.events import AWAY, FULL, cause, disturb, plan, send_strange
 from benchmarks.faults.site import FAILED, NAME, PROMPTS, Event, Site, command, complete
 from benchmarks.measure import progress
 from benchmarks.processes import NO_ANSWER, ask
@@ -43,8 +42,7 @@ from draftstore.stores.registry import open_store
 from draftstore.stores.rest.store import RestStore
 
 CONTEXTS, WIDTH, BUDGET = 100, 16, 32
-GAP_SECONDS = 3.0
-"""Time without an answer that needs a cause."""
+GAP_SECONDS = 3.0  # without an answer: these need a cause
 TAKES_DOWN = {"drafts": ("lookup",), "completions": ("worker",)}
 """Programs whose kills may keep a client waiting."""
 SPOILS = ("prefect", "database", AWAY, FULL)
@@ -67,10 +65,8 @@ class Watch:
         self.gaps: dict[str, list[tuple[float, float]]] = {name: [] for name in TAKES_DOWN}
         self._site, self._contexts, self._drafted = site, contexts, Counter[Drafted]()
         self._stopped = threading.Event()
-        questions = {"drafts": (self._draft, 0.02), "completions": (self._complete, 0.2)}
-        self._threads = [
-            threading.Thread(target=self._ask, args=(name, *each)) for name, each in questions.items()
-        ]
+        clients = (("drafts", self._draft, 0.02), ("completions", self._complete, 0.2))
+        self._threads = [threading.Thread(target=self._ask, args=client) for client in clients]
         for thread in self._threads:
             thread.start()
 
@@ -127,19 +123,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--seconds", type=float, help="how long (default: 3600; quick: 60)")
-    parser.add_argument("--kills", type=int, help="of processes (default: one in 18 seconds)")
-    disk = 256 if os.geteuid() == 0 else 0
-    parser.add_argument(
-        "--disk-mb", type=int, default=disk, help="of the stores; 0: it is not filled (default: 256 as root)"
-    )
     args = parser.parse_args()
     seconds = args.seconds or (60.0 if args.quick else 3600.0)
     with open_workspace(args) as space:
-        site = Site(space, args.disk_mb)
-        with closing(site):
+        with closing(Site(space)) as site:
             site.start()
-            figures, problems = run(site, seconds, args.kills or max(len(PROGRAMS), round(seconds / 18)))
-        problems["processes left over"] = processes_of(site.home)
+            figures, problems = run(site, seconds)
+        lines = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+        problems["processes left over"] = [line for line in lines if str(site.home) in line]
     problems = {what: found for what, found in problems.items() if found}
     show_table("faults", ["", "value"], [[name, str(value)] for name, value in figures.items()])
     for what, found in problems.items():
@@ -150,13 +141,13 @@ def main() -> None:
         sys.exit(1)
 
 
-def run(site: Site, seconds: float, kills: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def run(site: Site, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Disturb the system, leave it alone, and judge; return figures and objections."""
     with closing(RestStore.open(builds()[0])) as store:
         ids = np.random.default_rng(SEED).integers(0, store.manifest.counts["tokens"], CONTEXTS)
         tokens = np.asarray(store.index.tokens[: ids.max() + WIDTH], np.int32) % store.manifest.vocab_size
         contexts = np.array([tokens[start : start + WIDTH] for start in ids.tolist()])
-    watch, planned, faults = Watch(site, contexts), plan(seconds, kills), list[Future[Event]]()
+    watch, planned, faults = Watch(site, contexts), plan(seconds), list[Future[Event]]()
     sent, stopped, begin = Counter[str](), threading.Event(), time.monotonic()
     with ThreadPoolExecutor() as threads:
         threads.submit(send_strange, site, sent, stopped)
@@ -176,7 +167,7 @@ def run(site: Site, seconds: float, kills: int) -> tuple[dict[str, Any], dict[st
     figures, problems = judge(site, watch, [each.result() for each in faults])
     figures["strange_requests"] = dict(sent)
     for name in ("worker", "lookup"):  # what has stores open
-        site.programs[name].stop()
+        site.programs[name].close()
     command("builds", "prune", "--keep", 1)
     problems["draftstore doctor"] = [each["what"] for each in command("doctor", "--full")["findings"]]
     return figures, problems
@@ -185,31 +176,26 @@ def run(site: Site, seconds: float, kills: int) -> tuple[dict[str, Any], dict[st
 def judge(site: Site, watch: Watch, events: Sequence[Event]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the figures, and what should not be."""
     begin, stores, gaps = site.runs[0].end, builds(), watch.gaps
+    wanted, failed = len(set(site.documents())), [each for each in site.runs if each.what == FAILED]
     with closing(open_store(stores[0])) as store:
         held = store.manifest.counts["documents"]
-    longest = {name: max((end - start for start, end in each), default=0.0) for name, each in gaps.items()}
-    wanted = len(set(site.documents()))
-    failed = [each for each in site.runs if each.what == FAILED]
+    longest = {name: max([end - start for start, end in each] or [0.0]) for name, each in gaps.items()}
     figures: dict[str, Any] = {
         "answers": dict(watch.answers),
         "longest_seconds_without_an_answer": {name: round(each, 1) for name, each in longest.items()},
         "faults": dict(Counter(event.what for event in events)),
-        "runs": len(site.runs),
-        "failed_runs": len(failed),
-        "builds": len(stores),
+        "runs, failed, builds": [len(site.runs), len(failed), len(stores)],
     }
     return figures, {
         "wrong drafts": watch.wrong_drafts(stores),
         "wrong completions": watch.wrong,
         "seconds without an answer and without a fault": [
-            [name, round(start - begin, 1), round(end - begin, 1)]
+            (name, round(start - begin), round(end - begin))
             for name, each in gaps.items()
             for start, end in each
             if not cause(start, end, events, TAKES_DOWN[name])
         ],
-        "runs that failed without a fault": [
-            each for each in failed if not cause(each.begin, each.end, events, SPOILS)
-        ],
+        "failed without a fault": [each for each in failed if not cause(*each[1:], events, SPOILS)],
         "the last run": failed[-1:] if site.runs[-1] in failed else [],
         "documents": "" if held == wanted else f"{held} in the store, {wanted} in the source",
     }
@@ -219,19 +205,6 @@ def builds() -> list[Path]:
     """Return the folders of the finished REST stores, newest first."""
     found = command("builds", "list", "--kind", "rest", "--state", "finished", "--limit", 100_000)
     return [Path(each["path"]) for each in found]
-
-
-def processes_of(home: Path) -> list[str]:
-    """Return the command lines of processes that work with a data folder, besides this one."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = " ".join(process.cmdline())
-            if process.pid != os.getpid() and (
-                process.environ().get("DRAFTSTORE_HOME") == str(home) or str(home) in words
-            ):
-                found.append(f"{process.pid}: {words[:200]}")
-    return found
 
 
 if __name__ == "__main__":

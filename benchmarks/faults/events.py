@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 import socket
 import threading
 import time
@@ -15,27 +14,26 @@ import psutil
 
 from benchmarks.common import SEED
 from benchmarks.faults.site import NAME, Event, Site
+from benchmarks.service.echo import connect
 from draftstore.remote.wire import encode_request
 
 PROGRAMS = ("lookup", "worker", "prefect", "database")
 AWAY, FULL = "database away", "disk full"
 PAUSE_SECONDS = 0.02
-LATE_SECONDS = 10.0
-"""Time in which a fault is noticed."""
+LATE_SECONDS = 10.0  # until a fault is noticed
 
 
-def plan(seconds: float, kills: int) -> list[tuple[float, str]]:
-    """Return what goes wrong when: kills of all programs in turn, and two outages of database and disk, mixed."""
-    what = [PROGRAMS[number % len(PROGRAMS)] for number in range(kills)] + [AWAY, FULL] * 2
+def plan(seconds: float) -> list[tuple[float, str]]:
+    """Return what goes wrong when: a kill every 18 seconds, and two outages of database and disk, mixed."""
+    what = [*PROGRAMS * max(1, round(seconds / 18 / len(PROGRAMS))), *[AWAY, FULL] * 2]
     random.Random(SEED).shuffle(what)
     return [(seconds * (0.05 + 0.9 * place / len(what)), each) for place, each in enumerate(what)]
 
 
 def cause(begin: float, end: float, events: Sequence[Event], whats: Sequence[str]) -> bool:
     """Return True if something of these kinds went wrong during a time, or shortly before."""
-    return any(
-        event.what in whats and event.begin <= end and event.end >= begin - LATE_SECONDS for event in events
-    )
+    near = [event for event in events if event.begin <= end and event.end >= begin - LATE_SECONDS]
+    return any(event.what in whats for event in near)
 
 
 def disturb(site: Site, what: str, window: float) -> Event:
@@ -53,28 +51,24 @@ def disturb(site: Site, what: str, window: float) -> Event:
 
 def _hang(site: Site, window: float) -> None:
     """Stop all processes of the database by signal, and let them go on after a while."""
-    stopped = list[psutil.Process]()
-    for process in site.family("database"):
+    family = site.family("database")
+    for process in (stopped := [*family, *(child for each in family for child in each.children())]):
         with suppress(psutil.Error):
-            for each in (process, *process.children(recursive=True)):
-                each.send_signal(signal.SIGSTOP)
-                stopped.append(each)
+            process.suspend()
     time.sleep(window)
-    for each in stopped:
+    for process in stopped:
         with suppress(psutil.Error):
-            each.send_signal(signal.SIGCONT)
+            process.resume()
 
 
 def _fill(site: Site, end: float) -> None:
-    """Leave no byte on the small file system until `end`."""
-    if site.disk:
-        ballast = site.disk / "ballast"
+    """Leave no byte on the file system of the stores until `end`, unless it is that of the machine."""
+    if site.own_disk:
+        ballast = site.stores / "ballast"
         with ballast.open("wb", buffering=0) as file:
             while time.monotonic() < end:  # what others give back is taken as well
                 with suppress(OSError):
-                    while True:
-                        file.write(bytes(1 << 16))
-                time.sleep(0.1)
+                    file.write(bytes(1 << 16))
         ballast.unlink()
 
 
@@ -98,9 +92,7 @@ def send_strange(site: Site, sent: Counter[str], stopped: threading.Event) -> No
 
 def _connect(site: Site, name: str) -> socket.socket:
     if name == "frames":
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(str(site.socket))
-        return sock
+        return connect(str(site.socket))
     host, port = site.programs[name].url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), 5)
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import psutil
@@ -47,31 +47,28 @@ class Site:
 
     Attributes:
         programs: the commands that run, by name.
-        disk: folder of the small file system of the stores; None: there is none.
+        own_disk: whether the stores lie on a small file system of their own, which takes root.
         runs: flow runs that have ended.
         texts: what the model says to each prompt without drafts.
     """
 
-    def __init__(self, space: Workspace, disk_mb: int) -> None:
-        """Start from nothing; the stores lie on a file system of `disk_mb`, which takes root, unless that is 0."""
-        self.work, self.home = space.work, space.work / "faults-home"
-        self.model = space.data / "models" / "stories260K"
+    def __init__(self, space: Workspace) -> None:
+        """Start from nothing."""
+        self.home, self.model = space.work / "faults-home", space.data / "models" / "stories260K"
         os.environ[HOME_VARIABLE] = str(self.home)
         os.environ.pop("DRAFTSTORE_DATABASE_URL", None)
         self._log, self._state, self._port = space.work / "faults.log", space.work / "prefect", free_port()
-        self.socket = self.home / "lookup.sock"
-        stores, self._folder = self.home / "stores", space.work / "faults-texts"
-        unmount(stores)
+        self.socket, self.stores = self.home / "lookup.sock", self.home / "stores"
+        self._folder, self.own_disk = space.work / "faults-texts", os.geteuid() == 0
+        self._unmount()
         for folder in (self.home, find_place(self.home).base, self._state, self._folder):
             shutil.rmtree(folder, ignore_errors=True)
-        stores.mkdir(parents=True)
+        for folder in (self.stores, self._folder):
+            folder.mkdir(parents=True)
         self._log.write_text("")
-        self._folder.mkdir()
-        self.disk: Path | None = None
-        if disk_mb:
-            options = f"size={disk_mb}m,mode=755"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "faults", str(stores)], check=True)
-            self.disk = stores
+        if self.own_disk:
+            mount = ["mount", "-t", "tmpfs", "-o", "size=256m,mode=755", "faults", str(self.stores)]
+            subprocess.run(mount, check=True)
         records = (record for _, record in read_json_records(space.data / "corpora" / CHAT.files[0]))
         messages = (record["messages"][-1]["content"][:LONGEST] for record in records)
         self._pool = list(dict.fromkeys(text for text in itertools.islice(messages, 5000) if text.strip()))
@@ -85,7 +82,7 @@ class Site:
         """Start everything: completions without drafts, the collection and its first stores, the services."""
         progress("completions without drafts")
         plain = (*EXACT, "--no-request", "--budget", "0")
-        with decoding_worker(self.model, self._log, *plain) as worker:
+        with closing(decoding_worker(self.model, self._log, *plain)) as worker:
             url = worker.wait_until_ready().url
             self.texts = {prompt: complete(url, prompt) for prompt in PROMPTS}
         self.change_texts()
@@ -131,10 +128,9 @@ class Site:
         return self._run is not None
 
     def wait_for_run(self) -> None:
-        """Have another flow run start, and wait for its end."""
-        for start in (False, True):
-            if start:
-                self.request_run()
+        """Wait for the flow run that is watched, and have another one start and end."""
+        for request in (lambda: None, self.request_run):
+            request()
             while self.is_running():
                 self.revive()
                 time.sleep(0.25)
@@ -154,19 +150,20 @@ class Site:
 
     def close(self) -> None:
         """Stop all of it."""
-        for name in ("worker", "lookup", "prefect"):
-            if name in self.programs:
-                self.programs[name].stop()
+        for program in reversed(self.programs.values()):
+            program.close()
         subprocess.run([sys.executable, "-m", "draftstore", "db", "stop"], check=False, capture_output=True)
-        if self.disk:
-            unmount(self.disk)
+        self._unmount()
+
+    def _unmount(self) -> None:
+        if self.stores.is_mount():
+            subprocess.run(["umount", "--lazy", str(self.stores)], check=True)
 
 
 def command(*arguments: object) -> Any:
     """Run a command of draftstore with `--json`, and return its document, whatever its exit status is."""
     words = [sys.executable, "-m", "draftstore", *map(str, arguments), "--json"]
-    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout)
+    return json.loads(subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def complete(url: str, prompt: str) -> str:
@@ -175,11 +172,4 @@ def complete(url: str, prompt: str) -> str:
     status, found = ask(f"{url}/v1/completions", body)
     if status != 200:
         raise ConnectionError(f"status {status}")
-    text: str = found["choices"][0]["text"]
-    return text
-
-
-def unmount(folder: Path) -> None:
-    """Take a file system away, if there is one."""
-    if folder.is_mount():
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    return str(found["choices"][0]["text"])

@@ -3,18 +3,17 @@
 Parts, each at most nine minutes long; those of a shape are run for each of them:
 
 tests       all tests marked `gpu`: CUDA graphs, dense states, batches in float32 and float64
-curve       milliseconds of a pass by texts and rows, with candidates and without, and the roofline
+curve       milliseconds of a pass by texts and rows, with candidates and without
 decode      tokens a second of 1B and 8B shapes with forced outputs, by texts at a time, drafts and planner
 
-Each writes OUT/PART.json, cell by cell. A part that is complete is skipped, another one is continued, so the command
-is repeated until nothing is left; `--again` begins anew. Without a GPU everything runs on the CPU: add `--quick`. The
-last line of stdout is one JSON document; exit status 1 if a cell or a test failed.
+Each prints a table and writes OUT/PART.json, cell by cell. A part that is complete is skipped, another one is
+continued, so the command is repeated until nothing is left; `--again` begins anew. Without a GPU everything runs on the
+CPU: add `--quick`. The last line of stdout is one JSON document; exit status 1 if a cell or a test failed.
 
 Examples:
     python -m benchmarks.gpu --quick                                 # toy size, minutes on a CPU
     python -m benchmarks.gpu --work data/gpu --parts tests,curve
     python -m benchmarks.gpu --work data/gpu --parts decode-8b
-    python -m benchmarks.gpu --report                                # writes OUT/report.md
 """
 
 import argparse
@@ -26,9 +25,9 @@ from typing import Any
 from benchmarks.common import RESULTS, add_arguments, open_workspace
 from benchmarks.gpu import curve, decode, pytests
 from benchmarks.gpu.forced import SHAPES
-from benchmarks.gpu.report import write_report
 from benchmarks.gpu.sheet import Bench, Sheet, describe_device, read_sheet
 from benchmarks.measure import progress
+from benchmarks.report import show_rows
 
 PARTS: dict[str, Callable[[Sheet], None]] = {
     "tests": pytests.run,
@@ -57,6 +56,7 @@ def run_unit(bench: Bench, part: str, shape: str, about: dict[str, Any]) -> dict
     sheet = Sheet(bench, path, about | {"part": part, "shape": shape, "quick": args.quick}, shape)
     PARTS[part](sheet)
     sheet.save(complete=sheet.complete)
+    show_rows(name, [{"cell": cell, **found} for cell, found in sheet.cells.items()])
     errors = [cell for cell, found in sheet.cells.items() if "error" in found or found.get("failed")]
     return {"part": name, "complete": sheet.complete, "left": sheet.cut, "errors": errors}
 
@@ -72,7 +72,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         help=f"any of {','.join(PARTS)}, or of one shape, as decode-8b (default: all)",
     )  # fmt: skip
     parser.add_argument("--again", action="store_true", help="measure what is there already")
-    parser.add_argument("--report", action="store_true", help="write the page of what is in OUT, and end")
     args = parser.parse_args(arguments)
     known = {*PARTS, *(f"{part}-{shape}" for part in SHAPED for shape in SHAPES)}
     if unknown := set(args.parts) - known:
@@ -83,9 +82,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts, and finish with the JSON document."""
     args = parse_arguments(arguments)
-    if args.report:
-        print(json.dumps({"report": str(write_report(args.out))}))
-        return
     with open_workspace(args) as space:
         bench, about = Bench(space, args), describe_device()
         units = units_of(args.parts, bench.extent.shapes)

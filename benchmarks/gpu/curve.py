@@ -1,8 +1,6 @@
 """The part `curve`: milliseconds of a pass by its texts and rows, with the 8 candidates of each row or without.
 
 A pass is run as `draftstore.hf.batches` runs it, over a binary tree in every text, until its tokens are on the host.
-The roofline is the larger of two times: the weights, keys and values read once at the bandwidth of a copy, and the
-products computed at the rate of a large matrix product, both measured here.
 """
 
 from collections.abc import Iterator
@@ -17,8 +15,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from benchmarks.gpu.forced import SHAPES, Shape
-from benchmarks.gpu.sheet import POSITIONS, Sheet, free, seconds_of
+from benchmarks.gpu.sheet import POSITIONS, Sheet, free
 from draftstore.hf import graph_runner
 from draftstore.hf.graph_runner import GraphRunner
 from draftstore.hf.pass_shapes import MAX_ROWS, Entry
@@ -30,18 +27,15 @@ from draftstore.trees.tree import DraftTree
 def run(sheet: Sheet) -> None:
     """Measure the curves of one shape."""
     extent = sheet.bench.extent
-    device = sheet.cell("device", lambda: _device_limits(extent.matrix, extent.copied))
     for context in extent.contexts:
         for texts in extent.batches:
             sizes = [rows for rows in extent.rows if texts * rows <= extent.together]
             names = {rows: f"context {context}, {texts} x {rows}" for rows in sizes}
-            if device is None or all(sheet.known(name) for name in names.values()):
+            if all(sheet.known(name) for name in names.values()):
                 continue
             with _runner(sheet.bench.model(sheet.shape), texts, context, extent.together) as runner:
                 for rows, name in names.items():
-                    shape = SHAPES[sheet.shape]
-                    least = _roofline(shape, sheet.bench.vocab_size, device, texts, rows, context)
-                    sheet.cell(name, partial(_pass, runner, texts, rows, context, extent.repeats, least))
+                    sheet.cell(name, partial(_pass, runner, texts, rows, context, extent.repeats))
 
 
 @contextmanager
@@ -57,9 +51,7 @@ def _runner(model: Any, texts: int, context: int, rows: int) -> Iterator[GraphRu
     free()
 
 
-def _pass(
-    runner: GraphRunner, texts: int, rows: int, context: int, repeats: int, least: float
-) -> dict[str, Any]:
+def _pass(runner: GraphRunner, texts: int, rows: int, context: int, repeats: int) -> dict[str, Any]:
     """Return the median of a pass over a binary tree in every text; the first one, which captures, is not in it."""
     nodes = np.arange(rows - 1)
     parents = ((nodes + 1) // 2 - 1).astype(np.int16)
@@ -73,34 +65,4 @@ def _pass(
             runner.run([entry] * texts, wants)[0].best()
             times.append(perf_counter() - begin)
         found[name] = round(1000 * median(times[2:]), 4)
-    return found | {"roofline": least}
-
-
-def _device_limits(size: int, copied: int) -> dict[str, Any]:
-    """Measure bandwidth and peak."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    source = torch.ones(copied, dtype=torch.int8, device=device)
-    copy = seconds_of(partial(torch.empty_like(source).copy_, source), 10)
-    left = torch.randn(size, size, device=device).to(dtype)
-    product = seconds_of(partial(torch.matmul, left, left), 10)
-    return {
-        "gigabytes_per_second": round(2 * copied / copy / 1e9, 3),
-        "teraflops": round(2 * size**3 / product / 1e12, 6),
-        "cell_bytes": dtype.itemsize,
-    }
-
-
-def _roofline(
-    shape: Shape, vocab_size: int, device: dict[str, Any], texts: int, rows: int, context: int
-) -> float:
-    """Return the least milliseconds of a pass on this device."""
-    width = shape.hidden // shape.heads
-    own = shape.hidden * (shape.hidden * 2 + 2 * width * shape.key_value_heads + 3 * shape.inner)
-    weights = shape.layers * own + shape.hidden * vocab_size
-    pairs = texts * rows * (context + rows)
-    kept = 2 * shape.layers * shape.key_value_heads * width * texts * (context + rows)
-    computed = 2 * weights * texts * rows + 4 * shape.layers * shape.hidden * pairs
-    by_memory = device["cell_bytes"] * (weights + kept) / device["gigabytes_per_second"] / 1e6
-    by_compute = computed / device["teraflops"] / 1e9
-    return float(round(max(by_memory, by_compute), 4))
+    return found

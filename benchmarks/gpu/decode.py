@@ -22,7 +22,6 @@ from draftstore.stores.rest.store import BUDGET
 
 CACHES = ("dynamic", "static")
 LEAST_OUTPUTS = 4
-Drafters = dict[str, Callable[[], Drafter]]
 
 
 def run(sheet: Sheet) -> None:
@@ -38,7 +37,7 @@ def run(sheet: Sheet) -> None:
     if found is None:
         return
     curve = CostCurve(tuple(found["rows"]), tuple(found["seconds"]), bool(found["padded"]))
-    drafters: Drafters = {
+    drafters: dict[str, Callable[[], Drafter]] = {
         "request": lambda: RequestDrafter(size),
         "REST": bench.rest.drafter,
         "both": lambda: Mixture([RequestDrafter(size), bench.rest.drafter()]),

@@ -40,7 +40,6 @@ class Extent:
 
     `batches` are texts at a time, `rows` those of each text in a pass, of `together` at most, `contexts` the tokens
     before it. Outputs have `tokens`, prompts at most `longest`, drafts of `store` `budgets` where they are not planned.
-    `matrix` and `copied` give peak and bandwidth.
     """
 
     shapes: tuple[str, ...] = ("1b", "8b")
@@ -53,14 +52,11 @@ class Extent:
     longest: int = 256
     budgets: tuple[int, ...] = (16, 64)
     store: Source = CHAT
-    matrix: int = 8192
-    copied: int = 2**32
 
 
 QUICK = Extent(
     shapes=("tiny",), batches=(1, 2), rows=(1, 4), contexts=(16,), together=8, repeats=1, tokens=8, longest=64,
     budgets=(4,), store=Source("gpu_chat", CHAT.files, tokens=50_000),
-    matrix=64, copied=2**16,
 )  # fmt: skip
 
 
@@ -181,23 +177,6 @@ def describe_device() -> dict[str, Any]:
     device = torch.cuda.get_device_properties(0)
     memory = round(device.total_memory / 2**30, 1)
     return about | {"device": {"name": device.name, "memory_gib": memory, "cuda": torch.version.cuda}}
-
-
-def seconds_of(call: Callable[[], object], repeats: int) -> float:
-    """Return the mean seconds of calls that follow each other without waiting."""
-    call()
-    synchronize()
-    begin = perf_counter()
-    for _ in range(repeats):
-        call()
-    synchronize()
-    return (perf_counter() - begin) / repeats
-
-
-def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def free() -> None:

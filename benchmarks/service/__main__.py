@@ -21,7 +21,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -72,10 +72,8 @@ def prepare(space: Workspace, quick: bool) -> dict[str, Path]:
     size = int(rest.manifest.counts["tokens"] * AUTHORS_TOKEN_BYTES / PART_OF_REST)
     crest = rest.path.with_name(f"{rest.path.name}-crest")
     progress(f"store {crest.name}")
-    return {
-        "crest": build_crest(CrestOptions(crest.name, max_bytes=size), rest.path, crest).path,
-        "rest": rest.path,
-    }
+    build_crest(CrestOptions(crest.name, max_bytes=size), rest.path, crest)
+    return {"crest": crest, "rest": rest.path}
 
 
 def measure_loads(
@@ -147,9 +145,10 @@ def main() -> None:
         folder = stack.enter_context(TemporaryDirectory(prefix="draftstore-bench-"))
         address, echo, log = f"{folder}/lookup.sock", f"{folder}/echo.sock", space.work / "service.log"
         served = [f"--store={name}={path}" for name, path in stores.items()]
-        service = stack.enter_context(lookup_service(Path(address), log, *served, "--workers", args.workers))
+        service = lookup_service(Path(address), log, *served, "--workers", args.workers)
+        stack.enter_context(closing(service))
         service.wait_until_ready()
-        beside = stack.enter_context(Program("echo", ("benchmarks.service.echo", echo), log))
+        beside = stack.enter_context(closing(Program("echo", ("benchmarks.service.echo", echo), log)))
         beside.wait_for(Path(echo).exists)
         for part in parts:
             rows: list[dict[str, Any]] = []

@@ -5,6 +5,7 @@ at even distances whatever the service does, and latency counts from then: a sta
 Every answer is compared with the first one to the same request.
 """
 
+import dataclasses
 import gc
 import select
 import time
@@ -21,15 +22,7 @@ WARM_UP_SECONDS = 0.5
 
 
 class Load(NamedTuple):
-    """What is to be done.
-
-    Attributes:
-        address: Unix socket of the service.
-        requests: frames, sent from the first to the last and over again.
-        seconds: how long.
-        connections: number of connections.
-        rate: requests a second; None: as fast as they are answered.
-    """
+    """Frames to send over and over again to a Unix socket; `rate` in requests a second, None: as they are answered."""
 
     address: str
     requests: Sequence[bytes]
@@ -38,19 +31,20 @@ class Load(NamedTuple):
     rate: float | None = None
 
 
-class _Under:
+@dataclasses.dataclass(slots=True, eq=False)
+class _Request:
     """A request that is under way on a connection."""
 
-    __slots__ = ("due", "number", "place", "received")
-
-    def __init__(self, place: int, number: int, due: float) -> None:
-        self.place, self.number, self.due, self.received = place, number, due, b""
+    place: int
+    number: int
+    due: float
+    received: bytes = b""
 
 
 def run_load(load: Load) -> dict[str, Any]:
     """Run a load to its end; return the figures, latencies in microseconds."""
     idle = deque(connect(load.address) for _ in range(load.connections))
-    under: dict[Any, _Under] = {}
+    under: dict[Any, _Request] = {}
     known: dict[int, bytes] = {}
     problems: Counter[str] = Counter()
     latencies: list[float] = []
@@ -66,7 +60,7 @@ def run_load(load: Load) -> dict[str, Any]:
                 wait = due - now
                 break
             sock = idle.popleft()
-            under[sock] = _Under(sent % len(load.requests), sent, due)
+            under[sock] = _Request(sent % len(load.requests), sent, due)
             sock.sendall(numbered(load.requests[sent % len(load.requests)], sent))
             sent += 1
         if now > end + 10:
@@ -93,7 +87,7 @@ def run_load(load: Load) -> dict[str, Any]:
     return _figures(load, np.array(latencies), problems, (time.process_time() - cpu) / spent)
 
 
-def _problem(request: _Under, known: dict[int, bytes]) -> str:
+def _problem(request: _Request, known: dict[int, bytes]) -> str:
     """Return what is wrong with an answer; empty if nothing is."""
     answer = request.received
     if not answer:

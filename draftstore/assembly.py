@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from draftstore.decoding.nothing import NoDrafts
 from draftstore.drafting.drafter import Drafter, Session, projection_of
+from draftstore.drafting.faults import NoDrafts
 from draftstore.drafting.fitting import fitted
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.projection import Projection

@@ -97,6 +97,8 @@ def open_pool(cluster: str | None) -> Iterator[Pool | None]:
 class DaskPool(Pool):
     """The workers of a Dask cluster, also those that join it later.
 
+    Not `ClientExecutor` of distributed 2026.8: it fails in its own thread if a job is cancelled while being fetched.
+
     Attributes:
         client: connection to the scheduler.
     """

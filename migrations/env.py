@@ -16,6 +16,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
+import schema.collection_models  # noqa: F401 (its tables belong to the same metadata)
 from schema import views
 from schema.models import Base
 from schema.partitions import PARTITION_NAME

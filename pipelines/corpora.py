@@ -9,21 +9,16 @@ from pipelines.parameters import Corpus
 
 DEMO = "demo"
 """Name and release of what is built from the demonstration corpus."""
-LEFT_OUT = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
+EXCLUDED = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
 
 
 def resolve_name(name: str | None, *, demo: bool) -> str:
-    """Return the name of a store: the given one, or else that of the demonstration.
-
-    Args:
-        name: name from the parameters.
-        demo: whether the store is built from the demonstration corpus.
-
-    Raises:
-        BuildError: none is given for texts of one's own.
-    """
+    """Return the name of a store: the given one, or else `demo`, but only for the demonstration corpus."""
     if name is None and not demo:
-        raise BuildError("a store of your own texts needs a name: --param name=chat")
+        raise BuildError(
+            "a store of your own texts needs a name: --param name=chat, or a collection, whose name the flow rebuild "
+            "takes: `draftstore corpus add chat PATH`"
+        )
     return name or DEMO
 
 
@@ -35,14 +30,7 @@ def demo_path(home: Path) -> Path:
 def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
     """Return a corpus with named files: the given one, or else the source of Python's standard library.
 
-    That source is collected in one file under `home`, rewritten only if it changed, so that a killed build can resume.
-
-    Args:
-        corpus: corpus from the parameters.
-        home: data folder.
-
-    Raises:
-        CorpusError: no Python source on this machine.
+    That source is one file under `home`, written again only if it changed, so that a killed build can resume.
     """
     if corpus.paths:
         return corpus
@@ -55,19 +43,11 @@ def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
 def _library_sources() -> list[Source]:
     """Return the modules of the standard library, without its tests."""
     sources = find_sources(default_folders()[:1])
-    return [source for source in sources if not LEFT_OUT & set(PurePosixPath(source.name).parts)]
+    return [source for source in sources if not EXCLUDED & set(PurePosixPath(source.name).parts)]
 
 
 def resolve_tokenizer(tokenizer: str | None, home: Path) -> TextTokenizer:
-    """Load the named tokenizer, or else the quickstart's: from an installed package, or trained here.
-
-    Args:
-        tokenizer: a folder with `tokenizer.json`, that file, or a name on the Hugging Face hub.
-        home: data folder, for a trained tokenizer.
-
-    Raises:
-        TokenizerError: it cannot be loaded.
-    """
+    """Load the named tokenizer, or else the quickstart's: from an installed package, or trained under `home`."""
     if tokenizer:
         return load_tokenizer(tokenizer)
     folder = home / "corpora"

@@ -46,6 +46,7 @@ from pipelines.parameters import (
     Window,
     Workers,
 )
+from pipelines.releasing import require_free
 from pipelines.reports import Built
 from pipelines.steps import Target
 from schema.statistics import HEAD
@@ -61,16 +62,15 @@ def tokenize_corpus(
     """Write a corpus as token shards.
 
     Args:
-        name: Name of the shards, and the folder they lie in. None: demo, without texts of your own.
+        name: Name of the shards, and the folder they lie in. None: demo, if no corpus is named.
         corpus: The texts, and how they are read. None named: the source of Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
     """
     name = resolve_name(name, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
         tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
-    return _finish(name, [tokens.built])
+        return _finish(ledger, name, [tokens.built])
 
 
 @flow(name="build-rest")
@@ -88,23 +88,20 @@ def build_rest(
     """Build a REST store: a corpus as token ids with suffix arrays.
 
     Args:
-        name: Name of the store, and the folder it lies in. None: demo, without texts of your own.
+        name: Name of the store, and the folder it lies in. None: demo, if no corpus is named.
         corpus: The texts, and how they are read. None named: the source of Python's standard library.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes that sort. None: one for each core.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
         release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
-        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
-            step removes older ones. None: all.
+        keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
-    name, release = _names(name, release, demo=not corpus.paths)
     with Ledger(get_run_logger()) as ledger:
-        builds = _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
-        said = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, said)
+        name, release = _names(ledger, name, release, demo=not corpus.paths)
+        builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
+        return _finish(ledger, name, builds, release, force, keep)
 
 
 @flow(name="count-ngrams")
@@ -122,7 +119,7 @@ def count_ngrams(
     """Count the n-grams of a REST store exactly, all into Parquet, the most common ones and the spectrum into SQL.
 
     Args:
-        name: Name of the counts, and the folder they lie in. None: demo, without texts of your own.
+        name: Name of the counts, and the folder they lie in. None: demo, if no corpus is named.
         corpus: The texts of the REST store, which is built unless it is there; not read where `rest` names one.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to count instead.
@@ -130,14 +127,13 @@ def count_ngrams(
         head: How many n-grams of each n go into the database with their text, the most common ones.
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort. None: one for each core.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
     """
     name = resolve_name(name, demo=not corpus.paths and rest is None)
     with Ledger(get_run_logger()) as ledger:
-        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
+        builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster, rest)
         builds.append(tasks.make_counts(ledger, name, builds[-1], max_n, head, cluster))
-    return _finish(name, builds)
+        return _finish(ledger, name, builds)
 
 
 @flow(name="build-crest")
@@ -162,7 +158,7 @@ def build_crest(
     """Build a CREST store: the draft trees of the most common n-grams, with statistics to ask about in SQL.
 
     Args:
-        name: Name of the store, and the folder it lies in. None: demo, without texts of your own.
+        name: Name of the store, and the folder it lies in. None: demo, if no corpus is named.
         corpus: The texts; the REST store of them is built unless it is there. Not read where `rest` names one.
         tokenizer: A folder with tokenizer.json, that file, or a name on the Hugging Face hub. None: an installed one.
         rest: A finished REST store on the worker's machine to cut the trees from instead.
@@ -175,37 +171,34 @@ def build_crest(
         head: How many n-grams of each n go into the database with their text, the most common ones.
         segment_tokens: Most tokens of one suffix array of the REST store.
         workers: Most processes that sort and cut trees. None: one for each core.
-        cluster: Dask scheduler whose workers tokenize, sort and count, as tcp://machine:8786; local:2 for two processes
-            here. None: this machine.
+        cluster: Dask scheduler, as tcp://machine:8786, or local:2 for two processes here. None: this machine.
         release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
-        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
-            step removes older ones. None: all.
+        keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
-    name, release = _names(name, release, demo=not corpus.paths and rest is None)
-    options = CrestOptions(
-        name=name,
-        max_n=max_n,
-        selection=selection,
-        ngrams=ngrams,
-        max_bytes=max_bytes,
-        backends=tuple(sorted(set(backends))),
-    )
-    options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
-        builds = _rest(ledger, name, corpus, tokenizer, rest, segment_tokens, workers, cluster)
+        name, release = _names(ledger, name, release, demo=not corpus.paths and rest is None)
+        options = CrestOptions(
+            name=name,
+            max_n=max_n,
+            selection=selection,
+            ngrams=ngrams,
+            max_bytes=max_bytes,
+            backends=tuple(sorted(set(backends))),
+        )
+        options.check()  # before hours of work
+        builds = _rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster, rest)
         source = builds[-1]
         builds.append(tasks.make_counts(ledger, name, source, max_n, head, cluster))
         builds.append(tasks.make_crest(ledger, options, source, workers))
-        said = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, said)
+        return _finish(ledger, name, builds, release, force, keep)
 
 
 @flow(name="generate-responses")
 def generate_responses(
     model: ModelSource,
     questions: Questions,
-    name: Name = "default",
+    name: Name,
     batch: Batch = BATCH,
     dtype: Weights | None = None,
     device: Device | None = None,
@@ -218,7 +211,7 @@ def generate_responses(
     Args:
         model: A folder, or a name on the Hugging Face hub.
         questions: Prompts and how they are answered, and response logs of workers.
-        name: Name of the answers, for people; also the folder they lie in.
+        name: Name of the answers, and the folder they lie in.
         batch: How many answers are decoded at once; halved where memory does not suffice.
         dtype: Type of the model's weights. None: what the files say, on a CPU float32.
         device: Where the model runs. None: the GPU, if there is one.
@@ -257,7 +250,7 @@ def build_dresd(
 
     Args:
         model: A folder with a tokenizer.json, or a name on the Hugging Face hub. The store serves this model alone.
-        name: Name of the store, and the folder it lies in. None: demo, without texts of your own.
+        name: Name of the store, and the folder it lies in. None: demo, if no corpus is named.
         corpus: The texts, and how they are read. None named: the source of Python's standard library.
         questions: Have the model answer these first, and build from its answers, with the files that `corpus` names.
             None: build from the corpus alone.
@@ -271,28 +264,29 @@ def build_dresd(
         device: Where the model runs. None: the GPU, if there is one.
         release: The release that shall point at the store once it verifies; {name} stands for the name. None: none.
         force: Checks to override where the store is too different from the live one.
-        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
-            step removes older ones. None: all.
+        keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
-    name, release = _names(name, release, demo=not corpus.paths and questions is None)
     target = Target(model, model_dtype, device)
-    options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
-    options.check()  # before hours of work
     with Ledger(get_run_logger()) as ledger:
+        name, release = _names(ledger, name, release, demo=not corpus.paths and questions is None)
+        options = DresdOptions((), name, dims=dims, dtype=dtype, max_length=max_length, sample=sample)
+        options.check()  # before hours of work
         if questions is not None:
             answers = tasks.make_answers(ledger.logger, name, target, questions, batch)
             tasks.report_answers(name, model, answers)
             corpus = corpus.model_copy(update={"paths": [*corpus.paths, *(made.path for made in answers)]})
         tokens = tasks.make_tokens(ledger, name, corpus, model)
         builds = [tokens.built, tasks.make_dresd(ledger, options, target, tokens, batch_tokens)]
-        said = _go_live(ledger, release, builds[-1], force, keep)
-    return _finish(name, builds, release, said)
+        return _finish(ledger, name, builds, release, force, keep)
 
 
-def _names(name: str | None, release: str | None, *, demo: bool) -> tuple[str, str | None]:
-    """Return the names of a store and of its release."""
+def _names(ledger: Ledger, name: str | None, release: str | None, *, demo: bool) -> tuple[str, str | None]:
+    """Return the names of a store and of its release, which the demonstration may not take from others."""
     name = resolve_name(name, demo=demo)
-    return name, None if release is None else release.replace("{name}", name)
+    release = release and release.replace("{name}", name)
+    if demo and release:
+        require_free(ledger, release)  # before hours of work
+    return name, release
 
 
 def _rest(
@@ -300,42 +294,29 @@ def _rest(
     name: str,
     corpus: Corpus,
     tokenizer: str | None,
-    rest: Path | None,
     segment_tokens: int,
     workers: int | None,
     cluster: str | None,
+    rest: Path | None = None,
 ) -> list[Built]:
-    """Register the named REST store, or build that of the corpus; return the builds, the store last."""
+    """Register the REST store `rest`, or build that of the corpus; return the builds, the store last."""
     if rest is not None:
         return [tasks.use_rest(ledger, rest)]
-    return _build_rest(ledger, name, corpus, tokenizer, segment_tokens, workers, cluster)
-
-
-def _build_rest(
-    ledger: Ledger,
-    name: str,
-    corpus: Corpus,
-    tokenizer: str | None,
-    segment_tokens: int,
-    workers: int | None,
-    cluster: str | None,
-) -> list[Built]:
-    """Tokenize a corpus, and build its REST store from the shards."""
     tokens = tasks.make_tokens(ledger, name, corpus, tokenizer, cluster)
     return [tokens.built, tasks.make_rest(ledger, tokens, segment_tokens, workers, cluster)]
 
 
-def _go_live(
-    ledger: Ledger, release: str | None, built: Built, force: Sequence[str], keep: int | None
-) -> list[str]:
-    """Move the release, if one is named, and remove old builds, if so told; return what is to be said about it."""
-    said = [] if release is None else tasks.publish(ledger, release, built, force)
-    return said + ([] if keep is None else tasks.prune(ledger, keep))
-
-
 def _finish(
-    name: str, builds: Sequence[Built], release: str | None = None, said: Sequence[str] = ()
+    ledger: Ledger,
+    name: str,
+    builds: Sequence[Built],
+    release: str | None = None,
+    force: Sequence[str] = (),
+    keep: int | None = None,
 ) -> dict[str, Any]:
-    """Report a run on its page, and return the summary of the last build."""
-    tasks.report(name, builds, release, said)
+    """Move the release, if there is one, to the last build; remove all but `keep` old builds; report on the page."""
+    notes = [] if release is None else tasks.publish(ledger, release, builds[-1], force)
+    if keep is not None:
+        notes += tasks.prune(ledger, keep)
+    tasks.report(name, builds, release, notes)
     return {"name": name, "release": release, **builds[-1].summary()}

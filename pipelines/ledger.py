@@ -35,16 +35,7 @@ Make = Callable[[int, StepLogs], object]
 
 
 class Request(NamedTuple):
-    """A build that a step requests.
-
-    Attributes:
-        kind: kind of the store.
-        name: name of the store.
-        path: its directory, which depends on inputs and parameters (`places.store_path`).
-        parameters: parameters for the catalogue, JSON values.
-        source_id: id of the build that it is made from.
-        backends: backends of a CREST store's entries.
-    """
+    """A build that a step requests, for the catalogue: `parameters` are JSON values, `path` is from `store_path`."""
 
     kind: str
     name: str
@@ -65,11 +56,7 @@ class Ledger:
     """The builds of one flow run: a context manager around all of its steps."""
 
     def __init__(self, logger: Logger | None = None) -> None:
-        """Start without builds; the first step connects to the database, so that a failure can be retried.
-
-        Args:
-            logger: logger for progress.
-        """
+        """Start without builds; the first step connects to the database, so that a failure can be retried."""
         self.logger = logger or logging.getLogger(__name__)
         self._open: dict[Path, _Open] = {}
         self._engine: Engine | None = None
@@ -83,9 +70,9 @@ class Ledger:
         for path, row in self._open.items():
             try:
                 with self.session() as session:
-                    fail_build(session, row.build_id, _sentence(error), timings=row.logs.timings())
-            except DraftstoreError as trouble:
-                self.logger.warning("the failure of %s is not in the catalogue yet: %s", path, trouble)
+                    fail_build(session, row.build_id, _reason(error), timings=row.logs.timings())
+            except DraftstoreError as failure:
+                self.logger.warning("the failure of %s is not in the catalogue yet: %s", path, failure)
                 if self._engine is not None:
                     let_go(self._engine, row.build_id)  # so that the next run marks it
         self._open.clear()
@@ -94,28 +81,16 @@ class Ledger:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Run a transaction in the catalogue: committed at the end of the block, rolled back on an exception.
-
-        Raises:
-            DatabaseError: the database is down, refuses, or has tables of another revision.
-        """
+        """Run a transaction in the catalogue: committed at the end of the block, rolled back on an exception."""
         if self._engine is None:
             self._engine = make_engine()
         with Session(self._engine) as session, session.begin():
             yield session
 
     def build(self, request: Request, make: Make) -> Built:
-        """Find a registered store, or make it and register it.
+        """Find a registered store, or make it and register it, once no other run is building it.
 
-        If another run is building it, this one waits, and then finds it, or makes it.
-
-        Args:
-            request: the requested build.
-            make: makes or finds the store at its path and fills its tables; resumes when called again.
-
-        Raises:
-            DatabaseError: the database is down, refuses, or has tables of another revision.
-            DraftstoreError: raised by `make`.
+        `make` makes or finds the store at its path and fills its tables; it resumes when called again.
         """
         found = self._finished(request.path)
         if found is not None:
@@ -168,11 +143,7 @@ class Ledger:
         return row
 
     def _finished(self, path: Path) -> Built | None:
-        """Return the store at a path if it is complete and fully registered.
-
-        This run's own row for it is settled: it is the registered one, if an earlier attempt succeeded without knowing
-        it, or another run came first.
-        """
+        """Return the store at a path if it is complete and fully registered; settle this run's own row for it."""
         try:
             manifest = load_manifest(path)
             with self.session() as session:
@@ -180,7 +151,9 @@ class Ledger:
                 if build.state != "finished" or Path(build.path) != path.resolve():
                     return None
                 build_id, timings = build.id, dict(build.timings)
-                own = self._open.get(path)
+                own = self._open.get(
+                    path
+                )  # of an attempt that succeeded without knowing it, or another run came first
                 if own and own.build_id != build_id:
                     fail_build(
                         session, own.build_id, f"another run registered this store as build {build_id}"
@@ -192,7 +165,7 @@ class Ledger:
         return Built(build_id, path, manifest, reused=not mine, timings=timings if mine else {})
 
 
-def _sentence(error: BaseException | None) -> str:
+def _reason(error: BaseException | None) -> str:
     """Return the reason why a build failed, for the catalogue."""
     if isinstance(error, DraftstoreError | OSError):
         return " ".join(str(error).split())

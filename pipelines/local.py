@@ -59,15 +59,7 @@ The page asks for what `cat {auth}` prints. Ctrl-C stops everything.
 
 
 def prefect_environment(state: Path, url: str) -> dict[str, str]:
-    """Return the environment of the server, the worker and every flow run.
-
-    Args:
-        state: existing folder of the server's database, its password and Prefect's own files.
-        url: the server's API.
-
-    Raises:
-        SecretError: others can read the password.
-    """
+    """Return the environment of the server, the worker and every flow run."""
     port, auth = urlsplit(url).port, auth_string(state)
     return {
         "PREFECT_WORKER_QUERY_SECONDS": "1",  # runs start in a second
@@ -128,11 +120,7 @@ def up(host: str, port: int, state: Path) -> None:
 
 
 def _run_all(host: str, port: int, environment: dict[str, str], state: Path) -> None:
-    """Start the server, tell it what it should know, start a worker, and keep both running.
-
-    Raises:
-        LocalError: something did not start, or ended too often.
-    """
+    """Start the server, tell it what it should know, start a worker, and keep both running."""
     log = state / "server.log"
     click.echo("starting the server ...")
     server = Service("server", environment, "server", "start", "--host", host, "--port", str(port), log=log)
@@ -170,15 +158,7 @@ def worker_command(arguments: tuple[str, ...]) -> None:
 
 
 def deploy(environment: dict[str, str], *upkeep: str) -> None:
-    """Create or update the work pool, every deployment of prefect.yaml, and the notices.
-
-    Args:
-        environment: environment of a client of the server.
-        upkeep: arguments of `python -m pipelines.upkeep`.
-
-    Raises:
-        LocalError: a program failed; its output is in the message.
-    """
+    """Create or update the work pool, every deployment of prefect.yaml, and the notices."""
     pool = ("work-pool", "create", POOL, "--type", "process", "--base-job-template", POOL_TEMPLATE)
     _run(environment, *prefect_command("--no-prompt", *pool, "--overwrite"))
     _run(environment, *prefect_command("--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_FILE)))
@@ -186,11 +166,7 @@ def deploy(environment: dict[str, str], *upkeep: str) -> None:
 
 
 def _run(environment: dict[str, str], *command: str) -> str:
-    """Run a program to its end in the checkout; return its output.
-
-    Raises:
-        LocalError: it failed; its output is in the message.
-    """
+    """Run a program to its end in the checkout; return its output."""
     ran = subprocess.run(  # noqa: S603 - our own arguments
         command,
         cwd=CHECKOUT,
@@ -206,11 +182,7 @@ def _run(environment: dict[str, str], *command: str) -> str:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Refuse a port in use.
-
-    Raises:
-        LocalError: the port is taken, or the address is not this machine's.
-    """
+    """Refuse a port in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -223,11 +195,7 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _wait_healthy(server: Service, url: str) -> None:
-    """Wait until the server answers.
-
-    Raises:
-        LocalError: it ended, or did not answer in time.
-    """
+    """Wait until the server answers."""
     process, end = server.process, time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):  # noqa: S310

@@ -155,7 +155,7 @@ class Dense(BaseModel):
 
 
 class Questions(BaseModel):
-    """What a model is asked, and how it answers; or answers that it has given already."""
+    """Prompts for a model, and how it answers them; or answers in logs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

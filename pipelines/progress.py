@@ -28,16 +28,7 @@ class StepLog:
         clock: Callable[[], float] = time.monotonic,
         on_report: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start without output.
-
-        Args:
-            logger: logger for the lines.
-            step: name of the step, such as `sorting`.
-            unit: unit of the amounts, such as `tokens`.
-            seconds: interval between two lines.
-            clock: monotonic clock in seconds.
-            on_report: called on every report.
-        """
+        """Start without output; `step` and `unit` are words such as `sorting` and `tokens`."""
         self._logger, self._step, self._unit = logger, step, unit
         self._seconds, self._clock, self._on_report = seconds, clock, on_report
         self._begin: tuple[float, int] | None = None

@@ -45,13 +45,7 @@ SHARDS = "shards"
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a collection holds today.
-
-    Attributes:
-        scan: its documents.
-        contents: those that its store shall hold, under the name of the collection.
-        tokenizer: its tokenizer.
-    """
+    """What a collection holds today: all documents, and those that its store shall hold, under its name."""
 
     scan: Scan
     contents: Contents
@@ -60,17 +54,10 @@ class Survey:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A store against the one before.
-
-    Attributes:
-        base: directory of the store before; None: there is none to start from.
-        added: uint8 [n, 16], digests of the documents that it lacks.
-        kept: number of its documents that stay.
-        removed: number of those that go.
-    """
+    """What changes from the store `base`, if there is one: documents added, kept and removed."""
 
     base: Path | None
-    added: NDArray[np.uint8]
+    added: NDArray[np.uint8]  # [n, 16], their digests
     kept: int
     removed: int
 
@@ -80,33 +67,19 @@ class Change:
         return {"base": base, "added": len(self.added), "kept": self.kept, "removed": self.removed}
 
 
-class Lagging(NamedTuple):
-    """A store of a collection that is made again when enough has changed.
-
-    Attributes:
-        release: name of its release.
-        kind: kind of the store.
-        parameters: what it is made with; another value is due at once.
-        after: share of new documents from which on it is made again.
-    """
+class LaggingStore(NamedTuple):
+    """A store of a collection that is made again when enough has changed."""
 
     release: str
     kind: str
-    parameters: dict[str, Any]
-    after: float
+    parameters: dict[str, Any]  # another value is due at once
+    after: float  # share of new documents from which on it is due
 
 
 def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = None) -> Survey:
-    """Scan a collection's sources.
-
-    Args:
-        ledger: ledger of this run.
-        name: name of the collection.
-        segment_tokens: maximum tokens of a segment of its REST store.
-        model: a model that shall read its documents; None: none.
+    """Scan a collection's sources, for stores of its documents and, if one is named, of a model's states over them.
 
     Raises:
-        CatalogueError: there is no such collection.
         CorpusError: it has no sources or no documents, or one cannot be read.
         TokenizerError: its tokenizer cannot be loaded, or is not that of the model.
     """
@@ -150,17 +123,7 @@ def _characters(scan: Scan, digests: NDArray[np.uint8]) -> int:
 
 
 def renew_rest(ledger: Ledger, surveyed: Survey, workers: int | None) -> tuple[Built, Change]:
-    """Find or make the REST store of what a collection holds today, from the newest one before.
-
-    Args:
-        ledger: ledger of this run.
-        surveyed: what it holds.
-        workers: threads and processes; None: all cores.
-
-    Raises:
-        BuildError: disk space or memory is too small.
-        CorpusError: a file changed since the scan.
-    """
+    """Find or make the REST store of what a collection holds today, from the newest one before."""
     contents, tokenizer = surveyed.contents, surveyed.tokenizer
     path = store_path(data_home(), REST, contents.name, plan=contents.plan(tokenizer))
     change = _change(ledger, surveyed, path)
@@ -205,10 +168,8 @@ def _since(base: Path, held: NDArray[np.uint8], digests: NDArray[np.uint8]) -> C
 
 
 def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
-    """Return the newest whole store of a collection with its tokenizer and template: the one at `path`, if it is there.
-
-    Every byte of another one is read: what is damaged in it would be copied into all that come after, and verify there.
-    """
+    """Return the newest whole store of a collection with its tokenizer and template, first of all that at `path`."""
+    # Every byte of another one is read: damage in it would be copied into all that come after, and verify there.
     tokenizer = surveyed.tokenizer
     wanted = tokenizer.fingerprint, tokenizer.template_fingerprint
     with ledger.session() as session:
@@ -230,12 +191,11 @@ def _newest(ledger: Ledger, surveyed: Survey, path: Path) -> RestStore | None:
     return None
 
 
-def is_due(ledger: Ledger, surveyed: Survey, store: Lagging) -> bool:
-    """Return True if a store must be made again: documents went, or enough came, since.
+def is_due(ledger: Ledger, surveyed: Survey, store: LaggingStore) -> bool:
+    """Return True if a store must be made again: documents went, or enough came, since the live one was made.
 
-    A store of before is good for what comes: the REST store of the same collection knows it already. What went must go
-    from it as well, and it is the live one that counts: a run may have been killed before it published its own, or a
-    check may have refused it. The documents of the live one are those of the build that it was made from.
+    The live one counts: a run may have been killed before it published its own, or a check may have refused it. Its
+    documents are those of the build that it was made from.
     """
     with ledger.session() as session:
         try:
@@ -258,11 +218,7 @@ def is_due(ledger: Ledger, surveyed: Survey, store: Lagging) -> bool:
 
 
 def gather_tokens(ledger: Ledger, surveyed: Survey) -> Tokens:
-    """Find or make the token shards of all documents of a collection, in the order of its sources.
-
-    Raises:
-        CorpusError: a file changed since the scan, or no document has a token.
-    """
+    """Find or make the token shards of all documents of a collection, in the order of its sources."""
     scan, contents = surveyed.scan, surveyed.contents
     gathered = Gathered(
         partial(documents_of, scan, contents.digests),
@@ -294,6 +250,6 @@ def _tokenize(
 
 
 def _fingerprint(scan: Scan, digests: NDArray[np.uint8]) -> str:
-    """Identity of some documents of a scan with their order and ids, which an interrupted call must have had, too."""
+    """Return the identity of some documents of a scan with their order and ids, by which a cut-off call resumes."""
     files = repr([(file.name, file.identity) for file in scan.files])
     return hashlib.sha256(digests.tobytes() + files.encode("utf-8", "surrogateescape")).hexdigest()

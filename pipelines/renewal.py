@@ -31,7 +31,7 @@ from pipelines.parameters import (
     SegmentTokens,
     Workers,
 )
-from pipelines.rebuilding import Change, Lagging, Survey, is_due
+from pipelines.rebuilding import Change, LaggingStore, Survey, is_due
 from pipelines.reports import Built
 from pipelines.steps import Target, crest_parameters, dresd_parameters
 from schema.collecting import TREES, VECTORS, list_collections
@@ -57,19 +57,19 @@ def rebuild(
         segment_tokens: Most tokens of one suffix array; sorting takes nine bytes of memory for each.
         workers: Most processes and threads. None: one for each core.
         force: Checks to override where a store is too different from the live one.
-        keep: How many builds of each kind and name stay, besides those that releases need and what is in use; the last
-            step removes older ones. None: all.
+        keep: How many builds of each kind and name stay; older ones go unless something needs them. None: all.
     """
     results: list[dict[str, Any]] = []
     failures: list[Exception] = []
     with Ledger(get_run_logger()) as ledger:
-        for name in collections or _all_names(ledger):
+        names = collections or _all_names(ledger)
+        for name in names:
             try:
                 results.append(_rebuild(ledger, name, distilling, dense, segment_tokens, workers, force))
             except (DraftstoreError, OSError) as error:  # the others renew themselves all the same
                 ledger.logger.error("collection %s: %s", name, error)  # noqa: TRY400 - a sentence for people
                 failures.append(error)
-        if keep is not None:
+        if names and keep is not None:
             tasks.prune(ledger, keep)
         if failures:
             raise failures[0]
@@ -96,9 +96,9 @@ def _rebuild(
     """Bring the stores of one collection up to date; return what was done."""
     surveyed = tasks.survey(ledger, name, segment_tokens, None if dense is None else dense.model)
     rest, change = tasks.renew_rest(ledger, surveyed, workers)
-    said = _summary(ledger, name, rest, change)
+    summary = _summary(ledger, name, rest, change)
     notes = _publish(ledger, name, rest, force)
-    tasks.report(name, [rest], name, [said, *notes])
+    tasks.report(name, [rest], name, [summary, *notes])
     result = {"collection": name, **change.counts(), "unchanged": rest.reused, "rest": rest.summary()}
     if distilling is not None:
         result["crest"] = _distil(ledger, surveyed, rest, distilling, workers, force)
@@ -108,28 +108,28 @@ def _rebuild(
 
 
 def _publish(ledger: Ledger, release: str, built: Built, force: Sequence[str]) -> list[str]:
-    """Move a release to a build, unless somebody took it back from that one; return what is to be said about it."""
+    """Move a release to a build, unless it was rolled back from that one; return sentences for the page."""
     with ledger.session() as session:
         rolled_back = is_rolled_back(session, release, built.build_id)
     if not rolled_back:
         return tasks.publish(ledger, release, built, force)
-    said = (
+    note = (
         f"release {release} was rolled back from build {built.build_id} and stays until the sources change: "
         f"`draftstore releases publish {release} {built.build_id}` moves it"
     )
-    ledger.logger.warning("%s", said)
-    return [said]
+    ledger.logger.warning("%s", note)
+    return [note]
 
 
 def _summary(ledger: Ledger, name: str, rest: Built, change: Change) -> str:
-    """Say what has changed."""
-    said = (
+    """Log and return what has changed."""
+    summary = (
         f"nothing new in {name}: build {rest.build_id} stays"
         if rest.reused
         else f"{len(change.added):,} documents added, {change.removed:,} removed, {change.kept:,} kept"
     )
-    ledger.logger.info("collection %s: %s", name, said)
-    return said
+    ledger.logger.info("collection %s: %s", name, summary)
+    return summary
 
 
 def _distil(
@@ -154,7 +154,7 @@ def _distil(
         counts = tasks.make_counts(ledger, surveyed.contents.name, rest, distilling.max_n, distilling.head)
         return [rest, counts, tasks.make_crest(ledger, options, rest, workers)]
 
-    store = Lagging(name, CREST, crest_parameters(options), distilling.after)
+    store = LaggingStore(name, CREST, crest_parameters(options), distilling.after)
     return _keep_up(ledger, surveyed, store, make, force)
 
 
@@ -170,14 +170,14 @@ def _embed(ledger: Ledger, surveyed: Survey, dense: Dense, force: Sequence[str])
         tokens = tasks.gather_tokens(ledger, surveyed)
         return [tokens.built, tasks.make_dresd(ledger, options, target, tokens, dense.batch_tokens)]
 
-    store = Lagging(name, DRESD, dresd_parameters(options, target), dense.after)
+    store = LaggingStore(name, DRESD, dresd_parameters(options, target), dense.after)
     return _keep_up(ledger, surveyed, store, make, force)
 
 
 def _keep_up(
     ledger: Ledger,
     surveyed: Survey,
-    store: Lagging,
+    store: LaggingStore,
     make: Callable[[], list[Built]],
     force: Sequence[str],
 ) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Reports of flow runs for their pages, as text and rows: figures from manifests, and timings."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,7 @@ from draftstore.stores.registry import kind_of
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A store made or found by a flow.
-
-    Attributes:
-        build_id: its row in the catalogue.
-        path: its directory.
-        manifest: its manifest.
-        reused: whether it existed already, complete and registered.
-        timings: seconds of each step; empty if reused.
-    """
+    """A store made or found by a flow; `timings` are seconds by step, empty if it existed already."""
 
     build_id: int
     path: Path
@@ -43,20 +35,8 @@ class Built:
         }
 
 
-def table_rows(builds: Sequence[Built]) -> list[dict[str, Any]]:
-    """Return one row per store, in build order."""
-    return [built.summary() for built in builds]
-
-
-def markdown(name: str, builds: Sequence[Built], release: str | None, said: Sequence[str] = ()) -> str:
-    """Return the page of a run: stores, their corpus, and the duration of each step.
-
-    Args:
-        name: name of the stores.
-        builds: builds in order; the last is the flow's result.
-        release: the release that points at the last one now.
-        said: sentences about its publishing.
-    """
+def markdown(name: str, builds: Sequence[Built], release: str | None, notes: Sequence[str] = ()) -> str:
+    """Return the page of a run: stores in build order, their corpus, and figures of the last one."""
     last = builds[-1]
     corpus = last.manifest.corpus
     sources = corpus.get("sources", [])
@@ -66,7 +46,7 @@ def markdown(name: str, builds: Sequence[Built], release: str | None, said: Sequ
         f"Build {last.build_id} in `{last.path}`"
         + (" was already finished: nothing was done." if last.reused else "."),
         *([f"The release `{release}` points at it."] if release else []),
-        *(f"- {sentence}" for sentence in said),
+        *(f"- {note}" for note in notes),
         "",
         "| store | build | entries | bytes | seconds |",
         "|---|--:|--:|--:|--:|",
@@ -81,31 +61,48 @@ def markdown(name: str, builds: Sequence[Built], release: str | None, said: Sequ
         f"`{last.manifest.tokenizer.name}`, from {', '.join(f'`{source}`' for source in sources[:5])}"
         + (" and others." if len(sources) > 5 else "."),
     ]
-    left_out = [
+    skipped = [
         counted(corpus[key], noun)
         for key, noun in (("bad_records", "bad record"), ("empty_documents", "empty document"))
         if corpus.get(key)
     ]
-    if left_out:
-        lines.append(f"Left out: {', '.join(left_out)}.")
+    if skipped:
+        lines.append(f"Skipped: {', '.join(skipped)}.")
     if corpus.get("truncated"):
         lines.append(f"Not read to the end: {counted(corpus['truncated'], 'truncated file')}.")
-    lines += _figures(last.manifest)
-    steps = [(built.manifest.kind, step, s) for built in builds for step, s in built.timings.items()]
-    if steps:
-        lines += ["", "| step | seconds |", "|---|--:|"]
-        lines += [f"| {kind}: {step} | {seconds:,.2f} |" for kind, step, seconds in steps]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_figures(last.manifest)]) + "\n"
+
+
+def refusal_markdown(release: str, built: Built, refusals: Mapping[str, str], notes: Sequence[str]) -> str:
+    """Return the page of a release that stays where it is, with the reasons by check."""
+    return "\n".join(
+        [
+            f"# Release `{release}` was not moved",
+            "",
+            f"Build {built.build_id} in `{built.path}` does not go live:",
+            "",
+            "| check | reason |",
+            "|---|---|",
+            *(f"| {check} | {reason.replace('|', '/')} |" for check, reason in refusals.items()),
+            "",
+            f"If that is meant, publish it: `draftstore releases publish {release} {built.build_id} "
+            f"--force {','.join(refusals)}`, or run the flow with `force`.",
+            "",
+            *(f"- {note}" for note in notes),
+        ]
+    )
+
+
+def replay_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return `schema.gates.replay_rows` as sentences."""
+    return [
+        f"{row['recording']}: accepted length {row['accepted_length']:.3f} with the {row['as']} build {row['build']}"
+        for row in rows
+    ]
 
 
 def answers_markdown(name: str, model: str, answers: Sequence[Responses]) -> str:
-    """Return the page of a model's answers, with what was skipped.
-
-    Args:
-        name: name of the answers.
-        model: the model.
-        answers: the files.
-    """
+    """Return the page of a model's answers, with what was skipped."""
     lines = [f"# Answers `{name}` of `{model}`"]
     for made in answers:
         counts = {key.replace("_", " "): number for key, number in made.counts.items() if number}

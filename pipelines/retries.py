@@ -10,32 +10,26 @@ from draftstore.errors import ClusterGoneError
 from schema.errors import DatabaseAwayError, DatabaseTimeoutError
 from schema.failures import translate
 
-PASSING = frozenset(
-    {
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.ECONNABORTED,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EHOSTUNREACH,
-        errno.EINTR,
-        errno.EIO,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.EPIPE,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    }
+TRANSIENT = (
+    ClusterGoneError,
+    DatabaseAwayError,
+    DatabaseTimeoutError,
+    BlockingIOError,
+    ConnectionError,
+    TimeoutError,
+)
+TRANSIENT_CODES = frozenset(
+    {errno.EBUSY, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE}
 )
 DELAYS = (2.0, 10.0, 30.0, 60.0)
 """Seconds before each new attempt: together longer than a database takes to restart."""
 
 
-def passes_by_itself(error: BaseException) -> bool:
-    """Return True if a retry of the step may succeed."""
+def is_transient(error: BaseException) -> bool:
+    """Return True if the step may succeed when it is tried again."""
     return any(
-        isinstance(translate(one) or one, ClusterGoneError | DatabaseAwayError | DatabaseTimeoutError)
-        or (isinstance(one, OSError) and one.errno in PASSING)
+        isinstance(translate(one) or one, TRANSIENT)
+        or (isinstance(one, OSError) and one.errno in TRANSIENT_CODES)
         for one in _causes(error)
     )
 

@@ -24,14 +24,10 @@ class SecretError(DraftstoreError):
 
 
 def auth_string(state: Path) -> str:
-    """Return the user and password of the server, `USER:PASSWORD`; make them if there are none.
-
-    Args:
-        state: existing folder of the server's own files.
+    """Return the user and password of the server, `USER:PASSWORD`, from its state folder; make them if there are none.
 
     Raises:
         SecretError: others can read the file or have written it, or it is empty.
-        OSError: it cannot be read or written.
     """
     path = state / AUTH_FILE
     if not path.exists():

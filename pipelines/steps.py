@@ -37,37 +37,18 @@ ANSWERS, LOGGED = "answers.jsonl.zst", "logged.jsonl.zst"
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """The token shards of a corpus with their settings, which all stores built from them share.
-
-    Attributes:
-        built: the shards.
-        options: how the corpus is read, and its identity.
-        tokenizer: tokenizer of the ids.
-        parameters: parameters of the corpus for the catalogue, JSON values.
-    """
+    """The token shards of a corpus with their settings, which all stores built from them share."""
 
     built: Built
     options: CorpusOptions
     tokenizer: TextTokenizer
-    parameters: dict[str, Any]
+    parameters: dict[str, Any]  # for the catalogue
 
 
 def make_tokens(
     ledger: Ledger, name: str, corpus: Corpus, tokenizer: str | None, cluster: str | None = None
 ) -> Tokens:
-    """Find or make the token shards of a corpus.
-
-    Args:
-        ledger: ledger of this run.
-        name: name of the shards.
-        corpus: the texts; default: those that exist on every machine.
-        tokenizer: its location; None: an installed one.
-        cluster: where it is tokenized; None: here.
-
-    Raises:
-        CorpusError: the corpus cannot be read or has no text.
-        TokenizerError: the tokenizer cannot be loaded.
-    """
+    """Find or make the token shards of a corpus."""
     home = data_home()
     corpus = resolve_corpus(corpus, home)
     loaded = resolve_tokenizer(tokenizer, home)
@@ -90,15 +71,7 @@ def tokenize(
     parameters: dict[str, Any],
     cluster: str | None = None,
 ) -> Tokens:
-    """Find or make the token shards of what `options` name: `make_tokens`, whose errors it raises.
-
-    Args:
-        ledger: ledger of this run.
-        options: the texts, and their identity.
-        tokenizer: their tokenizer.
-        parameters: for the catalogue.
-        cluster: where they are tokenized; None: here.
-    """
+    """Find or make the token shards of what `options` name."""
     path = store_path(data_home(), TOKENS, options.name, **corpus_plan(options, tokenizer))
 
     def make(_build_id: int, logs: StepLogs) -> None:
@@ -112,18 +85,7 @@ def tokenize(
 def make_rest(
     ledger: Ledger, tokens: Tokens, segment_tokens: int, workers: int | None, cluster: str | None = None
 ) -> Built:
-    """Find or build the REST store of a corpus.
-
-    Args:
-        ledger: ledger of this run.
-        tokens: the shards of the corpus.
-        segment_tokens: maximum tokens of a segment.
-        workers: maximum number of sorting processes; None: all cores.
-        cluster: where they are sorted; None: here.
-
-    Raises:
-        BuildError: the cluster cannot be used, disk space or memory is too small.
-    """
+    """Find or build the REST store of a corpus."""
     options = RestOptions(**vars(tokens.options), segment_tokens=segment_tokens)
     plan = corpus_plan(options, tokens.tokenizer)
     path = store_path(data_home(), REST, options.name, **plan, segment_tokens=segment_tokens)
@@ -140,11 +102,7 @@ def make_rest(
 
 
 def use_rest(ledger: Ledger, path: Path) -> Built:
-    """Register a finished REST store, unless it is registered.
-
-    Raises:
-        StoreError: it cannot be opened.
-    """
+    """Register a finished REST store, unless it is registered."""
     path = path.resolve()
     manifest = load_manifest(path, REST)
     request = Request(REST, manifest.name, path, manifest.parameters)
@@ -154,20 +112,7 @@ def use_rest(ledger: Ledger, path: Path) -> Built:
 def make_counts(
     ledger: Ledger, name: str, rest: Built, max_n: int, head: int, cluster: str | None = None
 ) -> Built:
-    """Find or make the n-gram counts of a REST store, in files and in the database.
-
-    Args:
-        ledger: ledger of this run.
-        name: name of the counts.
-        rest: the store.
-        max_n: maximum tokens of an n-gram.
-        head: database rows for each n, the most common n-grams.
-        cluster: where they are counted; None: here.
-
-    Raises:
-        BuildError: the cluster cannot be used, disk space is too small.
-        DatabaseError: the database cannot be used.
-    """
+    """Find or make the n-gram counts of a REST store, in files and in the database."""
     source = manifest_digest(rest.path)
     path = store_path(data_home(), NGRAMS, name, source=source, max_n=max_n, head=head)
 
@@ -182,18 +127,7 @@ def make_counts(
 
 
 def make_crest(ledger: Ledger, options: CrestOptions, rest: Built, workers: int | None) -> Built:
-    """Find or build a CREST store, with the n-grams that it keeps in the database.
-
-    Args:
-        ledger: ledger of this run.
-        options: options of the build.
-        rest: store to cut the trees from.
-        workers: maximum number of cutting threads; None: all cores.
-
-    Raises:
-        BuildError: invalid options.
-        DatabaseError: the database cannot be used.
-    """
+    """Find or build a CREST store, with the n-grams that it keeps in the database."""
     options.check()
     parameters = crest_parameters(options)
     path = store_path(data_home(), CREST, options.name, source=manifest_digest(rest.path), **parameters)
@@ -219,13 +153,7 @@ def crest_parameters(options: CrestOptions) -> dict[str, Any]:
 
 
 class Target(NamedTuple):
-    """The model that stores are made for.
-
-    Attributes:
-        source: a folder, or a name on the Hugging Face hub.
-        dtype: type of its weights; None: the device's default.
-        device: device; None: the GPU, if there is one.
-    """
+    """The model that stores are made for: a folder or hub name; without type and device, the defaults."""
 
     source: str
     dtype: str | None = None
@@ -238,20 +166,9 @@ def make_answers(
     """Decode answers of a model, and copy those in a log; each has its own file, which the next run replaces.
 
     Answers are decoded again only if model, prompts or settings changed, not when a log grows.
-
-    Args:
-        logger: logger for progress.
-        name: name of the answers; also the folder of the files.
-        target: the model.
-        questions: prompts and settings.
-        batch: answers decoded at once.
-
-    Raises:
-        CorpusError: prompts or logs cannot be read, or no answers are left.
-        ModelError: the model cannot be loaded, or does not fit.
     """
-    asked = dict(questions)
-    options = ResponseOptions(**asked | {key: tuple(asked[key]) for key in ("prompts", "logs")})
+    fields = dict(questions)
+    options = ResponseOptions(**fields | {key: tuple(fields[key]) for key in ("prompts", "logs")})
     options.check()
     folder = data_home() / "corpora" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -279,19 +196,7 @@ def make_dresd(
     tokens: Tokens,
     batch_tokens: int | None,
 ) -> Built:
-    """Find or build the DReSD store of a corpus.
-
-    Args:
-        ledger: ledger of this run.
-        options: options of the build, except for the corpus, and the name.
-        target: the model, whose tokenizer made the shards.
-        tokens: the shards of the corpus.
-        batch_tokens: maximum tokens that the model reads at once; None: the default.
-
-    Raises:
-        ModelError: the model cannot be loaded, or does not fit.
-        BuildError: disk space is too small.
-    """
+    """Find or build the DReSD store of a corpus."""
     options = dataclasses.replace(options, **{**vars(tokens.options), "name": options.name})
     tokenizer, parameters = tokens.tokenizer, dresd_parameters(options, target)
     path = store_path(data_home(), DRESD, options.name, **corpus_plan(options, tokenizer), **parameters)

@@ -61,14 +61,7 @@ class Service:
     def __init__(
         self, name: str, environment: dict[str, str], *arguments: str, log: Path | None = None
     ) -> None:
-        """Start `prefect` with these arguments.
-
-        Args:
-            name: what messages call it.
-            environment: its whole environment.
-            arguments: arguments of `prefect`.
-            log: file that its output is appended to; None: the output of this process.
-        """
+        """Start `prefect` with these arguments."""
         self.name, self.log = name, log
         self._environment, self._arguments = environment, arguments
         self._restarts = Restarts()
@@ -89,11 +82,7 @@ class Service:
             )
 
     def restart(self, status: int) -> None:
-        """Start it again after its process ended.
-
-        Raises:
-            LocalError: it ended too often.
-        """
+        """Start it again after its process ended."""
         how = f"the {self.name} ended by itself with status {status}"
         delay = self._restarts.delay()
         if delay is None:
@@ -114,11 +103,7 @@ class Service:
 
 
 def keep_running(*services: Service) -> None:
-    """Start services again whenever they end, for ever.
-
-    Raises:
-        LocalError: one of them ended too often.
-    """
+    """Start services again whenever they end, for ever."""
     while True:
         pid, status = os.wait()  # also takes orphans of services
         for service in services:
@@ -147,11 +132,7 @@ def everything_ended() -> Iterator[None]:
 
 
 def end_left_over(state: Path) -> None:
-    """End flow runs, worker and server that a killed process left at work.
-
-    Args:
-        state: the state folder, which they have as their PREFECT_HOME.
-    """
+    """End flow runs, worker and server that a killed process left at work."""
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # of another user, or ended meanwhile

@@ -84,11 +84,7 @@ def end_cut_off() -> list[str]:
 
 
 def set_notices(url: str) -> None:
-    """Create or renew the automations that report runs in trouble; remove them if there is nowhere to report to.
-
-    Args:
-        url: webhook to report to; empty: none.
-    """
+    """Create or renew the automations that report runs in trouble; remove them if there is nowhere to report to."""
     block = _save_channel(url) if url else None
     with get_client(sync_client=True) as client:
         for name, (text, trigger) in NOTICES.items():

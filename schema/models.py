@@ -333,6 +333,3 @@ class Tree(Base):
             "postgresql_partition_by": "LIST (build_id)",
         },
     )
-
-
-import schema.collection_models  # noqa: E402, F401 (its tables belong to the same metadata)

@@ -48,7 +48,7 @@ def measure(rule: Rule, builds: Sequence[Candidate]) -> list[Replayed]:
 def _needs_model(build: Candidate) -> str | None:
     """Return why stores of some kinds are not replayed here."""
     kind = kind_of(build.kind)
-    if kind.strategies and not kind.asked_with_states:
+    if kind.strategies and not kind.needs_states:
         return None
     return (
         f"build {build.id}, a {build.kind} store, drafts with its model, which is not loaded here: see `draftstore "

@@ -22,14 +22,11 @@ from schema.postgres.placement import find_place
 from schema.postgres.state import server_state
 
 NAME = "chat"
-DOCUMENTS, LONGEST = 300, 4000
-"""Documents of the collection, and maximum characters of each."""
-EXACT = ("--dtype", "float64")
-"""Passes over several rows then choose what passes over one choose."""
+DOCUMENTS, LONGEST = 300, 4000  # of the collection, and characters of each
+EXACT = ("--dtype", "float64")  # passes over several rows then choose what those over one choose
 PARAMETERS = {"keep": 10_000, "workers": 1, "distilling": {"max_n": 3, "ngrams": 500, "head": 500}}
 UP = "Ctrl-C stops everything"
 COMPLETED, FAILED = "completed", "failed"
-TOKENS = 48
 KINDS = ("little girl", "big dog", "red bird", "small cat", "kind man", "green frog")
 PROMPTS = tuple(f"Once upon a time, there was a {kind} named Lily. Lily" for kind in KINDS)
 
@@ -128,9 +125,10 @@ class Site:
         return self._run is not None
 
     def wait_for_run(self) -> None:
-        """Wait for the flow run that is watched, and have another one start and end."""
-        for request in (lambda: None, self.request_run):
-            request()
+        """Wait until no flow run is watched, then for another one."""
+        for number in range(2):
+            if number:
+                self.request_run()
             while self.is_running():
                 self.revive()
                 time.sleep(0.25)
@@ -168,7 +166,7 @@ def command(*arguments: object) -> Any:
 
 def complete(url: str, prompt: str) -> str:
     """Return a greedy completion of a decoding worker, or raise one of `NO_ANSWER`."""
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.0}
+    body = {"prompt": prompt, "max_tokens": 48, "temperature": 0.0}
     status, found = ask(f"{url}/v1/completions", body)
     if status != 200:
         raise ConnectionError(f"status {status}")

@@ -74,12 +74,7 @@ class PromptReport(ReadReport):
 def read_prompts(
     paths: Sequence[Path], tokenizer: TextTokenizer, asking: Asking
 ) -> tuple[list[Prompt], PromptReport]:
-    """Return the distinct prompts of JSON Lines files (plain, .gz, .zst), in order.
-
-    Raises:
-        CorpusError: no such file, wrong kind, a bad record under `strict`, or no prompts left.
-        TokenizerError: a system message without a chat.
-    """
+    """Return the distinct prompts of JSON Lines files (plain, .gz, .zst), in order."""
     chat = tokenizer.has_chat_template if asking.chat is None else asking.chat
     if asking.system is not None and not chat:
         raise TokenizerError(

@@ -14,7 +14,7 @@ from draftstore.answers.journal import Item, Journal, StoredAnswer
 from draftstore.answers.prompts import Asking, Prompt, PromptReport, read_prompts
 from draftstore.errors import BuildError, CorpusError, TokenizerError
 from draftstore.hf.loading import LoadedModel
-from draftstore.storage.report import PROBLEMS_KEPT, RecordProblem
+from draftstore.storage.report import MAX_PROBLEMS, RecordProblem
 from draftstore.text.chat import as_messages
 from draftstore.text.conversation import Content, answer_lead, encode_conversation
 from draftstore.text.incremental import Pieces
@@ -70,11 +70,7 @@ class ResponseOptions(Asking):
 
 
 def read_questions(options: ResponseOptions, loaded: LoadedModel) -> tuple[list[Prompt], PromptReport]:
-    """Return the prompts to answer.
-
-    Raises:
-        BuildError: there is no room for a prompt.
-    """
+    """Return the prompts to answer."""
     room = None if loaded.positions is None else loaded.positions - options.max_new_tokens
     if room is not None and room < 1:
         raise BuildError(
@@ -179,11 +175,7 @@ def _with_output(content: Content, output: str) -> dict[str, Any]:
 def logged_records(
     options: ResponseOptions, model: str, counts: "Counter[str]", problems: list[RecordProblem]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a model's records in response logs, with prompt and output separate if possible.
-
-    Raises:
-        CorpusError: a log is not a JSON Lines file, or a bad record under `strict`.
-    """
+    """Yield a model's records in response logs, with prompt and output separate if possible."""
     for path in options.logs:
         for place, record in read_objects(path):
             try:
@@ -192,7 +184,7 @@ def logged_records(
                 if options.strict:
                     raise CorpusError(f"{place}: {error}") from None
                 counts["bad_records"] += 1
-                if len(problems) < PROBLEMS_KEPT:
+                if len(problems) < MAX_PROBLEMS:
                     problems.append(RecordProblem(place, str(error)))
                 continue
             if isinstance(found, str):
@@ -203,11 +195,7 @@ def logged_records(
 
 
 def _log_record(record: dict[str, Any] | RecordProblem, model: str) -> dict[str, Any] | str:
-    """Return a record to copy, or the name of the counter for skipping it.
-
-    Raises:
-        CorpusError, TokenizerError: it is not a response log record.
-    """
+    """Return a record to copy, or the name of the counter for skipping it."""
     if isinstance(record, RecordProblem):
         raise CorpusError(record.reason)
     if record.get("model") != model:

@@ -129,11 +129,7 @@ def make_responses(
 
 
 def response_plan(options: ResponseOptions, model: str | Path, dtype: str | None) -> dict[str, Any]:
-    """Return everything that determines the answers, as JSON values.
-
-    Raises:
-        CorpusError: a file of prompts or a log does not exist.
-    """
+    """Return everything that determines the answers, as JSON values."""
     for path in (*options.prompts, *options.logs):
         if not path.is_file():
             raise CorpusError(f"no such file: {path}")

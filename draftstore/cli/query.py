@@ -52,7 +52,7 @@ def query(
       draftstore query stores/code --text "for i in range(" --budget 16
     """
     kind = kind_of(load_manifest(directory).kind)
-    if kind.asked_with_states:
+    if kind.needs_states:
         raise DraftstoreError(
             f"{directory} is a store of kind {kind.name!r}, which drafts from hidden states and not from text: use it "
             "with `draftstore generate --store` or `draftstore replay`"

@@ -51,8 +51,6 @@ def accept(
     """Walk a tree along the model's tokens.
 
     Args:
-        tree: the draft that was verified.
-        choose: the model's token at a row.
         ends: whether the text ends with the last emitted token: EOS, a stop string, the length. Called once for each
             emitted token, in order.
 
@@ -88,11 +86,7 @@ def _child(parents: list[int], tokens: list[int], node: int, token: int) -> int:
 
 
 def _check(tree: DraftTree) -> None:
-    """Check that parents precede their children and siblings differ.
-
-    Raises:
-        DraftTreeError: see `accept`.
-    """
+    """Check that parents precede their children and siblings differ."""
     parents = as_input(tree.parents, np.int16)
     tokens = as_input(tree.tokens, np.int32)
     node = find_fault(parents, tokens)

@@ -9,11 +9,6 @@ where `rate` is that maximal throughput in tokens per second (Dinkelbach, "On no
 The rate is estimated from accepted tokens and the curve, never from a clock: the same text and the same drafts give the
 same plan. Curves have steps (a CPU takes half a pass more for 2 rows than for 1), so all k are tried.
 
-                        k      0     1     2     3            a draft of three nodes, probabilities .5 .4 .1
-    1 + S_k                    1   1.5   1.9   2.0
-    cost, in plain passes      1   1.5   1.5   1.6
-    difference at rate 1       0     0    .4    .4            two nodes are worth it, the third is not
-
 The probabilities are the drafter's, calibrated by how its drafts fared in this text. That is learned from every draft,
 verified or not: after a pass the next tokens are known, and with them which children along their path were right. So a
 text that decodes plainly because of bad drafts notices when they become good. The sum of many small probabilities is
@@ -26,7 +21,6 @@ from 50 tokens on it decodes at 0.97 of plain speed at least, provided that the 
 
 import copy
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,8 +49,6 @@ ALLOWANCE = 0.5
 """Plain passes that speculation may lose in a text."""
 SHARE = 0.02
 """Fraction of the text so far that speculation may lose in addition."""
-ASKING_SHARE = 0.01
-"""Fraction of the time that drafting may take while drafts are not worth verifying."""
 RATE_TRUST = 10.0
 """Weight of the plain decoding rate at the start of a text, in tokens."""
 FORGETTING = 0.5 ** (1 / 300)
@@ -64,38 +56,19 @@ FORGETTING = 0.5 ** (1 / 300)
 
 
 class CostPlanner:
-    """The planner that maximises throughput; see the module's description.
+    """The planner that maximises throughput.
 
     Attributes:
         rate: estimated tokens per second for this text so far.
         account: seconds that speculation may still lose.
     """
 
-    def __init__(
-        self,
-        curve: CostCurve,
-        budget: int = 64,
-        *,
-        draft_seconds: float = 0.0,
-        allowance: float = ALLOWANCE,
-        share: float = SHARE,
-    ) -> None:
-        """Plan with a curve.
-
-        Args:
-            curve: curve of the model on this device.
-            budget: maximum nodes of a draft.
-            draft_seconds: time to get a draft; matters only if it is not small compared to a pass.
-            allowance: plain passes that speculation may lose in a text.
-            share: fraction of the text so far that it may lose in addition.
-        """
+    def __init__(self, curve: CostCurve, budget: int = 64) -> None:
+        """Plan with the curve of the model on this device, for drafts of at most `budget` nodes."""
         self._budget = budget
         self._curve = curve
         self._costs = curve.costs(1, budget + 1)
         self._plain = float(self._costs[0])
-        self._draft_seconds = draft_seconds
-        self._rest = max(0, math.ceil(draft_seconds / (ASKING_SHARE * self._plain)) - 1)
-        self._allowance, self._share = allowance, share
         self.begin()
         self.trim(DraftTree.empty())  # compiles the kernel now, not during decoding
 
@@ -105,25 +78,15 @@ class CostPlanner:
         self._lengths, self._expected = np.zeros((LENGTH_BANDS, 2)), np.zeros(LENGTH_BANDS)
         self._tokens, self._seconds = RATE_TRUST, RATE_TRUST * self._plain
         self.rate = 1 / self._plain
-        self.account = self._allowance * self._plain
-        self._silence = 0
-        self._asked = False
-        self._paid: tuple[float, float] | None = None
+        self.account = ALLOWANCE * self._plain
+        self._batch_seconds: tuple[float, float] | None = None
 
     def budget(self) -> int:
-        """Return the maximum nodes of a draft; 0 for a few passes after a draft that was not worth verifying.
-
-        It is 0 only if drafting takes more than a hundredth of a plain pass.
-        """
-        self._asked = self._silence == 0
-        return self._budget if self._asked else 0
+        """Return the maximum nodes of a draft."""
+        return self._budget
 
     def trim(self, tree: DraftTree) -> DraftTree:
-        """Return the prefix that is worth its cost.
-
-        Raises:
-            DraftTreeError: a parent does not precede its child.
-        """
+        """Return the prefix that is worth its cost; DraftTreeError if a parent does not precede its child."""
         tree = tree if len(tree) <= self._budget else tree.prefix(self._budget)
         size = best_prefix(*self._inputs(tree), self._costs, self.rate, self.account, self._expected)
         _require_order(tree, size)
@@ -140,7 +103,7 @@ class CostPlanner:
 
     def learn(self, proposed: DraftTree, verified: DraftTree, accepted: Acceptance) -> None:
         """Learn from a pass's outcome, for the whole draft."""
-        came = len(accepted.tokens)
+        count = len(accepted.tokens)
         count_outcomes(
             as_input(proposed.tokens, np.int32),
             as_input(proposed.parents, np.int16),
@@ -151,34 +114,22 @@ class CostPlanner:
         if len(verified):
             count_lengths(self._expected, len(accepted.path), self._lengths)
         alone = float(self._costs[min(len(verified), self._budget)]), self._plain
-        seconds, plain = self._paid or alone
-        self._paid = None
-        seconds += self._draft_seconds * self._asked
-        kept = FORGETTING**came
-        self._seen *= kept
-        self._lengths *= kept
-        self._tokens = self._tokens * kept + came
-        self._seconds = self._seconds * kept + seconds
+        seconds, plain = self._batch_seconds or alone
+        self._batch_seconds = None
+        decay = FORGETTING**count
+        self._seen *= decay
+        self._lengths *= decay
+        self._tokens = self._tokens * decay + count
+        self._seconds = self._seconds * decay + seconds
         self.rate = max(self._tokens / self._seconds, 1 / plain)
-        self.account += came * plain * (1 + self._share) - seconds
-        if self._asked:
-            self._silence = self._rest if len(verified) == 0 else 0
-        else:
-            self._silence -= 1
+        self.account += count * plain * (1 + SHARE) - seconds
 
     @staticmethod
     def trim_together(planners: "Sequence[CostPlanner]", trees: Sequence[DraftTree]) -> list[DraftTree]:
         """Return the prefixes of several texts' drafts that are worth the cost of one pass over all of them.
 
         Every text has the rows of the largest draft, used or not. So one number of nodes is chosen for all, by the sum
-        of what they expect, at the rate and within the account of all texts together.
-
-        Args:
-            planners: one for each text, all with the same curve.
-            trees: their drafts.
-
-        Raises:
-            DraftTreeError: a parent does not precede its child.
+        of what they expect, at the rate and within the account of all texts together; all have the same curve.
         """
         texts, most = len(planners), max(planner._budget for planner in planners)
         trees = [
@@ -194,29 +145,24 @@ class CostPlanner:
             _require_order(tree, fault)
             gains[: size + 1] += tokens[: size + 1]
             gains[size + 1 :] += tokens[size]
-        came, spent = (sum(getattr(each, name) for each in planners) for name in ("_tokens", "_seconds"))
+        emitted, seconds = (sum(getattr(each, name) for each in planners) for name in ("_tokens", "_seconds"))
         extra = costs[: widest + 1] - costs[0]
-        worth = gains - max(came / spent, texts / costs[0]) * extra
+        worth = gains - max(emitted / seconds, texts / costs[0]) * extra
         worth[extra > max(0.0, sum(planner.account for planner in planners))] = -np.inf
         chosen = int(np.argmax(worth))  # the first, so the fewest nodes, among ties
         for planner, tree, own in zip(planners, trees, sums, strict=True):
             split_sum(own[min(chosen, len(tree))], planner._expected)
-            planner._paid = float(costs[chosen]) / texts, float(costs[0]) / texts
+            planner._batch_seconds = float(costs[chosen]) / texts, float(costs[0]) / texts
         return [tree.prefix(min(chosen, len(tree))) for tree in trees]
 
 
 @functools.lru_cache(maxsize=256)
 def _batch_costs(curve: CostCurve, texts: int, most: int) -> NDArray[np.float64]:
-    """Return `CostCurve.costs`, computed once."""
     return curve.costs(texts, most)
 
 
 def _require_order(tree: DraftTree, fault: int) -> None:
-    """Refuse a tree in which a kernel found a fault, -i - 1 for node i.
-
-    Raises:
-        DraftTreeError: a parent does not precede its child.
-    """
+    """Refuse a tree in which a kernel found a fault, -i - 1 for node i."""
     if fault < 0:
         raise DraftTreeError(
             f"node {-fault - 1} has parent {tree.parents[-fault - 1]}, expected an earlier node"
@@ -224,12 +170,7 @@ def _require_order(tree: DraftTree, fault: int) -> None:
 
 
 def trim_together(planners: Sequence[Planner], trees: Sequence[DraftTree]) -> list[DraftTree]:
-    """Return how much of each draft to verify in one pass over several texts.
-
-    Args:
-        planners: one for each text. Those that know the same cost curve choose together, others alone.
-        trees: their drafts.
-    """
+    """Return how much of each draft to verify in one pass over several texts; those of one curve choose together."""
     costed = [planner for planner in planners if isinstance(planner, CostPlanner)]
     if len(costed) == len(planners) > 1 and len({planner._curve for planner in costed}) == 1:
         return CostPlanner.trim_together(costed, trees)

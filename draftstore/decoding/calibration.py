@@ -24,16 +24,11 @@ _PROBS: NDArray[np.float64] = LEVEL_PROBS.astype(np.float64)
 
 
 def band_factors(seen: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return factors for the drafter's probabilities: the posterior mean under a Gamma prior.
+    """Return factors for the drafter's probabilities, float64 [2, bands]: the posterior mean under a Gamma prior.
 
     Acceptances are modelled as Poisson events with `factor` times the drafter's expectation. The factor over all
     children of the context, or all deeper nodes, is shrunk towards 1; that of a probability band, towards the former.
-
-    Args:
-        seen: float64 [2, bands, 2], expected and actual acceptances of children of the context, and of deeper nodes.
-
-    Returns:
-        float64 [2, bands].
+    `seen` float64 [2, bands, 2]: expected and actual acceptances of children of the context, and of deeper nodes.
     """
     whole = seen.sum(axis=1)
     general = (whole[:, 1:] + TRUST) / (whole[:, :1] + TRUST)
@@ -42,17 +37,10 @@ def band_factors(seen: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def length_factors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return factors for the expected accepted tokens of a whole draft, with the same prior.
+    """Return factors for the expected accepted tokens of a whole draft, float64 [LENGTH_BANDS], with the same prior.
 
     A draft that expects many tokens gets fewer than the sum over its nodes suggests: a drafter's errors are correlated
-    within a tree.
-
-    Args:
-        lengths: float64 [LENGTH_BANDS, 2], expected and actual accepted tokens of passes, by expected tokens before
-            them.
-
-    Returns:
-        float64 [LENGTH_BANDS].
+    within a tree. `lengths` float64 [LENGTH_BANDS, 2]: expected and actual accepted tokens, by expected tokens before.
     """
     shares: NDArray[np.float64] = (lengths[:, 1] + TRUST) / (lengths[:, 0] + TRUST)
     return shares
@@ -62,20 +50,13 @@ def length_factors(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
 def best_prefix(
     parents: Any, levels: Any, factors: Any, shares: Any, costs: Any, rate: Any, account: Any, expected: Any
 ) -> Any:
-    """Return how many nodes of a draft to verify, the fewest among ties.
+    """Return how many nodes to verify, the fewest among ties; -i - 1 if the parent of node i does not precede it.
 
     Args:
-        parents: see `expect_tokens`, as for the next three.
-        levels: see `expect_tokens`.
-        factors: see `expect_tokens`.
-        shares: see `expect_tokens`.
+        parents: int16 [n], and levels uint8 [n], of a draft.
         costs: float64 [at least n + 1], seconds of passes over 1 row, 2 rows, ...
-        rate: tokens per second.
         account: seconds by which the pass may exceed one over 1 row.
         expected: float64 [LENGTH_BANDS], output: accepted tokens that the prefix expects, before `shares`.
-
-    Returns:
-        The size of the prefix; -i - 1 if the parent of node i does not precede it.
     """
     tokens, sums = np.empty(len(parents) + 1), np.empty(len(parents) + 1)
     fault = expect_tokens(parents, levels, factors, shares, tokens, sums)
@@ -92,20 +73,15 @@ def best_prefix(
 
 @kernel
 def expect_tokens(parents: Any, levels: Any, factors: Any, shares: Any, tokens: Any, sums: Any) -> Any:
-    """Compute the accepted tokens that each prefix of a draft expects.
+    """Compute the accepted tokens that each prefix of n nodes expects; return 0, or a fault as `best_prefix`.
 
     A node's probability is its parent's times its calibrated probability given its parent.
 
     Args:
-        parents: int16 [n], read-only.
-        levels: uint8 [n], read-only.
-        factors: float64 [2, bands], see `band_factors`.
-        shares: float64 [LENGTH_BANDS], see `length_factors`.
+        factors: see `band_factors`.
+        shares: see `length_factors`.
         tokens: float64 [n + 1], output: expected tokens of the first 0, 1, 2, ... nodes.
         sums: float64 [n + 1], output: the same before `shares`.
-
-    Returns:
-        0; -i - 1 if the parent of node i does not precede it.
     """
     chances = np.empty(len(parents))
     tokens[0] = sums[0] = 0.0
@@ -126,12 +102,7 @@ def expect_tokens(parents: Any, levels: Any, factors: Any, shares: Any, tokens: 
 
 @kernel
 def split_sum(total: Any, expected: Any) -> Any:
-    """Split a sum of probabilities into bands.
-
-    Args:
-        total: the sum.
-        expected: float64 [LENGTH_BANDS], output.
-    """
+    """Split a sum of probabilities into bands: float64 [LENGTH_BANDS], output."""
     begin, end = 0.0, 1.0
     for band in range(LENGTH_BANDS):
         last = band == LENGTH_BANDS - 1
@@ -151,13 +122,7 @@ def _split(total: Any, chance: Any) -> Any:
 
 @kernel
 def count_lengths(expected: Any, accepted: Any, lengths: Any) -> Any:
-    """Count expected and actual accepted tokens of a pass, in the bands with expectations.
-
-    Args:
-        expected: float64 [LENGTH_BANDS], see `split_sum`.
-        accepted: number of accepted draft tokens.
-        lengths: float64 [LENGTH_BANDS, 2], updated; see `length_factors`.
-    """
+    """Count expected (see `split_sum`) and actual accepted tokens of a pass in `lengths`, see `length_factors`."""
     for band in range(LENGTH_BANDS):
         if expected[band] > 0.0:
             begin = 0 if band == 0 else 1 << (band - 1)
@@ -167,22 +132,13 @@ def count_lengths(expected: Any, accepted: Any, lengths: Any) -> Any:
 
 
 @kernel
-def count_outcomes(tokens: Any, parents: Any, levels: Any, came: Any, seen: Any) -> Any:
-    """Compare a draft with the next tokens: count children of the context and of each node on their path.
-
-    Args:
-        tokens: int32 [n], read-only.
-        parents: int16 [n], read-only.
-        levels: uint8 [n], read-only.
-        came: int32 [any], read-only, the next tokens.
-        seen: float64 [2, bands, 2], updated: expected and actual acceptances.
-    """
-    walk(tokens, parents, came, _count_children, (parents, levels, seen))
+def count_outcomes(tokens: Any, parents: Any, levels: Any, ids: Any, seen: Any) -> Any:
+    """Count in `seen`, see `band_factors`, a draft's children along the next tokens, int32 [any], and the hits."""
+    walk(tokens, parents, ids, _count_children, (parents, levels, seen))
 
 
 @leaf_kernel
 def _count_children(state: Any, node: Any, child: Any) -> Any:
-    """Count expectations for a node's children, and the actual one; see `draftstore.trees.walk.walk`."""
     parents, levels, seen = state
     deeper = 1 if node >= 0 else 0
     for i in range(node + 1, len(parents)):
@@ -194,5 +150,4 @@ def _count_children(state: Any, node: Any, child: Any) -> Any:
 
 @leaf_kernel
 def _band_of(steps: Any) -> Any:
-    """Return the probability band of a number of levels."""
     return min(steps // _LEVELS_PER_BAND, BANDS - 1)

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +22,7 @@ class Conditions:
     """The conditions under which a cost curve was measured.
 
     Attributes:
-        model: name of the model.
         shape: hash of the model's type, and of the shapes and types of its parameters: they determine the cost.
-        device: name of the processor.
-        dtype: type of the model's parameters.
         attention: attention implementation: `sdpa`, `eager`, ...
         cache: kind of key-value cache: `dynamic` or `static`.
         threads: number of CPU threads; 0 where it does not matter.
@@ -57,8 +53,7 @@ class CostCurve:
     Attributes:
         rows: numbers of rows, ascending, from 1.
         seconds: seconds for each; where more rows were measured as faster, both get the mean.
-        padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs. Otherwise costs are
-            interpolated linearly.
+        padded: whether a pass is padded to the next number in `rows`, as with CUDA graphs; else costs are interpolated.
         conditions: conditions of the measurement; None for a synthetic curve.
         context: tokens in the cache.
         created: time of the measurement, ISO 8601.
@@ -72,11 +67,7 @@ class CostCurve:
     created: str = ""
 
     def __post_init__(self) -> None:
-        """Check the values and make them monotone.
-
-        Raises:
-            CurveError: the values are not a curve.
-        """
+        """Check the values, with a CurveError, and make them monotone."""
         rows, seconds = [int(each) for each in self.rows], [float(each) for each in self.seconds]
         if len(rows) != len(seconds) or rows[:1] != [1] or rows != sorted(set(rows)):
             raise CurveError(
@@ -100,13 +91,9 @@ class CostCurve:
         return float(np.interp(n_rows, rows, seconds))
 
     def costs(self, texts: int, most: int) -> NDArray[np.float64]:
-        """Return the seconds of passes over several texts at once, with 1, 2, ... `most` rows for each of them.
+        """Return float64 [most], the seconds of passes over several texts at once, with 1, 2, ... rows for each.
 
-        A pass reads the weights once, whatever the number of texts, and computes the same for each row: so it costs
-        what a pass over as many rows of one text does, apart from attention.
-
-        Returns:
-            float64 [most].
+        Such a pass costs what one over as many rows of one text does, apart from attention: it reads the weights once.
         """
         if texts == 1:
             return np.array([self.cost(rows) for rows in range(1, most + 1)])
@@ -123,51 +110,33 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: Path) -> "CostCurve":
-        """Read a curve.
-
-        Raises:
-            CurveError: no such file, not a curve, or an unsupported version.
-        """
+        """Read a curve; CurveError if there is none, or of another version."""
         advice = "measure it again with `draftstore tune`"
         try:
             found = json.loads(path.read_bytes())
+            curve = cls(
+                tuple(found["rows"]),
+                tuple(found["seconds"]),
+                bool(found["padded"]),
+                None if found["conditions"] is None else Conditions(**found["conditions"]),
+                int(found["context"]),
+                str(found["created"]),
+            )
         except OSError as error:
             raise CurveError(f"no cost curve at {path} ({error.strerror}): {advice}") from None
-        except ValueError:
-            raise CurveError(f"{path} is damaged, expected a cost curve in JSON: {advice}") from None
-        if not isinstance(found, dict) or found.get("kind") != KIND:
-            raise CurveError(f"{path} is not a cost curve: {advice}")
-        if found.get("format") != FORMAT:
+        except (CurveError, KeyError, TypeError, ValueError) as error:
             raise CurveError(
-                f"{path} is a cost curve of version {found.get('format')}, this draftstore reads version {FORMAT}: "
-                f"{advice}"
+                f"{path} is not a cost curve ({type(error).__name__}: {error}): {advice}"
+            ) from None
+        kind, version = found.get("kind"), found.get("format")
+        if (kind, version) != (KIND, FORMAT):
+            raise CurveError(
+                f"{path} is a {kind} of version {version}, expected a {KIND} of version {FORMAT}: {advice}"
             )
-        try:
-            return cls._from_json(found)
-        except CurveError as error:
-            raise CurveError(f"{path}: {error}: {advice}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise CurveError(f"{path} is damaged ({type(error).__name__}: {error}): {advice}") from None
-
-    @classmethod
-    def _from_json(cls, found: dict[str, Any]) -> "CostCurve":
-        """Return the curve of a JSON document of the right kind and version."""
-        conditions = found["conditions"]
-        return cls(
-            tuple(found["rows"]),
-            tuple(found["seconds"]),
-            bool(found["padded"]),
-            None if conditions is None else Conditions(**conditions),
-            int(found["context"]),
-            str(found["created"]),
-        )
+        return curve
 
     def require(self, conditions: Conditions) -> None:
-        """Check that the curve was measured under the given conditions.
-
-        Raises:
-            CurveError: it was not.
-        """
+        """Check, with a CurveError, that the curve was measured under the given conditions."""
         differences = self.conditions.differences(conditions) if self.conditions else []
         if differences:
             raise CurveError(
@@ -182,10 +151,7 @@ def now() -> str:
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
-    """Return the ascending sequence nearest to the values in least squares: descending neighbours are averaged.
-
-    This is the pool-adjacent-violators algorithm (Ayer et al., 1955).
-    """
+    """Return the nearest ascending sequence in least squares (pool adjacent violators, Ayer et al., 1955)."""
     pools: list[tuple[float, int]] = []
     for each in values:
         pool = (each, 1)

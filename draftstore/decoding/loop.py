@@ -3,9 +3,8 @@
     for step in decode(target, session, ends=...):
         text.extend(step.tokens)
 
-The model is a `Target`: it runs the forward pass and keeps its cache (`draftstore.hf` for transformers, a recorded
-output in `draftstore.decoding.replay`). The output is exact whatever the drafter proposes: see
-`draftstore.decoding.acceptance`.
+The model is a `Target`: it runs the forward pass and keeps its cache. The output is exact whatever the drafter
+proposes: see `draftstore.decoding.acceptance`.
 """
 
 import dataclasses
@@ -32,10 +31,7 @@ class Verdict(Protocol):
         """Return int32 [n + 1, 8], the most likely tokens at each row, best first; None if unknown."""
 
     def hidden(self, row: int) -> NDArray[np.float32] | None:
-        """Return float32 [d], the last hidden state (after the final norm) at a row; None if unknown.
-
-        It is projected if the session that receives it has a projection.
-        """
+        """Return float32 [d], the last hidden state (after the final norm) at a row, projected as for the session."""
 
 
 class Target(Protocol):
@@ -45,10 +41,7 @@ class Target(Protocol):
         """Run one forward pass over the text's last token and a draft tree."""
 
     def keep(self, accepted: Acceptance) -> None:
-        """Append accepted tokens to the text; the rows of the root and of the path stay in the cache.
-
-        After that, all tokens but the last (the bonus token) are in the cache again.
-        """
+        """Append accepted tokens to the text; all tokens but the last, the bonus token, are in the cache again."""
 
 
 class Planner(Protocol):
@@ -99,8 +92,7 @@ class Step(NamedTuple):
         path: its accepted nodes.
         tokens: int32 [len(path) + 1], the new tokens of the text.
         draft_ns: nanoseconds to propose and trim.
-        forward_ns: nanoseconds to verify. On an asynchronous device this ends when the pass is queued, and its run time
-            appears in `accept_ns`, which waits for the result.
+        forward_ns: nanoseconds to verify; on an asynchronous device to queue the pass, and `accept_ns` waits for it.
         accept_ns: nanoseconds to walk the tree and update the cache.
         text: number of the text, where several are decoded together; its nanoseconds are its share of theirs.
     """
@@ -116,17 +108,7 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass
 class Tally:
-    """Totals of steps.
-
-    Attributes:
-        passes: forward passes.
-        tokens: tokens yielded by them.
-        drafted: verified nodes.
-        accepted: accepted nodes.
-        draft_ns: nanoseconds, as in `Step`.
-        forward_ns: nanoseconds, as in `Step`.
-        accept_ns: nanoseconds, as in `Step`.
-    """
+    """Totals of steps: forward passes, their tokens, verified and accepted nodes, and times as in `Step`."""
 
     passes: int = 0
     tokens: int = 0
@@ -158,14 +140,7 @@ class Tally:
 
 
 class Speculation:
-    """The drafts of one text: what is proposed, what the model takes of it, and what is learned from that.
-
-    Attributes:
-        session: the drafter's session for the whole text.
-        planner: chooses how much of a draft is verified.
-        min_prob: minimum probability of a drafted node.
-        over: whether the text has ended.
-    """
+    """The drafts of one text: proposal, acceptance by the model, and feedback to drafter and planner; see `decode`."""
 
     def __init__(
         self,
@@ -174,7 +149,6 @@ class Speculation:
         ends: Callable[[Sequence[int]], bool],
         min_prob: float = 0.0,
     ) -> None:
-        """Start; see `decode` for the arguments."""
         self.session, self.planner, self.min_prob = session, planner, min_prob
         self.over = False
         self._ends = ends
@@ -194,7 +168,7 @@ class Speculation:
         return self.over
 
     def learn(self, proposed: DraftTree, tree: DraftTree, verdict: Verdict, accepted: Acceptance) -> None:
-        """Tell the drafter, with the optional data that it needs, and the planner."""
+        """Give the result to the drafter, with the optional data that it needs, and to the planner."""
         last_row = accepted.path[-1] + 1 if accepted.path else 0
         self.session.observe(
             accepted.tokens,
@@ -217,11 +191,9 @@ def decode(
 
     Args:
         target: the model, with all but the last token of the text in its cache.
-        session: the drafter's session for the whole text.
         planner: chooses how much of a draft is verified.
         ends: whether the text ends with the last token emitted in this step; called once for each token, in order, and
             may keep state.
-        min_prob: minimum probability of a drafted node.
     """
     text = Speculation(session, planner, ends, min_prob)
     while not text.over:

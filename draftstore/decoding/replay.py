@@ -1,4 +1,4 @@
-"""Replay: ask a drafter at every pass over recorded model outputs, as live decoding would.
+"""Replay: drafts at every pass over recorded model outputs, as in live decoding.
 
 For a recorded greedy output the accepted length is exactly that of live decoding: the tokens are forced. Counting, per
 output:
@@ -36,12 +36,9 @@ MAX_OUTPUT_TOKENS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """One recorded output.
+    """One recorded output: int32 ids of the input and the output of the model.
 
     Attributes:
-        id: id of the record.
-        prompt: int32 [any], input of the model.
-        output: int32 [n], output of the model.
         hidden: float32 [n, hidden_size], last hidden states (after the final norm): row j predicted output[j]; NaN for
             unknown rows; None if all are unknown.
     """
@@ -54,14 +51,10 @@ class Recording:
 
 @dataclasses.dataclass
 class ReplayResult:
-    """Totals of a replay.
+    """Totals of a replay, without the first token of each output, which comes from the prefill.
 
     Attributes:
         rows: number of outputs.
-        tokens: tokens from verification passes (the first token of each output comes from the prefill).
-        passes: verification passes.
-        nodes: draft nodes over all passes.
-        accepted: accepted draft nodes.
         misses: passes without a draft.
         rates: share of accepted draft nodes for each output with any draft nodes.
         lookup_ns: duration of every lookup.
@@ -119,13 +112,7 @@ def read_recordings(
     """Stream the recordings of a JSON Lines file (plain, .gz, .zst) as token ids.
 
     A record has `prompt` (text as the model saw it, or a list of messages) and `output`; `id` and `model` are
-    optional.
-
-    Args:
-        path: the file.
-        tokenizer: tokenizer of the store.
-        model: restricts the outputs to those of one model.
-        limit: maximum number of outputs.
+    optional. `model` restricts the outputs to those of one model, `limit` their number.
 
     Raises:
         ReplayError: no such file, an invalid record, or no records left.
@@ -138,11 +125,7 @@ def read_recordings(
 
 
 def check_recordings(path: Path, *, model: str | None = None, limit: int | None = None) -> int:
-    """Return the number of recordings that `read_recordings` would yield, without a tokenizer.
-
-    Raises:
-        ReplayError: no such file, an invalid record, or no records left.
-    """
+    """Return the number of recordings that `read_recordings` would yield, without a tokenizer, or raise as it does."""
     count = 0
     for place, record in _chosen(path, model, limit):
         _texts(record, place)
@@ -153,39 +136,24 @@ def check_recordings(path: Path, *, model: str | None = None, limit: int | None 
 def _chosen(path: Path, model: str | None, limit: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Stream the records of a model with their positions; see `read_recordings`."""
     count, models = 0, set()
-    for place, record in _records(path):
-        models.add(record.get("model"))
-        if model is not None and record.get("model") != model:
-            continue
-        count += 1
-        yield place, record
-        if count == limit:
-            return
+    try:
+        for place, record in read_json_records(path):
+            models.add(record.get("model"))
+            if model is not None and record.get("model") != model:
+                continue
+            count += 1
+            yield place, record
+            if count == limit:
+                return
+    except CorpusError as error:
+        raise ReplayError(str(error)) from None
     if count == 0:
         wanted = f" of model {model!r}" if model else ""
         known = ", ".join(sorted(name for name in models if isinstance(name, str))) or "not named"
         raise ReplayError(f"{path} holds no recording{wanted}" + f", its models are {known}" * bool(models))
 
 
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the objects of a JSON Lines file with their positions.
-
-    Raises:
-        ReplayError: it is not a JSON Lines file.
-    """
-    try:
-        yield from read_json_records(path)
-    except CorpusError as error:
-        raise ReplayError(str(error)) from None
-
-
 def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) -> Recording:
-    """Tokenize one record.
-
-    Raises:
-        ReplayError: prompt or output is missing or has the wrong type.
-        TokenizerError: invalid Unicode, an invalid message, or a conversation that the chat template refuses.
-    """
     prompt, output = _texts(record, place)
     alone, together = encode_conversation(tokenizer, prompt), encode_conversation(tokenizer, prompt, output)
     shared = min(len(alone), len(together))
@@ -195,11 +163,6 @@ def _recording(record: Mapping[str, Any], place: str, tokenizer: TextTokenizer) 
 
 
 def _texts(record: Mapping[str, Any], place: str) -> tuple[str | list[Message], str]:
-    """Return prompt and output of a record.
-
-    Raises:
-        ReplayError: one is missing or has the wrong type.
-    """
     prompt, output = record.get("prompt"), record.get("output")
     if not isinstance(output, str):
         raise ReplayError(f"{place}: expected the key 'output' with a text")
@@ -222,18 +185,11 @@ def replay(
     chain: int | None = None,
     on_progress: Callable[[ReplayResult], None] = lambda _: None,
 ) -> ReplayResult:
-    """Replay recordings with a drafter.
+    """Replay recordings with a drafter; ReplayError if it needs hidden states and a recording has none.
 
     Args:
-        drafter: drafter, asked once per pass.
-        recordings: recorded outputs.
-        budget: maximum nodes of a draft.
-        min_prob: minimum probability of a node.
         chain: verify one path of each draft, of at most so many nodes; None: whole trees.
         on_progress: called after every output.
-
-    Raises:
-        ReplayError: the drafter needs hidden states, and a recording has none.
     """
     result = ReplayResult()
     planner = Fixed(budget, chain)
@@ -246,25 +202,21 @@ def replay(
 def _replay_one(
     drafter: Drafter, recording: Recording, planner: Planner, min_prob: float, result: ReplayResult
 ) -> Tally:
-    """Replay one output; return its tally, and add its lookups to the totals.
-
-    Raises:
-        ReplayError: the drafter needs hidden states that were not recorded.
-    """
+    """Replay one output; return its tally, and add its lookups to the totals."""
     tally = Tally()
     if len(recording.output) < 2:
         return tally
     states = recording.hidden
     session = drafter.session(
         np.concatenate([recording.prompt, recording.output[:1]]),
-        hidden=None if states is None else _as_wanted(states[0], drafter),
+        hidden=None if states is None else _projected(states[0], drafter),
     )
     if states is None and session.needs_hidden:
         raise ReplayError(
             f"recording {recording.id} has no hidden states, and the drafter needs them: compute them with "
             "the model that made it"
         )
-    target = RecordedTarget(recording.output, None if states is None else _as_wanted(states, session))
+    target = RecordedTarget(recording.output, None if states is None else _projected(states, session))
     for step in decode(target, session, planner=planner, ends=target.ends, min_prob=min_prob):
         tally.add(step)
         result.lookup_ns.append(step.draft_ns)
@@ -272,9 +224,9 @@ def _replay_one(
     return tally
 
 
-def _as_wanted(states: NDArray[np.float32], asker: Drafter | Session) -> NDArray[np.float32]:
+def _projected(states: NDArray[np.float32], reader: Drafter | Session) -> NDArray[np.float32]:
     """Project hidden states, float32 [..., hidden_size], if a drafter or session needs it."""
-    projection = projection_of(asker)
+    projection = projection_of(reader)
     return states if projection is None else projection.apply(states)
 
 
@@ -282,12 +234,7 @@ class RecordedTarget:
     """A `Target` with a recorded output, which is also each of its verdicts."""
 
     def __init__(self, output: NDArray[np.int32], hidden: NDArray[np.float32] | None = None) -> None:
-        """Replay an output whose first token came from the prefill.
-
-        Args:
-            output: int32 [n].
-            hidden: float32 [n, d], the states that predicted it, projected if the session has a projection.
-        """
+        """Replay an output, int32 [n]; `hidden` float32 [n, d] are the states, perhaps projected, that predicted it."""
         self._output = output.tolist()
         self._hidden = hidden
         self._position = self._begin = 1

@@ -29,12 +29,11 @@ FEW_IDS = 32
 class Session(Protocol):
     """The drafts for one text during decoding.
 
+    A session or drafter may have a `projection`: then its hidden states are projected, float32 [dims].
+
     Attributes:
         needs_candidates: whether `observe` needs the target model's candidates, which cost a top-8 of every row.
         needs_hidden: whether `observe` needs hidden states.
-
-    A session or drafter may have a `projection`, see `projection_of`: then its hidden states are projected, float32
-    [dims], which saves copying from the device.
     """
 
     needs_candidates: bool
@@ -55,12 +54,10 @@ class Session(Protocol):
 
         Args:
             accepted_ids: int32 [k], the new ids of the text, bonus token last.
-            tree: the verified tree, of n nodes: the proposed one, a part of it chosen by a planner, or a merge of
-                several drafters' trees (`draftstore.drafting.mixture`). It need not contain any node of this session's
-                draft, but all accepted ids but the last lie on one of its paths.
+            tree: the verified tree, of n nodes. It need not contain any node of this session's draft, but all accepted
+                ids but the last lie on one of its paths.
             candidates: int32 [n + 1, 8], the target model's top 8 at the root and at every node.
-            hidden: float32 [d], the hidden state that predicted the last accepted id, projected if the session has a
-                projection.
+            hidden: float32 [d], the hidden state that predicted the last accepted id.
         """
 
 
@@ -86,10 +83,7 @@ class Drafter(Protocol):
 
 
 class ContextDrafter(Protocol):
-    """A drafter that uses only the last tokens of a text and, if it has a `projection`, a hidden state.
-
-    A dense drafter is one with a projection (see `projection_of`) from hidden states to its queries.
-    """
+    """A drafter that uses only the last tokens of a text and, if it is dense (has a `projection`), a hidden state."""
 
     context_size: int
     vocab_size: int
@@ -105,8 +99,6 @@ class ContextDrafter(Protocol):
 
         Args:
             contexts: int32 [batch, size], the last tokens of each text, right-aligned and padded with -1.
-            budget: maximum nodes of a tree.
-            min_prob: minimum probability of a node.
             queries: float32 [batch, dims], the projected states that predicted the last tokens, of any length. A dense
                 drafter returns empty drafts for rows with NaN, or without queries; others ignore them.
         """
@@ -132,11 +124,7 @@ def projection_of(drafter: object) -> Projection | None:
 
 
 def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> tuple[NDArray[np.int32], int]:
-    """Check the arguments of a draft from a static store.
-
-    Returns:
-        The contexts as contiguous, read-only int32 [batch, size], and the maximum level of a node; -1 if none is
-        allowed.
+    """Return contexts as read-only int32 [batch, size], and the maximum level of a node; -1 if none is allowed.
 
     Raises:
         DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix.
@@ -149,11 +137,7 @@ def check_request(contexts: NDArray[np.int32], budget: int, min_prob: float) -> 
 
 
 def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
-    """Refuse queries that do not fit a batch of contexts.
-
-    Raises:
-        DraftstoreError: their shape is not [batch, dims].
-    """
+    """Refuse queries, with a DraftstoreError, unless their shape is [batch, dims]."""
     if queries.shape != (batch, dims):
         raise DraftstoreError(
             f"queries of shape {queries.shape} for {batch} contexts: expected ({batch}, {dims}), projected hidden "
@@ -162,22 +146,14 @@ def check_queries(queries: NDArray[np.float32], batch: int, dims: int) -> None:
 
 
 def check_budget(budget: int, min_prob: float) -> int:
-    """Return the maximum level of a node with a minimum probability; -1 if there is none.
-
-    Raises:
-        DraftstoreError: the budget is outside 0 .. 4,096.
-    """
+    """Return the maximum level of a node with a minimum probability, -1 if none; DraftstoreError on a wrong budget."""
     if not 0 <= budget <= MAX_BUDGET:
         raise DraftstoreError(f"a budget of {budget} nodes: expected 0 to {MAX_BUDGET}")
     return LOWEST_LEVEL if min_prob <= 0.0 else highest_level(min_prob)
 
 
 def check_ids(ids: ArrayLike, vocab_size: int, whose: str = "the model's") -> NDArray[np.integer[Any]]:
-    """Return token ids as a flat array of integers.
-
-    Raises:
-        TokenRangeError: not integers, or one outside [0, vocab_size).
-    """
+    """Return token ids as a flat array of integers; TokenRangeError unless all lie in [0, vocab_size)."""
     flat = np.asarray(ids).reshape(-1)
     if len(flat) == 0:
         return np.empty(0, np.int32)
@@ -201,8 +177,6 @@ class ContextSession:
     """A session over a static store: the last tokens and, for dense drafters, the state that predicted the last one.
 
     Attributes:
-        drafter: the store's drafter.
-        projection: projection of a dense drafter, else None.
         context: int32 [1, context_size], the last tokens, padded with -1 on the left.
         query: float32 [1, dims], the projected state, NaN if unknown; None if the drafter is not dense.
     """
@@ -212,12 +186,6 @@ class ContextSession:
     def __init__(
         self, drafter: ContextDrafter, prompt_ids: ArrayLike, hidden: NDArray[np.float32] | None = None
     ) -> None:
-        """Start from a prompt; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-            DraftstoreError: a hidden state of the wrong size.
-        """
         self.drafter = drafter
         self.projection = projection_of(drafter)
         self.needs_hidden = self.projection is not None

@@ -1,4 +1,4 @@
-"""Sources of a mixture that fail: each is left out for the rest of its text, and counted; the others go on."""
+"""Failures of a mixture's sources."""
 
 import logging
 from typing import Any
@@ -8,29 +8,24 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 
 
-class DisabledSession:
-    """The session of a source that has failed: it proposes nothing."""
+class NoDrafts:
+    """A `Session` without drafts: of plain decoding, or of a source that has failed."""
 
     needs_candidates = False
     needs_hidden = False
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:  # noqa: ARG002
-        """Return an empty draft."""
+        """Return the empty tree."""
         return DraftTree.empty()
 
     def observe(self, accepted_ids: Any, **feedback: Any) -> None:
-        """Learn nothing."""
+        """Do nothing."""
 
 
 class Faults:
-    """How often the sources of a mixture have failed.
-
-    Attributes:
-        counts: texts that each source was left out of, by its place in the mixture.
-    """
+    """Texts for which each source of a mixture, by its place, was disabled."""
 
     def __init__(self, sources: int) -> None:
-        """Count from nothing."""
         self.counts = [0] * sources
 
     def add(self, place: int, error: object) -> None:

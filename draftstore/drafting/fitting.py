@@ -16,22 +16,15 @@ def fitted(drafter: StoreDrafter, vocab_size: int) -> Drafter:
 
 
 class _Fitted:
-    """A store's drafter for a model with a larger or smaller vocabulary: a `ContextDrafter`.
-
-    A larger vocabulary pads the model's matrices. If the model emits such an id, the store cannot match the text before
-    it. A smaller one occurs if tokens were added to a tokenizer that the model never learned; these are removed from
-    drafts.
-    """
+    """A `ContextDrafter` for a model of another vocabulary: ids that only one side knows are hidden or removed."""
 
     def __init__(self, drafter: StoreDrafter, vocab_size: int) -> None:
-        """Draft with `drafter`, for ids below `vocab_size`."""
         self._drafter = drafter
         self.context_size = drafter.context_size
         self.vocab_size = vocab_size
         self.projection = projection_of(drafter)
 
     def warm_up(self) -> None:
-        """Compile the store's kernels."""
         self._drafter.warm_up()
 
     def draft(
@@ -41,7 +34,6 @@ class _Fitted:
         min_prob: float = 0.0,
         queries: NDArray[np.float32] | None = None,
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`."""
         known = np.where(contexts < self._drafter.vocab_size, contexts, np.int32(-1))
         drafts = self._drafter.draft(known, budget, min_prob, queries)
         return [draft._replace(tree=below(draft.tree, self.vocab_size)) for draft in drafts]
@@ -49,7 +41,6 @@ class _Fitted:
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
     ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids, hidden)
 
 
@@ -58,9 +49,9 @@ def below(tree: DraftTree, vocab_size: int) -> DraftTree:
     if len(tree) == 0 or int(tree.tokens.max()) < vocab_size:
         return tree
     places = np.full(len(tree) + 1, -1, np.int64)  # new indices of the remaining nodes, after the context's
-    kept: list[int] = []
+    nodes: list[int] = []
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
         if token < vocab_size and (parent < 0 or places[parent + 1] >= 0):
-            places[node + 1] = len(kept)
-            kept.append(node)
-    return DraftTree(tree.tokens[kept], places[tree.parents[kept] + 1].astype(np.int16), tree.levels[kept])
+            places[node + 1] = len(nodes)
+            nodes.append(node)
+    return DraftTree(tree.tokens[nodes], places[tree.parents[nodes] + 1].astype(np.int16), tree.levels[nodes])

@@ -1,7 +1,7 @@
 """A growing text with an index of its n-grams, and the draft tree of their continuations: kernels of requests.
 
 Each n-gram length in `LENGTHS` has a hash table, whose slots start linked lists of occurrences, latest first. Tables
-and lists hold only positions in the text, where the n-grams themselves can be read. See `draftstore.drafting.request`.
+and lists hold only positions in the text, where the n-grams themselves can be read.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftstore.errors import require_limits
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.search.candidates import clear_table, new_candidates, place_of
-from draftstore.search.expand import MAX_MATCH, enter_all, floor_of, load_path
+from draftstore.search.expand import LIMITS, enter_all, floor_of, load_path
 from draftstore.trees.frontier import MAX_DEPTH, finish, grow, new_frontier
 
 LENGTHS = (1, 2, 4, 8)
@@ -22,17 +22,12 @@ _SCATTER = 0x1E3779B97F4A7C15
 
 
 class RequestRule(NamedTuple):
-    """Parameters of drafts from the text, tuned as docs/findings.md says.
+    """Parameters of drafts from the text, see `draftstore.search.expand.Rule`, tuned as docs/findings.md says.
 
     Attributes:
-        max_match: maximum length of a match.
-        depth: maximum tokens of a path.
         rows: occurrences read of each indexed n-gram, latest first.
-        floor: probability below which no shorter suffix is used.
-        alpha: pseudo-count of occurrences that every suffix yields to shorter ones.
-        beta: the same for each distinct token that follows.
         doubt: probability that a node's text goes on as no occurrence did, however many agree. Without it long copies
-            promise twice what they keep, since what ends one is not in the text.
+            get twice the probability that they deserve, since what ends one is not in the text.
     """
 
     max_match: int = 32
@@ -44,31 +39,20 @@ class RequestRule(NamedTuple):
     doubt: float = 0.02
 
     def check(self) -> None:
-        """Refuse invalid values.
-
-        Raises:
-            DraftstoreError: the first invalid value, with what is expected.
-        """
-        limits = {
-            "max_match": (self.max_match, 1, MAX_MATCH),
-            "depth": (self.depth, 1, MAX_DEPTH),
-            "rows": (self.rows, 1, MAX_ROWS),
-            "floor": (self.floor, 0, 1),
-            "alpha": (self.alpha, 0, np.inf),
-            "beta": (self.beta, 0, np.inf),
-            "doubt": (self.doubt, 0, 1),
-        }
-        require_limits("a rule of requests", limits)
+        """Refuse invalid values, with a DraftstoreError."""
+        limits = LIMITS | {"rows": (1, MAX_ROWS), "doubt": (0, 1)}
+        require_limits(
+            "a rule of requests", {name: (value, *limits[name]) for name, value in self._asdict().items()}
+        )
 
 
 class _History(NamedTuple):
-    """A text and the occurrences of its n-grams; an n-gram's position is that of its last token.
+    """A text of `size` tokens and the occurrences of its n-grams; an n-gram's position is that of its last token.
 
     Attributes:
-        tokens: int32 [capacity].
-        links: int32 [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none.
-        heads: int32 [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free.
-        size: tokens of the text.
+        tokens: [capacity].
+        links: [len(LENGTHS), capacity], previous occurrence of the n-gram at this position; -1: none.
+        heads: [len(LENGTHS), power of two], latest position of the n-grams with this hash; -1: free.
     """
 
     tokens: NDArray[np.int32]
@@ -81,13 +65,13 @@ class _Scratch(NamedTuple):
     """Buffers for the current node.
 
     Attributes:
-        text: int64 [max_match + depth], the last tokens of the text, followed by the path.
-        firsts: int64 [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none.
-        counts: int64 [max_match + 1], occurrences read, by match length.
-        kinds: int64 [max_match + 1], candidates, by length of their longest match.
-        shares: float64 [max_match + 1], share of an occurrence, by match length.
-        places: int64 [room], candidate of each occurrence read.
-        lengths: int64 [room], its match length.
+        text: [max_match + depth], the last tokens of the text, followed by the path.
+        firsts: [len(LENGTHS)], latest occurrence of the n-grams that end here; -1: none.
+        counts: [max_match + 1], occurrences read, by match length.
+        kinds: [max_match + 1], candidates, by length of their longest match.
+        shares: [max_match + 1], share of an occurrence, by match length.
+        places: [room], candidate of each occurrence read.
+        lengths: [room], its match length.
     """
 
     text: NDArray[np.int64]
@@ -120,20 +104,7 @@ def append_tokens(tokens: Any, links: Any, heads: Any, size: Any, ids: Any) -> A
 def draft_text(
     tokens: Any, links: Any, heads: Any, size: Any, packed_rule: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Grow a draft tree for a text.
-
-    Args:
-        tokens: see `_History`, as for the next three.
-        links: see `_History`.
-        heads: see `_History`.
-        size: see `_History`.
-        packed_rule: float64 [7], a RequestRule.
-        budget: maximum nodes of the tree.
-        max_level: maximum level of a node.
-
-    Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n].
-    """
+    """Grow a draft tree for the text of a `_History`, by a RequestRule as float64 [7]; return its arrays."""
     history = _History(tokens, links, heads, size)
     rule = RequestRule(
         int(packed_rule[0]), int(packed_rule[1]), int(packed_rule[2]),
@@ -184,7 +155,6 @@ def _match(tokens: Any, place: Any, text: Any, stop: Any, length: Any, most: Any
 def _enter_following(
     state: Any, nodes: Any, slot: Any, _parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter the tokens that followed a slot's text earlier; see `draftstore.trees.frontier.grow`."""
     history, rule, scratch, candidates, end = state
     floor, stop = floor_of(nodes, tail, rule.floor), end + depth
     load_path(scratch.text, nodes, stop, slot)
@@ -207,9 +177,9 @@ def _gather(history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, p
             count += scratch.counts[length]
             kinds += scratch.kinds[length]
             if count > 0:
-                kept = remaining * (count / (count + rule.beta * kinds + rule.alpha))
-                scratch.shares[length] = kept / count
-                remaining -= kept
+                taken = remaining * (count / (count + rule.beta * kinds + rule.alpha))
+                scratch.shares[length] = taken / count
+                remaining -= taken
                 if remaining <= floor:
                     break
         if count > 0 and remaining <= floor:
@@ -243,11 +213,7 @@ def _read(
     history: Any, rule: Any, scratch: Any, candidates: Any, stop: Any, order: Any, upper: Any, found: Any,
     seen: Any,
 ) -> Any:  # fmt: skip
-    """Read the last occurrences of an n-gram, except those that match more than `upper` tokens, which were read before.
-
-    Returns:
-        The number of candidates and of occurrences, both so far.
-    """
+    """Read the last occurrences of an n-gram that match at most `upper` tokens; return candidates and reads so far."""
     place, rows = scratch.firsts[order], 0
     longest = min(stop, rule.max_match)
     while place >= 0 and rows < rule.rows:
@@ -275,7 +241,7 @@ def _read(
 
 @leaf_kernel
 def _hand_out(scratch: Any, candidates: Any, seen: Any) -> Any:
-    """Give each occurrence its shares: those of its match length and of all shorter ones."""
+    """Give each occurrence the shares of its match length and of all shorter ones."""
     total = 0.0
     for length in range(len(scratch.shares)):
         total += scratch.shares[length]

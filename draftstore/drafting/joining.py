@@ -1,4 +1,4 @@
-"""The trees of a mixture's sources, joined into the arrays that its kernels expect."""
+"""The trees of a mixture's sources as arrays for its kernels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,9 @@ from draftstore.trees.tree import DraftTree
 
 
 class WrongTreeError(DraftTreeError):
-    """A proposal that is no tree; `place` is that of its session."""
+    """An invalid proposal; `place` is that of its session."""
 
     def __init__(self, place: int, message: str) -> None:
-        """Say what is wrong with the proposal of one session."""
         super().__init__(message)
         self.place = place
 
@@ -23,7 +22,7 @@ def join_trees(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
     """Return tokens int32, parents int16 and levels uint8 of all nodes, and the end of each tree, int64 [trees].
 
     Raises:
-        WrongTreeError: one is no tree.
+        WrongTreeError: one is not a tree.
     """
     try:
         return _join(trees)
@@ -32,12 +31,12 @@ def join_trees(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
             try:
                 _join([tree])
             except Exception as error:
-                raise WrongTreeError(place, f"it proposed what is no tree: {error}") from error
+                raise WrongTreeError(place, f"its proposal is not a tree: {error}") from error
         raise
 
 
 def _join(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
-    """Join trees, or raise anything if one is none."""
+    """Join trees; any exception means that one is invalid."""
     tokens = np.concatenate([tree.tokens for tree in trees], dtype=np.int32)
     parents = np.concatenate([tree.parents for tree in trees], dtype=np.int16)
     levels = np.concatenate([tree.levels for tree in trees], dtype=np.uint8)

@@ -5,22 +5,19 @@
 A drafter's probability of a node given its parent is p = P(node) / P(parent). The drafters with the node are treated as
 independent, so the node is wrong only if all of them are wrong:
 
-    P(node | parent) = 1 - product of (1 - s p)          a noisy-or
+    P(node | parent) = 1 - product of (1 - s p)          a noisy-or (Pearl, 1988, section 4.3)
 
 where s <= 1 is the drafter's reliability in this text so far: correct tokens divided by expected ones, where it made
 predictions. Both counts start at three, and decay by a tenth whenever the drafter predicts again. So a confident but
-wrong drafter soon loses its weight, and one that copies a passage gains it for as long as that lasts. Verification of a
-node does not matter: predictions are compared with the actual text. "Noisy-or" as in Pearl, Probabilistic Reasoning in
-Intelligent Systems, 1988, section 4.3.
+wrong drafter soon loses its weight, and one that copies a passage gains it for as long as that lasts. Predictions are
+compared with the actual text, whether or not a node was verified.
 
-Sums with fixed or learned weights, maxima, and a cascade in which the next drafter gets the remaining probability
-perform about as well with two good drafters, but a bad third one misleads them (docs/findings.md).
+Sums, maxima and cascades perform about as well with two good drafters, but a bad third one misleads them
+(docs/findings.md).
 
-Dense stores need hidden states in their own spaces. If all of them share one space, the target model is asked for
-states projected to it; otherwise for unprojected states, which are projected here for each.
-
-Drafts depend only on the text and on the drafters' proposals for it. A drafter that raises while a text is drafted, or
-proposes what is no tree, is left out of that text and counted (`Mixture.faults`).
+If all dense stores share one space, the target model returns states projected to it; otherwise unprojected ones, which
+are projected here for each. A drafter that raises while a text is drafted, or proposes an invalid tree, is disabled for
+the rest of that text and counted (`Mixture.faults`).
 """
 
 from collections.abc import Sequence
@@ -30,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
-from draftstore.drafting.faults import DisabledSession, Faults
+from draftstore.drafting.faults import Faults, NoDrafts
 from draftstore.drafting.joining import WrongTreeError, join_trees
 from draftstore.drafting.needs import HiddenNeeds
 from draftstore.drafting.projection import Projection
@@ -53,16 +50,11 @@ class Mixture:
     """A `Drafter` of several drafters; with a single one it is equivalent to that one.
 
     Attributes:
-        drafters: the drafters, in order.
-        faults: how often each was left out of a text.
+        faults: how often each drafter was disabled.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        """Mix drafters of any kind; their order affects only rounding.
-
-        Raises:
-            DraftstoreError: no drafters.
-        """
+        """Mix one drafter or more, of any kind; their order affects only rounding."""
         if not drafters:
             raise DraftstoreError("a mixture needs at least one drafter")
         self.drafters = tuple(drafters)
@@ -80,10 +72,7 @@ class Mixture:
 
     @property
     def projection(self) -> Projection | None:
-        """The common projection of all drafters that need hidden states; None if they differ, or none does.
-
-        It changes with a drafter's, as that of a lookup service's release may between texts.
-        """
+        """The common projection of all drafters that need hidden states; None if they differ, or none does."""
         return HiddenNeeds(self.drafters).projection
 
     def session(
@@ -93,11 +82,7 @@ class Mixture:
         hidden: NDArray[np.float32] | None = None,
         candidates: NDArray[np.int32] | None = None,
     ) -> Session:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            DraftstoreError: a drafter refuses the text, as one of another model does.
-        """
+        """Start the drafts of one text; DraftstoreError if a drafter refuses it, as one of another model does."""
         needs = HiddenNeeds(self.drafters)
         if hidden is not None and not needs.fits(hidden):
             hidden = None  # a projection has changed since the state was computed
@@ -108,10 +93,7 @@ class Mixture:
         return sessions[0] if len(sessions) == 1 else MixtureSession(sessions, self.faults)
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache, before the first draft.
-
-        The drafters' own kernels are not included.
-        """
+        """Compile the kernels, or load them from numba's cache, before the first draft; not the drafters' own."""
         one = DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int16), np.zeros(1, np.uint8))
         forest, seen = _Forest([one, one]), np.zeros((2, 2))
         forest.merge(seen, 1, LOWEST_LEVEL)
@@ -122,16 +104,12 @@ class MixtureSession:
     """The drafts for one text: a `Session` over several drafters' sessions.
 
     Attributes:
-        sessions: the drafters' sessions, in order; `DisabledSession` where one has failed.
-        needs_candidates: whether a session needs candidates.
-        needs_hidden: whether a session needs hidden states.
-        projection: common projection of all sessions that need hidden states; None if they differ, or none does.
+        sessions: the drafters' sessions, in order; `NoDrafts` where one has failed.
         seen: float64 [drafters, 2], expected and correct tokens of each drafter.
         proposed: the last draft of each session, in order; empty before the first.
     """
 
     def __init__(self, sessions: Sequence[Session], faults: Faults | None = None) -> None:
-        """Merge the drafts of `sessions`, and count in `faults` which of them failed."""
         self.sessions = tuple(sessions)
         self._faults = faults or Faults(len(sessions))
         self.needs_candidates = any(session.needs_candidates for session in sessions)
@@ -143,29 +121,23 @@ class MixtureSession:
         self._forest: _Forest | None = None
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
-
-        Each drafter is asked for `budget` nodes of any probability: another drafter may confirm an unlikely one.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096.
-        """
+        """Return a draft; each drafter proposes nodes of any probability, as another may confirm an unlikely one."""
         wanted = budget > 0 and check_budget(budget, min_prob) >= 0
-        return self.merge(self.ask(budget) if wanted else [], budget, min_prob)
+        return self.merge(self.propose_each(budget) if wanted else [], budget, min_prob)
 
-    def ask(self, budget: int) -> list[DraftTree]:
-        """Return what each session proposes for `budget` nodes, of any probability; one that raises is left out."""
+    def propose_each(self, budget: int) -> list[DraftTree]:
+        """Return the proposal of each session for `budget` nodes, of any probability; one that raises is disabled."""
         trees = []
         for place, session in enumerate(self.sessions):
             try:
                 trees.append(session.propose(budget))
             except Exception as error:  # noqa: BLE001 (of one source: the others go on)
-                self._leave_out(place, error)
+                self._disable(place, error)
                 trees.append(DraftTree.empty())
         return trees
 
     def merge(self, trees: Sequence[DraftTree], budget: int, min_prob: float = 0.0) -> DraftTree:
-        """Return the draft from what every session has proposed for `budget` nodes; see `propose`."""
+        """Return the draft from every session's proposal for `budget` nodes; see `propose`."""
         level = check_budget(budget, min_prob)
         self.proposed, self._forest = (), None
         if budget == 0 or level < 0:
@@ -175,15 +147,14 @@ class MixtureSession:
                 forest = _Forest(trees)
                 merged = forest.merge(self.seen, budget, level)
             except WrongTreeError as error:
-                self._leave_out(error.place, error)
+                self._disable(error.place, error)
                 trees = [DraftTree.empty() if i == error.place else tree for i, tree in enumerate(trees)]
                 continue
             self.proposed, self._forest = trees, forest
             return merged
 
-    def _leave_out(self, place: int, error: Exception) -> None:
-        """Ask a session no more."""
-        self.sessions = (*self.sessions[:place], DisabledSession(), *self.sessions[place + 1 :])
+    def _disable(self, place: int, error: Exception) -> None:
+        self.sessions = (*self.sessions[:place], NoDrafts(), *self.sessions[place + 1 :])
         self._faults.add(place, error)
 
     def observe(
@@ -200,7 +171,7 @@ class MixtureSession:
             try:
                 self.sessions[place].observe(accepted_ids, tree=tree, candidates=candidates, hidden=state)
             except Exception as error:  # noqa: BLE001 (of one source: the others go on)
-                self._leave_out(place, error)
+                self._disable(place, error)
         if self._forest is not None and len(ids):
             self._forest.learn(ids, self.seen)
             self._forest = None
@@ -210,15 +181,10 @@ class _Forest:
     """The concatenated trees of one step, as the kernels expect them."""
 
     def __init__(self, trees: Sequence[DraftTree]) -> None:
-        """Join trees; see `join_trees`."""
         self._arrays = join_trees(trees)
 
     def merge(self, seen: NDArray[np.float64], budget: int, max_level: int) -> DraftTree:
-        """Merge the trees.
-
-        Raises:
-            WrongTreeError: a tree is invalid.
-        """
+        """Merge the trees; WrongTreeError if one is invalid."""
         wrong, *arrays = merge_trees(*self._arrays, seen, budget, max_level)
         if wrong >= 0:
             tokens, parents, _, stops = self._arrays
@@ -232,7 +198,6 @@ class _Forest:
         return DraftTree(*arrays)
 
     def learn(self, ids: NDArray[np.integer[Any]], seen: NDArray[np.float64]) -> None:
-        """Count the correct predictions of each tree."""
         count_outcomes(*self._arrays, as_input(ids, np.int32), seen)
 
 
@@ -240,16 +205,7 @@ class _Forest:
 def merge_trees(
     tokens: Any, parents: Any, levels: Any, stops: Any, seen: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Merge concatenated draft trees.
-
-    Args:
-        tokens: int32 [all nodes].
-        parents: int16 [all nodes], relative to each tree.
-        levels: uint8 [all nodes].
-        stops: int64 [trees], end of each tree.
-        seen: float64 [trees, 2], expected and correct tokens of each drafter.
-        budget: maximum nodes of the merged tree.
-        max_level: maximum level of a node.
+    """Merge concatenated draft trees, as in `blend_trees`; `seen` float64 [trees, 2] as in `MixtureSession`.
 
     Returns:
         -1 or the first node with an invalid parent or token; tokens int32 [n], parents int16 [n], levels uint8 [n].
@@ -266,16 +222,7 @@ def merge_trees(
 
 @kernel
 def count_outcomes(tokens: Any, parents: Any, levels: Any, stops: Any, ids: Any, seen: Any) -> Any:
-    """Count what each tree expected along the actual tokens, and what was correct.
-
-    Args:
-        tokens: see `merge_trees`, as for the next three.
-        parents: see `merge_trees`.
-        levels: see `merge_trees`.
-        stops: see `merge_trees`.
-        ids: int32 [any], read-only, the actual tokens.
-        seen: float64 [trees, 2], see `merge_trees`; updated.
-    """
+    """Count in `seen` what each tree of `merge_trees` expected along the actual tokens, int32 [any], and the hits."""
     start = np.int64(0)
     for tree in range(len(stops)):
         stop = stops[tree]

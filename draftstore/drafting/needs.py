@@ -13,7 +13,7 @@ class HiddenNeeds:
     """The hidden states that the parts of a mixture (drafters or sessions) need.
 
     Attributes:
-        any: whether a part is known to need them: it has a projection, or `needs_hidden` is set.
+        any: whether a part is known to need them.
         projection: common projection of all these parts; None if they differ, or one needs unprojected states.
     """
 
@@ -35,11 +35,7 @@ class HiddenNeeds:
         return all(own is None or hidden.shape == (own.hidden_size,) for own in self._own)
 
     def for_parts(self, hidden: NDArray[np.float32] | None) -> list[NDArray[np.float32] | None]:
-        """Return the state for each part.
-
-        Args:
-            hidden: float32 [d], projected if there is a common projection.
-        """
+        """Return the state for each part, from float32 [d], projected if there is a common projection."""
         if hidden is None:
             return [None] * len(self._own)
         if self.projection is not None:  # ignored by parts without one

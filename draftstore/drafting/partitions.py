@@ -1,4 +1,4 @@
-"""Drafts from texts that lie in several stores, for want of a machine that holds them all: *partitions* by document.
+"""Drafts from texts in several stores, as no machine holds them all: *partitions* by document.
 
     drafter = PartitionedDrafter([first.drafter(), second.drafter()])      # a `ContextDrafter`, one source of a mixture
 
@@ -6,8 +6,8 @@ Every partition drafts for itself from its own documents, and the probabilities 
 them doubles with every token that its match is longer; one without a draft has none. It is not the draft of one store
 of all documents, which weighs every suffix by its occurrences in all of them: docs/many-machines.md compares the two.
 
-Unlike a mixture, whose sources are independent, partitions say the same where they know the same: their agreement must
-not make a token more certain than each of them thinks it is.
+Unlike the sources of a mixture, partitions are not independent: their agreement must not make a token more certain than
+each of them thinks it is.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,7 @@ class PartitionedDrafter:
     """Drafts of several stores of one kind of text as one; has no per-text state, so threads may share it."""
 
     def __init__(self, drafters: Sequence[ContextDrafter]) -> None:
-        """Draft from partitions; their order affects only rounding.
-
-        Raises:
-            DraftstoreError: there is none, they differ in vocabulary, or one needs hidden states.
-        """
+        """Draft from partitions of one vocabulary, none of them dense; their order affects only rounding."""
         sizes = {drafter.vocab_size for drafter in drafters}
         if len(sizes) != 1:
             raise DraftstoreError(
@@ -53,27 +49,17 @@ class PartitionedDrafter:
         min_prob: float = 0.0,
         queries: NDArray[np.float32] | None = None,  # noqa: ARG002
     ) -> list[Draft]:
-        """Draft for a batch of contexts; see `ContextDrafter.draft`.
-
-        A draft's match is the longest of any partition, with its occurrences in all of them.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix of integers.
-        """
+        """Draft for a batch of contexts; a match is the longest of any partition, with all its occurrences."""
         level = check_budget(budget, min_prob)
-        asked = self.ask(contexts, budget if level >= 0 else 0)
-        return [join_drafts(drafts, budget, level) for drafts in zip(*asked, strict=True)]
+        parts = self.draft_each(contexts, budget if level >= 0 else 0)
+        return [join_drafts(drafts, budget, level) for drafts in zip(*parts, strict=True)]
 
-    def ask(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
-        """Return what every partition drafts, of any probability: another one may confirm an unlikely node."""
+    def draft_each(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
+        """Return the drafts of every partition, of any probability: another one may confirm an unlikely node."""
         return [drafter.draft(contexts, budget) for drafter in self.drafters]
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the vocabulary.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
@@ -83,13 +69,7 @@ class PartitionedDrafter:
 
 
 def join_drafts(drafts: Sequence[Draft], budget: int, max_level: int) -> Draft:
-    """Return the draft of all partitions from what each has drafted for one context.
-
-    Args:
-        drafts: one of each partition.
-        budget: maximum nodes.
-        max_level: maximum level of a node; -1: no node.
-    """
+    """Return the draft of all partitions from one draft of each for the same context."""
     found = [draft for draft in drafts if len(draft.tree.tokens)]
     longest = max(draft.match_length for draft in drafts)
     count = sum(draft.match_count for draft in drafts if draft.match_length == longest)
@@ -111,19 +91,6 @@ def _shares(drafts: Sequence[Draft]) -> NDArray[np.float64]:
 def add_up(
     tokens: Any, parents: Any, levels: Any, stops: Any, shares: Any, budget: Any, max_level: Any
 ) -> Any:
-    """Add up draft trees by their shares.
-
-    Args:
-        tokens: int32 [all nodes].
-        parents: int16 [all nodes], relative to each tree.
-        levels: uint8 [all nodes].
-        stops: int64 [trees], end of each tree.
-        shares: float64 [trees], sum 1.
-        budget: maximum nodes of the tree.
-        max_level: maximum level of a node.
-
-    Returns:
-        tokens int32 [n], parents int16 [n], levels uint8 [n].
-    """
+    """Add up draft trees by their shares, float64 [trees], sum 1; see `blend_trees`. Returns the tree's arrays."""
     nodes = new_frontier(budget)
     return finish(nodes, blend_trees(tokens, parents, levels, stops, shares, nodes, MAX_DEPTH, max_level))

@@ -36,11 +36,6 @@ class Projection:
     bias: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        """Check the shapes.
-
-        Raises:
-            DraftstoreError: they do not match, or a value is not finite.
-        """
         if self.weights.ndim != 2 or self.bias.shape != self.weights.shape[:1]:
             raise DraftstoreError(
                 f"a projection of weights {self.weights.shape} and bias {self.bias.shape}: expected [dims, "
@@ -66,17 +61,7 @@ class Projection:
         return hashlib.sha256(head + self.to_bytes()).hexdigest()
 
     def apply(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Project hidden states, without normalising, see `unit`.
-
-        Args:
-            states: float [..., hidden_size].
-
-        Returns:
-            float32 [..., dims].
-
-        Raises:
-            DraftstoreError: states of the wrong size.
-        """
+        """Project hidden states, float [..., hidden_size], to float32 [..., dims], without normalising, see `unit`."""
         if states.shape[-1:] != (self.hidden_size,):
             raise DraftstoreError(
                 f"hidden states of {states.shape[-1] if states.ndim else 0} numbers, expected {self.hidden_size}: use "
@@ -91,11 +76,7 @@ class Projection:
 
     @classmethod
     def from_bytes(cls, data: bytes, dims: int) -> "Projection":
-        """Decode `to_bytes`.
-
-        Raises:
-            DraftstoreError: the size does not match `dims`, or a value is not finite.
-        """
+        """Decode `to_bytes`; DraftstoreError if the size does not match `dims`, or a value is not finite."""
         if dims < 1 or len(data) % (4 * dims) or len(data) < 8 * dims:
             raise DraftstoreError(f"{len(data):,} bytes are not a projection to {dims} dimensions")
         values = np.frombuffer(data, "<f4").astype(np.float32)
@@ -110,21 +91,14 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Moments:
-    """Mean and covariance of hidden states, accumulated in parts.
+    """Mean and covariance of hidden states, accumulated in parts; the same parts in the same order give the same bits.
 
-    States are centred on the mean of the first part, so that large means do not swamp small variances. The same parts
-    in the same order give the same bits.
-
-    Attributes:
-        count: number of states so far, without those with a value that is not finite.
+    States are centred on the mean of the first part, so that large means do not swamp small variances; those that are
+    not finite are skipped.
     """
 
     def __init__(self, size: int) -> None:
-        """Start without states.
-
-        Args:
-            size: dimensions of a state.
-        """
+        """Start without states, of `size` dimensions."""
         self.count = 0
         self._origin: NDArray[np.float64] | None = None
         self._sums = np.zeros(size, np.float64)
@@ -159,17 +133,10 @@ class Moments:
 
 
 def fit(moments: Moments, dims: int) -> tuple[Projection, float]:
-    """Fit z-score and PCA as one map; return it and the share of explained variance.
+    """Fit z-score and PCA to `dims` dimensions as one map; return it and the share of explained variance.
 
     The largest value of each component is positive, so that signs are deterministic. A dimension that is constant over
-    all states gets no weight.
-
-    Args:
-        moments: moments of the hidden states.
-        dims: dimensions of a query.
-
-    Raises:
-        BuildError: more dimensions than the states have, or no more states than dimensions.
+    all states gets no weight. Raises BuildError without more states than dimensions, or more dimensions than they have.
     """
     size = len(moments._sums)
     if not 1 <= dims <= size:

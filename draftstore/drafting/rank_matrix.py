@@ -33,18 +33,9 @@ def fill_tree(
     """Fill a static tree with tokens, and enter guesses beside it; an empty cell removes the subtree below it.
 
     Args:
-        matrix: int32 [vocabulary, 8].
         last: the text's last token.
-        before: int32 [8], the candidates of the pass that said the last token, best first; -1 if unknown.
+        before: int32 [8], the candidates of the pass that emitted the last token, best first; -1 if unknown.
         parents: int64 [n], from the `RankTree`, as the next six.
-        ranks: int64 [n].
-        starts: int64 [n + 2].
-        tries: int64 [n].
-        hits: int64 [n].
-        guesses: int64 [2, 8].
-        below_guess: index of a path, or -1.
-        budget: maximum nodes.
-        max_level: maximum level of a node.
 
     Returns:
         tokens int32 [k], parents int16 [k], levels uint8 [k].
@@ -110,19 +101,9 @@ def count_paths(
     guesses: Any,
     window: Any,
 ) -> None:
-    """Count the correct rank paths, as far as the text followed the static tree, and the correct guess.
+    """Count the correct rank paths of a `RankTree`, as far as the text followed them, and the correct guess.
 
-    Args:
-        matrix: int32 [vocabulary, 8], before the pass.
-        last: the text's last token before the pass.
-        before: int32 [8], see `fill_tree`.
-        accepted: int32 [k], read-only, the new tokens of the text.
-        ranks: int64 [n], from the `RankTree`, as the next three.
-        starts: int64 [n + 2].
-        tries: int64 [n], updated.
-        hits: int64 [n], updated.
-        guesses: int64 [2, 8], updated.
-        window: all counts are halved when one reaches twice as many tries.
+    The last token is that before the pass. All counts are halved when one reaches twice as many tries as `window`.
     """
     slot, token, most = 0, np.int64(last), 0
     for rank in range(WIDTH if len(accepted) else 0):
@@ -155,31 +136,25 @@ def count_paths(
 def recycle(matrix: Any, last: Any, accepted: Any, tokens: Any, parents: Any, candidates: Any) -> None:
     """Write the rows of all tokens of a verified tree: first rejected nodes, in order, then accepted ones.
 
-    Args:
-        matrix: int32 [vocabulary, 8], updated.
-        last: the token of the root.
-        accepted: int32 [k], read-only, the new tokens of the text.
-        tokens: int32 [n], read-only, the tree.
-        parents: int16 [n], read-only.
-        candidates: int32 [n + 1, any], read-only, for the root and each node; ids outside the vocabulary are ignored,
-            and so are rows without candidates.
+    Candidates, int32 [n + 1, any], are for the root and each node; ids outside the vocabulary are ignored, and so are
+    rows without candidates.
     """
-    came = np.zeros(len(tokens), np.bool_)
-    walk(tokens, parents, accepted, _mark, came)
+    is_accepted = np.zeros(len(tokens), np.bool_)
+    walk(tokens, parents, accepted, _mark, is_accepted)
     for node in range(len(tokens)):
-        if not came[node]:
+        if not is_accepted[node]:
             _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
     _write_row(matrix, np.int64(last), candidates, 0)
     for node in range(len(tokens)):
-        if came[node]:
+        if is_accepted[node]:
             _write_row(matrix, np.int64(tokens[node]), candidates, node + 1)
 
 
 @leaf_kernel
-def _mark(came: Any, _node: Any, child: Any) -> Any:
+def _mark(is_accepted: Any, _node: Any, child: Any) -> Any:
     """Mark an accepted node; see `draftstore.trees.walk.walk`."""
     if child >= 0:
-        came[child] = True
+        is_accepted[child] = True
 
 
 @kernel
@@ -221,13 +196,7 @@ def _write_row(matrix: Any, token: Any, candidates: Any, row: Any) -> None:
 
 @kernel
 def best_successors(bigrams: Any, counts: Any, matrix: Any) -> None:
-    """Write the most common successors of each first token, ties by token id.
-
-    Args:
-        bigrams: uint16 or uint32 [k, 2], ascending.
-        counts: int64 [k].
-        matrix: int32 [vocabulary, 8], empty in these rows, updated.
-    """
+    """Write the most common successors of each token (bigrams [k, 2], ascending) into its empty row, ties by id."""
     best = np.zeros(WIDTH, np.int64)  # counts of the current row
     for i in range(len(bigrams)):
         token = np.int64(bigrams[i, 0])

@@ -11,8 +11,8 @@ The probability of a path is that of its parent times the rate at which its last
 child is never likelier than its parent, and counts do not depend on how much of the tree was drafted. The rate of a
 rarely tried path is shrunk towards its rank's rate over all paths, and that towards a prior from other texts.
 
-Beside the paths stand up to eight *guesses*: what the model held likely one token earlier and did not say often comes
-next (LogitSpec, https://arxiv.org/abs/2507.01449). A guess of rank r has a rate of its own; below it the tree is that
+Beside the paths stand up to eight *guesses*: likely candidates of the pass before, which often come next
+(LogitSpec, https://arxiv.org/abs/2507.01449). A guess of rank r has a rate of its own; below it the tree is that
 below the path `BELOW_GUESS`.
 """
 
@@ -50,7 +50,7 @@ PRIOR_TRIES = 32.0
 SHARED_TRIES = 32.0
 """Weight of a rank's rate over all paths, in tries of one path."""
 GUESS_PRIOR: NDArray[np.float64] = np.array([0.04, 0.03, 0.015, 0.015, 0.015, 0.012, 0.006, 0.005])
-"""Prior rate of each guess, measured with the same model; the first is what the model said, unless it is sampled."""
+"""Prior rate of each guess, measured with the same model; the first is the model's own token, unless it is sampled."""
 BELOW_GUESS = "1"
 """The path whose subtree continues a guess."""
 
@@ -65,7 +65,7 @@ def parse_paths(text: str) -> list[str]:
 
 
 class RankTree:
-    """A static tree with the counts of its paths.
+    """A static tree with the counts of its n paths.
 
     Attributes:
         paths: rank paths, by length, then ascending; siblings are adjacent.
@@ -88,8 +88,7 @@ class RankTree:
         """Create a tree, by default the paper's, with the counts of its paths, by default zero.
 
         Raises:
-            DraftstoreError: a path is not a string of digits from 0 to 7, is a duplicate or lacks its parent, or counts
-                are not one per path, non-negative, with at most as many hits as tries.
+            DraftstoreError: paths that are not a tree, or counts that are not one per path, with hits above tries.
         """
         given = parse_paths(PAPER_TREE) if paths is None else list(paths)
         columns = [[0] * len(given) if column is None else list(column) for column in (tries, hits)]
@@ -113,15 +112,9 @@ class RankTree:
         return np.asarray(path_probs(self.parents, self.ranks, self.tries, self.hits))
 
     def resized(self, nodes: int) -> "RankTree":
-        """Return a tree of another size with these counts: the likeliest paths of this tree, extended if necessary.
+        """Return a tree of 1 to `MAX_PATHS` nodes with these counts: the likeliest of this one, extended if need be.
 
         The probability of a new path is its parent's, times the rate of its last rank over all paths.
-
-        Args:
-            nodes: number of nodes, 1 to `MAX_PATHS`.
-
-        Raises:
-            DraftstoreError: another number of nodes.
         """
         if not 1 <= nodes <= MAX_PATHS:
             raise DraftstoreError(f"a static tree of {nodes} nodes: expected 1 to {MAX_PATHS}")
@@ -132,9 +125,9 @@ class RankTree:
             )
         }
         best = sorted(rows, key=lambda path: (-rows[path][0], len(path), path))[:nodes]
-        kept = {path: rows[path] for path in best}
-        self._grow(kept, nodes)
-        return RankTree(list(kept), *([row[column] for row in kept.values()] for column in (1, 2)))
+        grown = {path: rows[path] for path in best}
+        self._grow(grown, nodes)
+        return RankTree(list(grown), *([row[column] for row in grown.values()] for column in (1, 2)))
 
     def _grow(self, rows: dict[str, tuple[float, int, int]], nodes: int) -> None:
         """Add the likeliest paths, with probability, tries and hits of each, until there are `nodes`."""
@@ -156,11 +149,7 @@ class RankTree:
 
 
 def _counts(paths: list[str], tries: list[int], hits: list[int]) -> dict[str, tuple[int, int]]:
-    """Return tries and hits by path.
-
-    Raises:
-        DraftstoreError: they are not a valid tree, see `RankTree`.
-    """
+    """Return tries and hits by path, if they are a valid tree, see `RankTree`."""
     if not len(paths) == len(tries) == len(hits):
         raise DraftstoreError(f"{len(paths)} rank paths with {len(tries)} tries and {len(hits)} hits")
     counts = dict(zip(paths, zip(tries, hits, strict=True), strict=True))
@@ -188,17 +177,7 @@ def rank_rates(ranks: Any, tries: Any, hits: Any) -> Any:
 
 @kernel
 def path_probs(parents: Any, ranks: Any, tries: Any, hits: Any) -> Any:
-    """Return the probability of each path.
-
-    Args:
-        parents: int64 [n], as in `RankTree`, like the others.
-        ranks: int64 [n].
-        tries: int64 [n].
-        hits: int64 [n].
-
-    Returns:
-        float64 [n], at most the parent's.
-    """
+    """Return float64 [n], the probability of each path of a `RankTree`, at most its parent's."""
     rates = rank_rates(ranks, tries, hits)
     probs = np.empty(len(ranks), np.float64)
     for i in range(len(ranks)):

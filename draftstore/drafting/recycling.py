@@ -1,8 +1,8 @@
 """Token Recycling: drafts from the candidates that the model computes during decoding and usually discards.
 
-A matrix holds, for each token, the 8 most likely successors when the model last saw it. A draft is a static tree
-(`draftstore.drafting.rank_tree`) filled from the matrix: the child of rank r of a node with token t is matrix[t, r].
-After each pass the rows of all verified tokens are updated, including rejected ones.
+A matrix holds, for each token, the 8 most likely successors when the model last saw it, distinct and filled up with -1.
+A draft is a static tree (`draftstore.drafting.rank_tree`) filled from the matrix: the child of rank r of a node with
+token t is matrix[t, r]. After each pass the rows of all verified tokens are updated, including rejected ones.
 
     drafter = RecyclingDrafter(model.config.vocab_size)      # or RecyclingStore.open(...).drafter()
     session = drafter.session(prompt_ids, candidates=top8)   # the matrix is shared: the next text starts warm
@@ -10,10 +10,6 @@ After each pass the rows of all verified tokens are updated, including rejected 
 "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling", ACL 2025,
 https://arxiv.org/abs/2408.08696. Its matrix lies on the model's device; this one lies in host memory, where six
 dependent lookups are free and a draft needs no copy: the top 8 arrive with the tokens that are copied anyway.
-
-What the pass that said the last token held likely besides is drafted after it, too: the guesses of `rank_tree`.
-
-The tokens of a row are distinct, filled up with -1. So siblings differ.
 """
 
 from threading import Lock
@@ -30,7 +26,7 @@ from draftstore.jit import as_input, read_only
 from draftstore.trees.tree import DraftTree
 
 UNKNOWN: NDArray[np.int32] = np.full(WIDTH, -1, np.int32)
-"""Candidates of a pass that nobody has told of."""
+"""Candidates of an unknown pass."""
 WINDOW = 4096
 """Counts are halved when a path reaches twice as many tries, so that they follow recent texts."""
 
@@ -41,8 +37,6 @@ class RecyclingDrafter:
     Threads may share it: drafts and updates are serialised. Drafts are reproducible only if a single thread decodes.
 
     Attributes:
-        needs_candidates: asks for the candidates of whole prompts.
-        vocab_size: token ids lie in [0, vocab_size).
         matrix: int32 [vocab_size, 8], read-only, the candidates of each token, best first; filled up with -1.
         tree: the static tree, with the counts of its paths.
     """
@@ -52,17 +46,7 @@ class RecyclingDrafter:
     def __init__(
         self, vocab_size: int, *, matrix: NDArray[np.integer[Any]] | None = None, tree: RankTree | None = None
     ) -> None:
-        """Start empty, or from a matrix.
-
-        Args:
-            vocab_size: vocabulary size of the model.
-            matrix: int [at most vocab_size, at most 8], copied; ids outside the vocabulary and duplicates in a row are
-                dropped.
-            tree: the static tree, owned by this object; by default the paper's, of 80 nodes.
-
-        Raises:
-            DraftstoreError: an empty vocabulary, or a matrix of the wrong shape.
-        """
+        """Start empty, or from a matrix, int [at most vocab_size, at most 8]; see `seed`."""
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
         self.vocab_size = vocab_size
@@ -74,14 +58,7 @@ class RecyclingDrafter:
             self.seed(matrix)
 
     def seed(self, matrix: NDArray[np.integer[Any]]) -> None:
-        """Fill empty rows.
-
-        Args:
-            matrix: as in `RecyclingDrafter`.
-
-        Raises:
-            DraftstoreError: a matrix of the wrong shape.
-        """
+        """Fill empty rows from a matrix; ids outside the vocabulary and duplicates in a row are dropped."""
         rows = np.ascontiguousarray(matrix, np.int32)
         if rows.ndim != 2 or len(rows) > self.vocab_size or rows.shape[1] > WIDTH:
             raise DraftstoreError(
@@ -104,17 +81,7 @@ class RecyclingDrafter:
         candidates: NDArray[np.int32] | None = None,
         **_prefill: Any,
     ) -> "RecyclingSession":
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Args:
-            prompt_ids: int32 [any], the prompt and the token from the prefill.
-            candidates: int32 [m, 8], the model's top 8 at the last m tokens of the prompt; the last row is the one that
-                predicted the last id. A row of -1 tells nothing.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the vocabulary.
-            DraftstoreError: candidates of the wrong shape.
-        """
+        """Start the drafts of one text; see `Drafter.session`. A row of -1 is unknown."""
         return RecyclingSession(self, prompt_ids, candidates)
 
     def warm_up(self) -> None:
@@ -136,7 +103,7 @@ class RecyclingDrafter:
     def _learn(
         self, last: int, before: NDArray[np.int32], accepted: Any, tree: DraftTree, candidates: Any
     ) -> NDArray[np.int32]:
-        """Count correct paths, then write the rows of a verified tree; return the row that said the last token."""
+        """Count correct paths, then write the rows of a verified tree; return the row that predicted the last token."""
         static = self.tree
         with self._lock:
             count_paths(
@@ -170,7 +137,6 @@ class RecyclingSession:
     def __init__(
         self, drafter: RecyclingDrafter, prompt_ids: ArrayLike, candidates: NDArray[np.int32] | None = None
     ) -> None:
-        """Start from a prompt; see `RecyclingDrafter.session`."""
         self._drafter = drafter
         ids = check_ids(prompt_ids, drafter.vocab_size)
         self._last = int(ids[-1]) if len(ids) else -1
@@ -180,11 +146,7 @@ class RecyclingSession:
             self._before = drafter._learn_prompt(as_input(ids[-1 - len(rows) : -1], np.int32), rows)
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096.
-        """
+        """Return a draft; see `Session`."""
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0 or self._last < 0:
             return DraftTree.empty()
@@ -200,11 +162,9 @@ class RecyclingSession:
     ) -> None:
         """Learn the result of a forward pass; see `Session`.
 
-        The tree may be any that starts after the text's last token: proposed here or not, whole, trimmed or merged.
-        Paths are counted along the accepted ids as far as the matrix predicted them: the model's tokens there are
-        known, whether or not a node was verified. Rows are written for the nodes of `tree`; if a token occurs several
-        times, accepted occurrences win over rejected ones, then the last wins. Without a tree only the root's row is
-        written.
+        Paths are counted along the accepted ids as far as the matrix predicted them, whether or not a node was
+        verified. Rows are written for the nodes of `tree`; if a token occurs several times, accepted occurrences win
+        over rejected ones, then the last wins. Without a tree only the root's row is written.
 
         Raises:
             TokenRangeError: an id outside the vocabulary.
@@ -223,11 +183,7 @@ class RecyclingSession:
 
 
 def _candidates(candidates: NDArray[np.int32], nodes: int | None) -> NDArray[np.int32]:
-    """Return candidates in the form that the kernels expect.
-
-    Raises:
-        DraftstoreError: not a matrix of one row for the root and each node.
-    """
+    """Return candidates, one row for the root and each node, in the form that the kernels expect."""
     rows = np.asarray(candidates)
     if rows.ndim != 2 or rows.dtype.kind not in "iu" or (nodes is not None and len(rows) != nodes + 1):
         wanted = "any" if nodes is None else nodes + 1

@@ -3,13 +3,8 @@
     prompt and output     Rename x to y : x = f ( x ) => y = f
     the last token `f` occurred before, and so did `= f`, followed by `(`, then `x )`
 
-    drafter = RequestDrafter(model.config.vocab_size)
-    session = drafter.session(prompt_ids)              # a `Session`: no store, no model, no corpus
-
-The tree grows best-first by the rule of `draftstore.search.expand`, with the text itself instead of a store: at every
-node, all suffixes of text and path are used, the longest first, and one with c earlier occurrences, followed by d
-distinct tokens, gets c / (c + beta d + alpha) of the remaining probability. Occurrences end before the last token,
-which has no successor yet.
+The tree grows best-first by the rule of `draftstore.search.expand`, with the text itself instead of a store.
+Occurrences end before the last token, which has no successor yet.
 
 **The cost does not grow with the text.** Each of the last 1, 2, 4 and 8 tokens is the key of a hash table, whose slots
 start linked lists of earlier occurrences, latest first: two arrays that grow with the text.
@@ -45,14 +40,11 @@ class RequestDrafter:
         """Draft for texts with ids in [0, vocab_size).
 
         Args:
-            vocab_size: size of the vocabulary.
-            rule: how drafts grow.
-            prediction: int32 [any], what is expected to follow the prompt: drafts begin with it, and return to it
+            prediction: int32 [any], the expected continuation of the prompt: drafts begin with it, and return to it
                 wherever the text does.
 
         Raises:
             DraftstoreError: an empty vocabulary, or a rule with an invalid value.
-            TokenRangeError: an id of the prediction lies outside the vocabulary.
         """
         if not 1 <= vocab_size < 2**31:
             raise DraftstoreError(f"a vocabulary of {vocab_size:,} ids: expected 1 to {2**31 - 1:,}")
@@ -62,11 +54,7 @@ class RequestDrafter:
         self._prediction = check_ids(() if prediction is None else prediction, vocab_size)
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> "RequestSession":
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the vocabulary.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         ids = check_ids(prompt_ids, self.vocab_size)
         if len(self._prediction):
             # As if the same prompt had been answered before: its end leads to the prediction. The last id is the first
@@ -86,7 +74,6 @@ class RequestSession:
     needs_hidden = False
 
     def __init__(self, prompt_ids: ArrayLike, vocab_size: int, rule: RequestRule) -> None:
-        """Start from a prompt; see `RequestDrafter.session`."""
         self._vocab_size = vocab_size
         self._rule = np.array(rule, np.float64)
         self._size = 0
@@ -100,11 +87,7 @@ class RequestSession:
         return self._size
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        """Return a draft of at most `budget` nodes, each of at least `min_prob`; see `Session`.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096.
-        """
+        """Return a draft; see `Session`."""
         level = check_budget(budget, min_prob)
         if budget == 0 or level < 0:
             return DraftTree.empty()
@@ -113,11 +96,7 @@ class RequestSession:
         )
 
     def observe(self, accepted_ids: ArrayLike, **_feedback: Any) -> None:
-        """Append ids to the text; other results of the pass are ignored.
-
-        Raises:
-            TokenRangeError: an id outside the vocabulary; nothing is appended.
-        """
+        """Append ids to the text; TokenRangeError if one lies outside the vocabulary, and nothing is appended."""
         ids = check_ids(accepted_ids, self._vocab_size)
         if self._size + len(ids) > len(self._tokens):
             self._make_room((self._size + len(ids)) * 3 // 2)

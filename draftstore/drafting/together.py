@@ -1,4 +1,4 @@
-"""Drafts for many texts in one step: those from the same store are asked for in one call.
+"""Drafts for many texts in one step: those from the same store come from one call.
 
     trees = propose_many(sessions, budgets, min_probs)       as `propose` of each session, in fewer calls
 
@@ -16,13 +16,7 @@ from draftstore.trees.tree import DraftTree
 def propose_many(
     sessions: Sequence[Session], budgets: Sequence[int], min_probs: Sequence[float]
 ) -> list[DraftTree]:
-    """Return what each session proposes.
-
-    Args:
-        sessions: of one drafter or of several.
-        budgets: maximum nodes for each; 0 does not ask.
-        min_probs: minimum probability of a node for each.
-    """
+    """Return the proposals of sessions, of one drafter or of several; a budget of 0 skips one."""
     trees = [DraftTree.empty()] * len(sessions)
     groups: dict[Hashable, list[int]] = {}
     mixed: list[int] = []
@@ -32,8 +26,8 @@ def propose_many(
         elif budgets[place] > 0:
             groups.setdefault((_source_of(session), budgets[place], min_probs[place]), []).append(place)
     for places in groups.values():
-        asked = [sessions[place] for place in places]
-        found = _ask(asked, budgets[places[0]], min_probs[places[0]])
+        group = [sessions[place] for place in places]
+        found = _propose_together(group, budgets[places[0]], min_probs[places[0]])
         for place, tree in zip(places, found, strict=True):
             trees[place] = tree
     mixtures: list[Any] = [sessions[place] for place in mixed]
@@ -44,29 +38,30 @@ def propose_many(
 
 
 def _propose_parts(mixtures: Sequence[MixtureSession], budgets: Sequence[int]) -> list[list[DraftTree]]:
-    """Return what the parts of mixtures propose, of any probability."""
+    """Return the proposals of the parts of mixtures, of any probability."""
     parts = [part for mixture in mixtures for part in mixture.sessions]
-    asked = [budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions]
+    part_budgets = [
+        budget for mixture, budget in zip(mixtures, budgets, strict=True) for _ in mixture.sessions
+    ]
     try:
-        proposed = iter(propose_many(parts, asked, [0.0] * len(parts)))
-    except Exception:  # noqa: BLE001 (of one source: asked one by one, it is left out where it fails)
+        proposed = iter(propose_many(parts, part_budgets, [0.0] * len(parts)))
+    except Exception:  # noqa: BLE001 (of one source, which alone is disabled)
         return [
-            mixture.ask(budget) if budget else [DraftTree.empty()] * len(mixture.sessions)
+            mixture.propose_each(budget) if budget else [DraftTree.empty()] * len(mixture.sessions)
             for mixture, budget in zip(mixtures, budgets, strict=True)
         ]
     return [[next(proposed) for _ in mixture.sessions] for mixture in mixtures]
 
 
 def _source_of(session: Session) -> Hashable:
-    """Return what sessions have in common that can be asked together."""
+    """Return the key of sessions that share one call."""
     if type(session) is not ContextSession:
         return id(session)
     own: Hashable = getattr(session.drafter, "source", id(session.drafter))
     return own
 
 
-def _ask(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:
-    """Return what sessions of one source propose."""
+def _propose_together(sessions: Sequence[Session], budget: int, min_prob: float) -> list[DraftTree]:
     if len(sessions) == 1:
         return [sessions[0].propose(budget, min_prob)]
     contexts = [session for session in sessions if isinstance(session, ContextSession)]

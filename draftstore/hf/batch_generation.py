@@ -33,12 +33,7 @@ OF_THE_WHOLE = (
 def check_batch(
     config: GenerationConfig, model_kwargs: dict[str, Any], processors: Any, streamer: Any, forward: Any
 ) -> None:
-    """Refuse what several texts cannot be asked for together.
-
-    Raises:
-        DecodingError: a streamer, own passes, scores, logits, hidden states, embeddings, positions that do not count
-            the tokens, logits processors of whole batches, or a cache with texts.
-    """
+    """Refuse what several texts cannot be asked for together."""
     asked = [
         name
         for name in ("output_scores", "output_logits", "output_hidden_states")
@@ -81,10 +76,6 @@ def generate_texts(
     Returns:
         int64 [texts, length], each text filled up with the pad id behind its end, or with `return_dict_in_generate` an
         object with these `sequences`.
-
-    Raises:
-        DecodingError: the model takes no batches, or there is not a seed for each text.
-        Exception: what a logits processor, a stopping criterion or a drafter raises.
     """
     if seeds is not None and len(seeds) != len(input_ids):
         raise DecodingError(f"{len(seeds)} seeds for {len(input_ids)} texts: give one for each")

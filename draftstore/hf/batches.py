@@ -256,11 +256,7 @@ _IDLE: "weakref.WeakKeyDictionary[Any, GraphRunner]" = weakref.WeakKeyDictionary
 
 
 def _take_runner(model: Any, most: int) -> GraphRunner:
-    """Return a runner for `most` texts: one of a closed batch, or one with an empty pool.
-
-    Raises:
-        DecodingError: the model takes no batches.
-    """
+    """Return a runner for `most` texts: one of a closed batch, or one with an empty pool."""
     mark, idle = mark_of(model), _IDLE.pop(model, None)
     exact = not captures(model.device)
     slots = 1 + (most if exact else padded(most, TEXTS))

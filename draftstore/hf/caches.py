@@ -57,12 +57,7 @@ class RollbackCache(ABC):
 
 
 def rollback_cache(cache: Cache, drafting: bool = True) -> RollbackCache:
-    """Wrap a filled cache.
-
-    Args:
-        cache: cache of transformers.
-        drafting: whether rows will be removed.
-    """
+    """Wrap a filled cache."""
     if isinstance(cache, DynamicCache) and _consists_of(cache, DynamicLayer):
         return GrowingCache(cache)
     if isinstance(cache, StaticCache) and _consists_of(cache, StaticLayer):

@@ -69,11 +69,7 @@ def check_request(
 
 
 def _check_cache(name: str, model_kwargs: Mapping[str, Any], drafting: bool) -> None:
-    """Refuse decoding without a cache, or with drafts over a cache without rollback.
-
-    Raises:
-        DecodingError: there is no suitable cache.
-    """
+    """Refuse decoding without a cache, or with drafts over a cache without rollback."""
     cache = model_kwargs.get("past_key_values")
     if not model_kwargs.get("use_cache"):
         raise DecodingError(
@@ -101,13 +97,7 @@ def _linear_layers(model: Any) -> bool:
 
 
 def takes_trees(model: Any, memory: RollbackCache, model_kwargs: Mapping[str, Any]) -> bool:
-    """Return True if a model can verify trees; otherwise only chains.
-
-    Args:
-        model: model of transformers.
-        memory: its cache.
-        model_kwargs: arguments for the pass after the prefill.
-    """
+    """Return True if a model can verify trees; otherwise only chains."""
     config = model.config.get_text_config(decoder=True)
     positions = model_kwargs.get("position_ids")
     return bool(

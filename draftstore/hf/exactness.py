@@ -61,9 +61,6 @@ def require_exact(model: Any) -> None:
 
     Not in training mode, where dropout makes every pass another; and not with `flex_attention`, which would compile for
     minutes to run the same model.
-
-    Raises:
-        DecodingError: it is such a model.
     """
     attention = str(model.config.get_text_config(decoder=True)._attn_implementation)
     if model.training or attention == "flex_attention":
@@ -80,11 +77,7 @@ _KNOWN: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictio
 
 
 def _fault_of(model: Any) -> str:
-    """Return why a model is refused; empty also if it cannot be checked, with a warning.
-
-    Raises:
-        DecodingError: nothing can be decoded with it.
-    """
+    """Return why a model is refused; empty also if it cannot be checked, with a warning."""
     try:
         return examine(model).fault
     except DecodingError:
@@ -164,13 +157,7 @@ def _random_tokens(model: Any) -> NDArray[np.int64]:
 
 
 def _logits(model: Any, tokens: NDArray[np.int64], *, together: bool) -> tuple[torch.Tensor, bool]:
-    """Return float [ROWS + 1, vocabulary], the logits after each token behind the prompt; and whether trees are taken.
-
-    Args:
-        model: the model.
-        tokens: prompt and text.
-        together: whether the first `ROWS` tokens are read as a draft.
-    """
+    """Return the logits behind the prompt, float [ROWS + 1, vocabulary], and whether trees are taken."""
     found: list[tuple[torch.Tensor, bool]] = []
     prompt = torch.from_numpy(tokens[None, :PROMPT]).to(model.device)
     settings: Any = GenerationConfig(

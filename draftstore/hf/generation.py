@@ -192,11 +192,7 @@ def default_forward(prefilled: Prefilled) -> Forward:
 def _with_stop_strings(
     model: Any, tokenizer: Any, stop_strings: str | Sequence[str] | None, generate_kwargs: dict[str, Any]
 ) -> StoppingCriteriaList:
-    """Return the stopping criteria of a request, including that of its stop strings.
-
-    Raises:
-        ValueError: stop strings without a tokenizer.
-    """
+    """Return the stopping criteria of a request, including that of its stop strings."""
     criteria = StoppingCriteriaList(generate_kwargs.pop("stopping_criteria", None) or [])
     if stop_strings is None:
         for config in (generate_kwargs.get("generation_config"), model.generation_config):

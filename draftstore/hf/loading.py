@@ -124,17 +124,7 @@ def load_model(
 
 
 def text_tokenizer(tokenizer: "PreTrainedTokenizerBase", source: str | None, name: str) -> TextTokenizer:
-    """Return a model's tokenizer for draftstore.
-
-    Args:
-        tokenizer: tokenizer of transformers.
-        source: the directory or hub name that it was loaded from. If that has no `tokenizer.json` (an older model), or
-            there is none (a GGUF file), transformers' conversion is used.
-        name: display name.
-
-    Raises:
-        TokenizerError: the package `tokenizers` does not support it.
-    """
+    """Return a model's tokenizer: from `tokenizer.json` at its source, else as transformers converts it."""
     if source is not None and (not Path(source).is_dir() or (Path(source) / TOKENIZER_FILE).is_file()):
         return load_tokenizer(source, name=name)
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -134,11 +134,7 @@ class Turn:
             self.error = error
 
     def offer(self, proposed: DraftTree, tree: DraftTree, vocab_size: int) -> None:
-        """Set the draft.
-
-        Raises:
-            DecodingError: a drafted token is not in the model's vocabulary.
-        """
+        """Set the draft."""
         self.tokens = row_tokens(self.member.generated.text.ids[-1], tree, vocab_size)
         self.proposed, self.tree = proposed, tree
 

@@ -229,14 +229,7 @@ def last_hidden(model: Any, wanted: bool = True) -> Iterator[list[torch.Tensor]]
 
 
 def pass_of(outputs: Any, rows: int, wants: Wants, hidden: Sequence[torch.Tensor] = ()) -> Pass:
-    """Return a model's outputs for the last rows of every text, one text after the other.
-
-    Args:
-        outputs: outputs of the model.
-        rows: number of rows of each text.
-        wants: outputs needed.
-        hidden: states from `last_hidden`.
-    """
+    """Return a model's outputs for the last rows of every text, one text after the other."""
     return Pass(
         outputs.logits[:, -rows:].flatten(0, 1),
         wants,

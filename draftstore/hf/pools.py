@@ -124,16 +124,7 @@ class CachePool:
         return int(CPU_SHARE * psutil.virtual_memory().available) // each
 
     def resize(self, length: int, used: int, texts: int) -> None:
-        """Allocate anew.
-
-        Args:
-            length: maximum tokens of a text.
-            used: tokens at the front of every slot that are kept.
-            texts: slots at the front that are kept; the last one is too.
-
-        Raises:
-            Exception: there is no memory. The pool is empty then: its texts are lost.
-        """
+        """Allocate anew."""
         kept = [*range(texts), self.slots - 1]
         try:
             with torch.inference_mode(mode=False), torch.no_grad():  # must be writable outside of it

@@ -62,9 +62,6 @@ def last_states(
 
     Yields:
         Index of a text; float32 [n, hidden size], or [n, dims] with a projection.
-
-    Raises:
-        ModelError: no head of its own, an encoder, or too little memory.
     """
     yield from StateReader(model).read(texts, max_length, batch_tokens, projection)
 
@@ -134,9 +131,6 @@ def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from ids [texts, n] to the inputs [texts, n, d] of the head.
 
     It runs only the decoder if that gives the same result; some models scale the decoder's output before the head.
-
-    Raises:
-        ModelError: no head, or an encoder.
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder:

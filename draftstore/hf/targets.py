@@ -262,11 +262,7 @@ class ModelTarget:
 
 
 def row_tokens(last: int, tree: DraftTree, vocab_size: int) -> NDArray[np.int64]:
-    """Return int64 [n + 1], the tokens that a pass over a text's last token and a tree reads.
-
-    Raises:
-        DecodingError: a drafted token is not in the model's vocabulary.
-    """
+    """Return int64 [n + 1], the tokens that a pass over a text's last token and a tree reads."""
     tokens = np.empty(len(tree) + 1, np.int64)
     tokens[0] = last
     tokens[1:] = tree.tokens

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from transformers.generation.configuration_utils import GenerationConfig
 
 from draftstore.decoding.acceptance import Acceptance, accept
-from draftstore.decoding.nothing import NoDrafts
 from draftstore.drafting.drafter import Drafter, Session
+from draftstore.drafting.faults import NoDrafts
 from draftstore.hf.checks import NO_LIMIT, depth_limit
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.prompts import PromptCandidates
@@ -139,9 +139,6 @@ def prepare_text(
         inputs: int64 [1, length], the prompt.
         random: source of random numbers; None: torch's own.
         generate_kwargs: further arguments of `model.generate`.
-
-    Raises:
-        ValueError: `generate` refuses an argument.
     """
     found: list[GeneratedText] = []
 

@@ -46,13 +46,7 @@ LOG = logging.getLogger(__name__)
 
 
 def conditions_of(model: Any, cache: str | None = None, name: str | None = None) -> Conditions:
-    """Return the conditions of a model's cost curve.
-
-    Args:
-        model: model of transformers, on its device.
-        cache: `dynamic` or `static`; default: static on a GPU, where it allows CUDA graphs.
-        name: name of the model; default: as it was loaded.
-    """
+    """Return the conditions of a model's cost curve."""
     on_cpu = model.device.type == "cpu"
     return Conditions(
         model=name or str(model.config.name_or_path) or type(model).__name__,
@@ -94,12 +88,7 @@ def curve_path(conditions: Conditions) -> Path:
 
 
 def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
-    """Return the stored curve of a model on its device; None if there is none, or it is unusable.
-
-    Args:
-        model: model of transformers, on its device.
-        cache: `dynamic` or `static`, see `conditions_of`.
-    """
+    """Return the stored curve of a model on its device; None if there is none, or it is unusable."""
     conditions = conditions_of(model, cache)
     path = curve_path(conditions)
     if not path.is_file():
@@ -112,11 +101,7 @@ def find_curve(model: Any, cache: str | None = None) -> CostCurve | None:
 
 
 def load_curve(path: Path, conditions: Conditions) -> CostCurve:
-    """Read a model's curve from a file.
-
-    Raises:
-        CurveError: it is damaged, or was measured for another model, device or configuration.
-    """
+    """Read a model's curve from a file."""
     curve = CostCurve.load(path)
     curve.require(conditions)
     return curve
@@ -168,11 +153,7 @@ def measure(
 
 
 def _room_for(model: Any, context: int, rows: int) -> int:
-    """Return the number of tokens that fit into the cache.
-
-    Raises:
-        ModelError: there is no room.
-    """
+    """Return the number of tokens that fit into the cache."""
     end = positions_of(model)
     room = context if end is None else min(context, end - rows)
     if room < 1:

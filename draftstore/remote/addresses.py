@@ -60,11 +60,7 @@ class Address(NamedTuple):
 
 
 def _socket_at(path: str, text: str) -> Address:
-    """Return the address of a Unix socket.
-
-    Raises:
-        DraftstoreError: the path is not absolute, or too long.
-    """
+    """Return the address of a Unix socket."""
     if not path.startswith("/") or "\0" in path:
         raise DraftstoreError(f"the address {text!r} has no absolute path: {_EXPECTED}")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
@@ -76,11 +72,7 @@ def _socket_at(path: str, text: str) -> Address:
 
 
 def _port_at(text: str) -> Address:
-    """Return the address of a host and port.
-
-    Raises:
-        DraftstoreError: no host, or no port from 1 to 65,535.
-    """
+    """Return the address of a host and port."""
     schemed = text.startswith(_SCHEMES)
     try:
         parts = urlsplit(text if schemed else f"tcp://{text}")
@@ -184,11 +176,7 @@ class Endpoint:
         self._lock = threading.Lock()
 
     def pick(self) -> Destination:
-        """Return the destination to connect to.
-
-        Raises:
-            OSError: the host name is not resolved, or the socket is in a folder of another user.
-        """
+        """Return the destination to connect to."""
         places = self._places
         if not places:
             self._look_up_later()

@@ -30,11 +30,7 @@ _SELECTABLE = 1024
 
 
 def start_connecting(endpoint: Endpoint) -> tuple[socket.socket, Destination, bool]:
-    """Return a non-blocking socket, its destination, and whether it is connected already.
-
-    Raises:
-        RequestFailed: nobody listens there, or no more connections are accepted.
-    """
+    """Return a non-blocking socket, its destination, and whether it is connected already."""
     try:
         place = endpoint.pick()
     except OSError as error:
@@ -123,11 +119,7 @@ class Connection:
         self._channel.close()
 
     def _get_ready(self, end: float) -> None:
-        """Connect and begin encryption, unless that is done.
-
-        Raises:
-            RequestFailed: it failed, or timed out.
-        """
+        """Connect and begin encryption, unless that is done."""
         if not self._ready:
             if not self._connected:
                 self._finish_connecting(end)
@@ -136,11 +128,7 @@ class Connection:
             self._ready = True
 
     def _finish_connecting(self, end: float) -> None:
-        """Wait until connected.
-
-        Raises:
-            RequestFailed: connecting failed or timed out.
-        """
+        """Wait until connected."""
         if not self._wait(end, select.POLLOUT):
             self.usable = monotonic() - self._started < SILENCE
             if not self.usable:
@@ -152,11 +140,7 @@ class Connection:
         self._connected = True
 
     def _shake_hands(self, context: ssl.SSLContext, end: float) -> None:
-        """Begin an encrypted connection, or go on with that.
-
-        Raises:
-            RequestFailed: the service has no certificate that is trusted, or it did not answer in time.
-        """
+        """Begin an encrypted connection, or go on with that."""
         try:
             if self._tls is None:
                 self._tls = TlsSocket(self._socket, context, self._endpoint.address.host)
@@ -193,11 +177,7 @@ class Connection:
             return 0
 
     def _send_slowly(self, data: bytes, sent: int, end: float) -> None:
-        """Send the rest of `data` as the service reads it.
-
-        Raises:
-            RequestFailed: the service does not read.
-        """
+        """Send the rest of `data` as the service reads it."""
         while sent < len(data):
             if monotonic() >= end or not self._wait(end, select.POLLOUT):
                 begun = sent > 0 or (self._tls is not None and self._tls.stuck)

@@ -57,19 +57,11 @@ class Follower:
         self._next_refresh = 0.0
 
     def listing(self, seconds: float) -> Dialogue[list[dict[str, Any]]]:
-        """Ask for the served releases.
-
-        Raises:
-            RequestFailed: no answer arrived.
-        """
+        """Ask for the served releases."""
         return read_releases((yield self._request(Operation.RELEASES, seconds)))
 
     def learning(self, seconds: float) -> Dialogue[dict[str, Any]]:
-        """Fetch the release's description, and its projection if that is new.
-
-        Raises:
-            RequestFailed: no answer, the release is for another model, or it keeps moving.
-        """
+        """Fetch the release's description, and its projection if that is new."""
         for _ in range(3):
             releases = yield from self.listing(seconds)
             found = next((release for release in releases if release.get("name") == self._name), {})
@@ -98,11 +90,7 @@ class Follower:
         return True
 
     def refreshing(self) -> Dialogue[None]:
-        """Fetch the projection that the release has moved to.
-
-        Raises:
-            RequestFailed: see `learning`.
-        """
+        """Fetch the projection that the release has moved to."""
         try:
             yield from self.learning(CHECK_SECONDS)
         finally:
@@ -118,11 +106,7 @@ class Follower:
         return PreparedRequest(number, data, longest_answer=longest), monotonic() + seconds
 
     def _take_over(self, described: dict[str, Any]) -> None:
-        """Adopt the vocabulary size from the service, unless the user gave one.
-
-        Raises:
-            RequestFailed: the release is for another model.
-        """
+        """Adopt the vocabulary size from the service, unless the user gave one."""
         model = described.get("target_model")
         if model is not None and self._target_model not in (None, model):
             raise RequestFailed(
@@ -143,11 +127,7 @@ def _digest_of(described: dict[str, Any]) -> str | None:
 
 
 def _check_size(projection: Projection, before: Projection | None) -> None:
-    """Refuse a projection for another size of states than before: the decoding model stays the same.
-
-    Raises:
-        RequestFailed: the sizes differ.
-    """
+    """Refuse a projection for another size of states than before: the decoding model stays the same."""
     if before is not None and before.hidden_size != projection.hidden_size:
         raise RequestFailed(
             Outcome.OTHER_PROJECTION,

@@ -34,7 +34,7 @@ class RemotePartitionsDrafter(PartitionedDrafter):
         super().__init__(drafters)
         self._remote = tuple(drafters)
 
-    def ask(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
+    def draft_each(self, contexts: NDArray[np.int32], budget: int) -> list[list[Draft]]:
         """Return what every partition drafts; all requests are sent before the first answer is awaited."""
         calls: list[BegunCall] = []
         drafts = []

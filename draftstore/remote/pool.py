@@ -99,11 +99,7 @@ class ConnectionPool(Transport):
     def _ask_once(
         self, request: PreparedRequest, end: float, begun: Connection | None, *, fresh: bool
     ) -> Frame:
-        """Use the connection where the request was begun, an idle one or a new one; see `Connection.ask`.
-
-        Raises:
-            RequestFailed: no answer arrived.
-        """
+        """Use the connection where the request was begun, an idle one or a new one; see `Connection.ask`."""
         connection = begun or (None if fresh else self._take())
         if connection is None:
             connection = self._open()

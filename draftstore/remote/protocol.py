@@ -162,11 +162,7 @@ class ConnectionState:
 
 
 def check_answer(answer: Frame, operation: Operation) -> bytes:
-    """Return the payload of a successful answer.
-
-    Raises:
-        RequestFailed: it is a failure, or answers another operation.
-    """
+    """Return the payload of a successful answer."""
     header, payload = answer
     if header.operation != operation | ANSWER and header.request_id:
         raise RequestFailed(Outcome.GARBAGE, f"operation {header.operation}, expected {operation | ANSWER}")

@@ -116,11 +116,7 @@ def encode_projection(projection: Projection) -> bytes:
 
 
 def decode_projection(payload: bytes) -> Projection:
-    """Decode `encode_projection`.
-
-    Raises:
-        WireError: it is invalid.
-    """
+    """Decode `encode_projection`."""
     if len(payload) < _SHAPE.size:
         raise WireError(f"a projection has at least {_SHAPE.size} bytes, found {len(payload)}")
     dims, hidden_size = _SHAPE.unpack_from(payload)

@@ -197,11 +197,7 @@ class ReleaseClient:
         )  # fmt: skip
 
     def _checking(self, strategy: str, seconds: float) -> Dialogue[dict[str, Any]]:
-        """Check that drafts are available, and fetch what drafting needs.
-
-        Raises:
-            LookupServiceError: they are not.
-        """
+        """Check that drafts are available, and fetch what drafting needs."""
         nothing = np.full((1, self.context_size), -1, np.int32)
         (request,) = prepare_drafts(self._ids, self.name, nothing, 1, 0.0, strategy)
         try:
@@ -213,11 +209,7 @@ class ReleaseClient:
         return found
 
     def _listing(self, seconds: float) -> Dialogue[list[dict[str, Any]]]:
-        """Ask for the served releases.
-
-        Raises:
-            LookupServiceError: no answer arrived.
-        """
+        """Ask for the served releases."""
         try:
             return (yield from self._follower.listing(seconds))
         except RequestFailed as trouble:
@@ -238,11 +230,7 @@ class ReleaseClient:
 
 
 def _tokenizer_hash(tokenizer: TokenizerIdentity) -> int:
-    """Return the hash of a tokenizer in answers.
-
-    Raises:
-        DraftstoreError: its fingerprint is not a hash.
-    """
+    """Return the hash of a tokenizer in answers."""
     try:
         return short_hash(tokenizer.fingerprint)
     except ValueError:

@@ -72,9 +72,6 @@ def prepare_drafts(
     """Return the requests for a batch of contexts: one, several, or none if nothing can be drafted.
 
     They take the next of `ids`; the other arguments are those of `ContextDrafter.draft` and `prepare_draft`.
-
-    Raises:
-        DraftstoreError: arguments that a local store refuses too.
     """
     if queries is None and type(contexts) is np.ndarray and contexts.dtype == CONTEXT:
         fixed = _fixed_bytes(name, contexts.shape, budget, min_prob, strategy)
@@ -90,11 +87,7 @@ def prepare_drafts(
 def _fixed_bytes(
     name: str, shape: tuple[int, ...], budget: int, min_prob: float, strategy: str
 ) -> FixedBytes | None:
-    """Return what requests of one kind have in common; None if a batch does not make exactly one request.
-
-    Raises:
-        DraftstoreError: arguments that a local store refuses too.
-    """
+    """Return what requests of one kind have in common; None if a batch does not make exactly one request."""
     if len(shape) != 2 or shape[0] > MAX_BATCH or shape[1] > MAX_CONTEXT:
         return None
     nothing = np.zeros(shape, CONTEXT)

@@ -36,11 +36,7 @@ def encode_sections(sections: Mapping[int, bytes]) -> bytes:
 
 
 def decode_sections(payload: bytes, start: int, stop: int) -> dict[int, bytes]:
-    """Return the sections in a range of a payload by tag.
-
-    Raises:
-        WireError: a section exceeds the range or is a duplicate.
-    """
+    """Return the sections in a range of a payload by tag."""
     found: dict[int, bytes] = {}
     while start < stop:
         if stop - start < _SECTION.size:

@@ -19,9 +19,6 @@ def client_context(tls: Tls | None, address: Address) -> ssl.SSLContext | None:
         tls: True trusts the system's certificates (`SSL_CERT_FILE` names others), a path those in that file; None: as
             the address says.
         address: address of the service.
-
-    Raises:
-        DraftstoreError: the file cannot be used, or a Unix socket is to be encrypted.
     """
     tls = address.tls if tls is None else tls
     if tls is False:
@@ -48,11 +45,7 @@ class TlsSocket:
         """Whether part of a message may have been sent: another message must not follow."""
 
     def shake_hands(self) -> int:
-        """Go on with the handshake; return the event of `poll` that it waits for, 0 at its end.
-
-        Raises:
-            OSError: it failed: the service has no certificate for this host that is trusted, say.
-        """
+        """Go on with the handshake; return the event of `poll` that it waits for, 0 at its end."""
         try:
             self._socket.do_handshake()
         except ssl.SSLWantReadError:

@@ -182,10 +182,6 @@ def read_header(data: bytes | bytearray | memoryview, most: int = MAX_PAYLOAD) -
     Args:
         data: at least 16 bytes.
         most: maximum size of the payload.
-
-    Raises:
-        WireError: unsupported version.
-        LongFrameError: the payload exceeds `most`.
     """
     header = Header(*HEADER.unpack_from(data))
     if header.version != VERSION:
@@ -204,11 +200,7 @@ def encode_request(
     strategy: str = "",
     sections: Mapping[int, bytes] | None = None,
 ) -> bytes:
-    """Return the frame of a draft request; the arguments are those of `DraftRequest`.
-
-    Raises:
-        WireError: a name, batch or context exceeds the format's limits.
-    """
+    """Return the frame of a draft request; the arguments are those of `DraftRequest`."""
     try:
         named, how = name.encode(), strategy.encode()
         batch, width = contexts.shape
@@ -299,9 +291,6 @@ def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_N
         payload: payload of a frame with status `OK`.
         vocab_size: token ids lie below it.
         budget: maximum nodes of a tree.
-
-    Raises:
-        WireError: a length does not match, or a tree violates a guarantee of `DraftTree`.
     """
     if len(payload) < _DRAFTS.size:
         raise WireError(f"an answer has at least {_DRAFTS.size} bytes, found {len(payload)}")
@@ -334,11 +323,7 @@ def encode_failure(operation: int, request_id: int, failure: Failure, flags: int
 
 
 def decode_failure(header: Header, payload: bytes) -> Failure:
-    """Decode the payload of a frame whose status is not `OK`.
-
-    Raises:
-        WireError: unknown status, or an invalid payload.
-    """
+    """Decode the payload of a frame whose status is not `OK`."""
     try:
         (millis,) = _FAILURE.unpack_from(payload)
         return Failure(Status(header.status), millis / 1000, payload[_FAILURE.size :].decode())

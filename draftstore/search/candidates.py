@@ -10,17 +10,14 @@ from draftstore.search.rows import BLOCK, following, run_end
 
 
 class Candidates(NamedTuple):
-    """The candidates of one node, with a hash table from tokens to indices.
+    """The candidates of one node, at most `room`, with a hash table from tokens to indices.
 
     Attributes:
-        table: int32 [power of two], index of the candidate whose token hashes here; -1: free.
-        cells: int64 [room], slot of each candidate in the table.
-        tokens: int64 [room].
-        probs: float64 [room].
-        stamps: int64 [room], length of the last suffix that each was seen after.
-        block: int64 [BLOCK], tokens of the reads before.
-        run_places: int64 [room], candidate of each run of equal tokens in the rows last read.
-        run_shares: float64 [room], fraction of the rows in each run.
+        table: index of the candidate whose token hashes here; -1: free.
+        cells: slot of each candidate in the table.
+        stamps: length of the last suffix that each was seen after.
+        block: tokens of the reads before.
+        run_places: candidate of each run of equal tokens in the rows last read; `run_shares` is its part of the rows.
     """
 
     table: NDArray[np.int32]
@@ -55,16 +52,7 @@ def new_candidates(room: Any) -> Any:
 def read_following(
     index: Any, candidates: Any, rows: Any, steps: Any, offset: Any, count: Any, found: Any
 ) -> Any:
-    """Read the tokens that follow the rows of one suffix.
-
-    Args:
-        index: a SuffixIndex.
-        candidates: those of shorter suffixes; the new ones are added.
-        rows: int32 [segments, 3], the suffix's sequences, see `draftstore.search.matching.Matches`.
-        steps: float64 [segments], see there.
-        offset: tokens of the suffix.
-        count: rows that the sequences stand for.
-        found: number of candidates so far.
+    """Read the tokens that follow the rows of a suffix of `offset` tokens, see `Matches`; add them to the candidates.
 
     Returns:
         The number of candidates so far, the number of runs of equal tokens in `run_places` and `run_shares`, and the

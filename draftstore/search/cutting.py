@@ -1,8 +1,8 @@
 """Draft trees of n-grams, from the rows of a suffix array, on all cores.
 
 A tree that is cut holds what followed the n-gram alone: a node's probability is the number of times that its path
-follows the n-gram, divided by the n-gram's occurrences. This is the rule `longest` with every row read: the n-gram
-occurs, so no shorter suffix is used. A tree that is drawn is the draft of a rule with the n-gram as its context.
+follows the n-gram, divided by the n-gram's occurrences. This is the rule `longest` with every row read. A tree that is
+drawn is the draft of a rule with the n-gram as its context.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -20,16 +20,11 @@ BLOCK = 256
 
 
 class Trees(NamedTuple):
-    """The draft trees of k n-grams.
+    """The draft trees of k n-grams: arrays [k, nodes], left-aligned, and per n-gram [k].
 
     Attributes:
-        tokens: int32 [k, nodes].
-        parents: int16 [k, nodes].
-        levels: uint8 [k, nodes].
-        sizes: int64 [k], nodes of each tree.
-        counts: int64 [k], occurrences of each n-gram.
-        distinct: int64 [k], distinct tokens that follow each n-gram, counting the end of a document as one; 0 without a
-            tree.
+        counts: occurrences of each n-gram.
+        distinct: distinct tokens that follow each n-gram, counting the end of a document as one; 0 without a tree.
     """
 
     tokens: NDArray[np.int32]
@@ -48,15 +43,7 @@ class Trees(NamedTuple):
 def cut_trees(
     index: SuffixIndex, ngrams: NDArray[np.int32], nodes: int, depth: int, workers: int | None = None
 ) -> Trees:
-    """Cut the draft trees of n-grams that occur in a store.
-
-    Args:
-        index: arrays of the store.
-        ngrams: int32 [k, n].
-        nodes: maximum nodes of a tree.
-        depth: maximum tokens of a path.
-        workers: threads; default: all cores.
-    """
+    """Cut the trees of n-grams, int32 [k, n], that occur in a store."""
     n = ngrams.shape[1]
     rule = Rule(n, n, depth, rows=MAX_ROWS, floor=0.0, alpha=0.0, beta=0.0, gamma=0.0)
     return _draft(index, rule, ngrams, nodes, workers)
@@ -65,16 +52,9 @@ def cut_trees(
 def draw_trees(
     index: SuffixIndex, rule: Rule, ngrams: NDArray[np.int32], nodes: int, workers: int | None = None
 ) -> Trees:
-    """Draw the draft trees of n-grams that occur in a store by a rule.
+    """Draw the trees of n-grams, int32 [k, n], that occur in a store by a rule.
 
     Counts and distinct tokens are exact, and an n-gram that no token follows has no tree, as from `cut_trees`.
-
-    Args:
-        index: arrays of the store.
-        rule: how the match lengths of the n-gram and of its paths share the probability.
-        ngrams: int32 [k, n].
-        nodes: maximum nodes of a tree.
-        workers: threads; default: all cores.
     """
     exact = cut_trees(index, ngrams, 1, 1, workers)
     drawn = _draft(index, rule, ngrams, nodes, workers)
@@ -85,7 +65,6 @@ def draw_trees(
 def _draft(
     index: SuffixIndex, rule: Rule, ngrams: NDArray[np.int32], nodes: int, workers: int | None
 ) -> Trees:
-    """Draft for n-grams by a rule, in blocks, on all cores."""
     rule.check()
     packed = rule.pack()
     blocks = [ngrams[start : start + BLOCK] for start in range(0, max(len(ngrams), 1), BLOCK)]

@@ -1,4 +1,4 @@
-"""Document frequencies of n-grams: kernels over plain arrays, no files.
+"""Document frequencies of n-grams.
 
 The document of a position is the first one that ends at or after it. A table holds it for every 64th position; few
 documents end between there and the position.
@@ -34,21 +34,11 @@ def document_table(index: SuffixIndex) -> DocumentTable:
     return DocumentTable(ends, np.searchsorted(ends, np.arange(0, len(index.tokens), STRIDE)))
 
 
-def count_documents(
-    index: SuffixIndex, table: DocumentTable, ngrams: NDArray[np.int64], workers: int | None = None
-) -> NDArray[np.int64]:
-    """Return int64 [k]: the number of documents with each n-gram.
-
-    Args:
-        index: arrays of the store.
-        table: its document table.
-        ngrams: int64 [k, n].
-        workers: threads; default: all cores.
-    """
-    threads = workers or CORES
-    with ThreadPoolExecutor(threads) as pool:
+def count_documents(index: SuffixIndex, table: DocumentTable, ngrams: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64 [k]: the number of documents with each n-gram of `ngrams`, int64 [k, n]."""
+    with ThreadPoolExecutor(CORES) as pool:
         # Threads take interleaved n-grams: neighbours in token order have similar counts.
-        parts = pool.map(lambda thread: _count(index, table, ngrams, thread, threads), range(threads))
+        parts = pool.map(lambda thread: _count(index, table, ngrams, thread, CORES), range(CORES))
         counts: NDArray[np.int64] = np.sum(list(parts), axis=0)
         return counts
 

@@ -9,13 +9,10 @@ distinct tokens, it gets the share
 of the node's probability; the rest goes to the next shorter suffix, and so on. So a suffix with many occurrences and
 few continuations is trusted, a rare or ambiguous one defers to shorter ones. Within a suffix, a token's share is the
 fraction of the occurrences that it follows. This is interpolation of the Witten-Bell family, applied at every node:
-"The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991; "An Empirical Study of Smoothing
-Techniques for Language Modeling", 1999, section 2.
+"The Zero-Frequency Problem", IEEE Transactions on Information Theory 37(4), 1991.
 
 With alpha = beta = 0 the longest match gets everything, which is the rule of REST (NAACL 2024, section 3): a trie of
 the continuations of the longest match, reduced to its heaviest nodes.
-
-The tree grows by `draftstore.trees.frontier.grow`.
 """
 
 import math
@@ -47,6 +44,18 @@ MAX_ROWS = 1 << 40
 ROWS_NODES = 64
 """Nodes of a draft for which `Rule.rows` are read. For M at 16 nodes 256 rows do as well as 512, at 4 nodes 128."""
 
+LIMITS = {
+    "max_match": (1, MAX_MATCH),
+    "min_match": (1, MAX_MATCH),
+    "depth": (1, MAX_DEPTH),
+    "rows": (1, MAX_ROWS),
+    "floor": (0, 1),
+    "alpha": (0, math.inf),
+    "beta": (0, math.inf),
+    "gamma": (0, 1),
+}
+"""Minimum and maximum of each parameter of a rule."""
+
 
 class Rule(NamedTuple):
     """The drafting rule: parameters for drawing a tree from the matches.
@@ -73,22 +82,10 @@ class Rule(NamedTuple):
     gamma: float
 
     def check(self) -> None:
-        """Refuse invalid values.
-
-        Raises:
-            DraftstoreError: the first invalid value, with what is expected.
-        """
-        limits = {
-            "max_match": (self.max_match, 1, MAX_MATCH),
-            "min_match": (self.min_match, 1, MAX_MATCH),
-            "depth": (self.depth, 1, MAX_DEPTH),
-            "rows": (self.rows, 1, MAX_ROWS),
-            "floor": (self.floor, 0, 1),
-            "alpha": (self.alpha, 0, math.inf),
-            "beta": (self.beta, 0, math.inf),
-            "gamma": (self.gamma, 0, 1),
-        }
-        require_limits("a drafting rule", limits)
+        """Refuse invalid values, with a DraftstoreError."""
+        require_limits(
+            "a drafting rule", {name: (value, *LIMITS[name]) for name, value in self._asdict().items()}
+        )
 
     def pack(self) -> NDArray[np.float64]:
         """Return the rule as float64 [8], which is faster to pass to a kernel than eight numbers."""
@@ -100,24 +97,9 @@ def draft_one(
     tokens: Any, suffixes: Any, keys: Any, first_rows: Any, segments: Any, vocab_size: Any, key_bits: Any,
     key_tokens: Any, packed_rule: Any, context: Any, budget: Any, max_level: Any,
 ) -> Any:  # fmt: skip
-    """Grow a draft tree for one context.
+    """Grow a draft tree for a context, int32 [any]; an id outside the vocabulary, as padding -1, hides all before it.
 
     The index is unpacked: a draft takes microseconds, and numba unboxes flat arguments faster than tuples.
-
-    Args:
-        tokens: see SuffixIndex, as for the next seven.
-        suffixes: see SuffixIndex.
-        keys: see SuffixIndex.
-        first_rows: see SuffixIndex.
-        segments: see SuffixIndex.
-        vocab_size: see SuffixIndex.
-        key_bits: see SuffixIndex.
-        key_tokens: see SuffixIndex.
-        packed_rule: a Rule, packed.
-        context: int32 [any], the last tokens of the text; an id outside the vocabulary (such as the padding -1) hides
-            all tokens before it.
-        budget: maximum nodes of the tree.
-        max_level: maximum level of a node (see `tree.LEVEL_BOUNDS`).
 
     Returns:
         tokens int32 [n], parents int16 [n], levels uint8 [n], length of the longest match, number of its occurrences.
@@ -138,14 +120,7 @@ def draft_one(
 
 @kernel
 def draft_batch(index: Any, packed_rule: Any, contexts: Any, budget: Any, max_level: Any) -> Any:
-    """Grow one draft tree for each context; see `draft_one`.
-
-    Args:
-        index: a SuffixIndex.
-        packed_rule: a Rule, packed.
-        contexts: int32 [batch, any], right-aligned.
-        budget: maximum nodes of a tree.
-        max_level: maximum level of a node.
+    """Grow one draft tree for each of the right-aligned contexts, int32 [batch, any]; see `draft_one`.
 
     Returns:
         tokens int32 [batch, budget], parents int16 [batch, budget], levels uint8 [batch, budget], and int64 [batch, 4]:
@@ -213,10 +188,7 @@ def _find_match(index: Any, rule: Any, matches: Any, context: Any) -> Any:
 def _grow(
     index: Any, rule: Any, matches: Any, candidates: Any, nodes: Any, begin: Any, end: Any, max_level: Any
 ) -> Any:
-    """Fill `nodes` with the best nodes; return their number.
-
-    A kernel of its own: it takes 15 s to compile, and is kept on disk once for `draft_one` and `draft_batch`.
-    """
+    """Fill `nodes`; return their number. A kernel of its own, as it takes 15 s to compile and has two callers."""
     return grow(
         nodes, rule.depth, _enter_following, (index, rule, matches, candidates, begin, end), max_level
     )
@@ -226,7 +198,6 @@ def _grow(
 def _enter_following(
     state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter the tokens that follow a slot's text; see `draftstore.trees.frontier.grow`."""
     index, rule, matches, candidates, begin, end = state
     floor, stop = floor_of(nodes, tail, rule.floor), end + depth
     load_path(matches.text, nodes, stop, slot)
@@ -254,10 +225,7 @@ def _gather(
     index: Any, rule: Any, matches: Any, candidates: Any, begin: Any, stop: Any, slot: Any, parent: Any,
     prob: Any, floor: Any,
 ) -> Any:  # fmt: skip
-    """Distribute a node's probability to the tokens that may follow; return the number of candidates.
-
-    Suffixes with equal counts have the same occurrences, which are read once for the sum of the shares.
-    """
+    """Distribute a node's probability to the tokens that may follow; return the number of candidates."""
     lengths = matches.lengths
     top = min(lengths[parent, 0] + 1, stop - begin) if slot > 0 else lengths[0, 0]
     lengths[slot, 0] = 0
@@ -275,7 +243,7 @@ def _gather(
         if lengths[slot, 0] == 0:
             lengths[slot, 0] = length
         lengths[slot, 1] = length
-        if occurrences != count:
+        if occurrences != count:  # equal counts are the same occurrences, read once for all their shares
             hand_out(candidates, runs, share)
             share, count, runs = 0.0, occurrences, 0
             reads = read_fewer(matches, slot, length, wanted)
@@ -295,9 +263,9 @@ def _gather(
             kinds = np.float64(distinct)
             if reads < count:
                 kinds *= power_of(count / reads, rule.gamma)
-        kept = remaining * (count / (count + rule.beta * kinds + rule.alpha))
-        share += kept
-        remaining -= kept
+        taken = remaining * (count / (count + rule.beta * kinds + rule.alpha))
+        share += taken
+        remaining -= taken
         if remaining <= floor:
             break
     hand_out(candidates, runs, share)
@@ -307,10 +275,7 @@ def _gather(
 
 @leaf_kernel
 def power_of(base: Any, exponent: Any) -> Any:
-    """Return base ** exponent for an exponent from 0 to 1, as a product of roots by its binary digits.
-
-    Square roots and products are bit-identical on every machine; math libraries are not.
-    """
+    """Return base ** exponent for an exponent from 0 to 1, by square roots: bit-identical on every machine."""
     power, root, digits = 1.0, base, exponent
     while digits > 0.0:
         if digits >= 1.0:

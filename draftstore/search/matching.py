@@ -24,14 +24,12 @@ class Matches(NamedTuple):
     """The text of the current node, and the rows of all nodes' suffixes so far.
 
     Attributes:
-        text: int64 [max_match + depth], the context followed by the path.
-        rows: int32 [slots, max_match + depth + 1, segments, 3], the sequence (first row, begin, end) of a slot (0 = the
+        text: [max_match + depth], the context followed by the path.
+        rows: [slots, max_match + depth + 1, segments, 3], the sequence (first row, begin, end) of a slot (0 = the
             context, i + 1 = node i), suffix length and segment, see `draftstore.search.rows`; undefined where a suffix
-            has the rows of the next longer one.
-        steps: float64 [slots, max_match + depth + 1, segments], the step of each sequence.
-        counts: float64 [slots, max_match + depth + 1], rows over all segments; an estimate where not every row is read.
-        lengths: int64 [slots, 3], longest and shortest suffix searched, and the distinct tokens that follow the
-            longest, by slot.
+            has the rows of the next longer one. `steps` has the step of each.
+        counts: [slots, max_match + depth + 1], rows over all segments; an estimate where not every row is read.
+        lengths: [slots, 3], longest and shortest suffix searched, and the distinct tokens that follow the longest.
     """
 
     text: NDArray[np.int64]
@@ -69,8 +67,8 @@ def load_context(text: Any, context: Any, max_match: Any, vocab_size: Any) -> An
 def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
     """Return the length of the context's longest suffix that occurs; its rows go into slot 0.
 
-    If a suffix occurs, all shorter ones do, so the length is searched: starting with as many tokens as a key holds,
-    step by step down (most matches are short), or up by galloping and bisection.
+    All shorter suffixes occur, too, so the length is searched: step by step down from as many tokens as a key holds
+    (most matches are short), or up by galloping and bisection.
     """
     low, high = 0, end - begin
     middle, step = min(index.key_tokens, high), 1
@@ -90,16 +88,12 @@ def find_longest(index: Any, matches: Any, begin: Any, end: Any) -> Any:
 
 @leaf_kernel
 def find_suffix(index: Any, matches: Any, stop: Any, slot: Any, parent: Any, length: Any, wanted: Any) -> Any:
-    """Find the rows of a suffix of a node's text, among its parent's if known; return their number.
-
-    Called for longer suffixes first. If two suffixes of the parent have equal counts, they have the same occurrences,
-    and so do the child's: only the longer one is searched.
-    """
+    """Find the rows of a suffix of a node's text, among its parent's if known; return their number. Longest first."""
     counts = matches.counts
     if slot == 0 or length <= matches.lengths[parent, 1]:
         _search(index, matches, stop, slot, length)
     elif length <= matches.lengths[parent, 0] and counts[parent, length - 1] == counts[parent, length]:
-        counts[slot, length] = counts[slot, length + 1]
+        counts[slot, length] = counts[slot, length + 1]  # the same occurrences, and so the child's
     else:
         reads = _narrow(index, matches, stop, slot, parent, length)
         if reads < counts[slot, length] and reads < ENOUGH * wanted:

@@ -1,14 +1,12 @@
-"""Merging sorted suffixes: what is new goes into a suffix array without sorting the rest again.
+"""Merging sorted suffixes: new documents go into a suffix array without sorting the rest again.
 
-    old rows    5 7.., 5 9.., 7 #, 9 #        some of removed documents, which are left out
+    old rows    5 7.., 5 9.., 7 #, 9 #        some of removed documents, which are dropped
     new rows    5 8.., 9 2..                  sorted by themselves
     merged      5 7.., 5 8.., 5 9.., 7 #, 9 #, 9 2..
 
-Each new suffix is looked up among the old ones by galloping on from the one before; what lies between two is copied. So
-the work is a copy of the old rows and some twenty comparisons for each new one.
-
-Suffixes are compared up to the end of their documents, and at most `DEEPEST` tokens: drafts never look further. What is
-equal so far keeps its order, old before new.
+Each new suffix is looked up among the old ones by galloping on from the one before; the rows between two are copied.
+Suffixes are compared up to the end of their documents, and at most `DEEPEST` tokens: drafts never look further. Equal
+ones stay in order, old before new.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -30,13 +28,7 @@ BLOCK_BITS = 12
 
 
 class Rows(NamedTuple):
-    """Sorted suffixes of a text.
-
-    Attributes:
-        tokens: uint16 or uint32 [n], documents ended by the sentinel.
-        suffixes: int32 [n], their suffixes in ascending order.
-        first_rows: int32 [vocab_size + 1], the first row of every first token; last, of the sentinels.
-    """
+    """Sorted suffixes of a text: tokens uint16 or uint32 [n], suffixes int32 [n], first rows as in `SuffixIndex`."""
 
     tokens: NDArray[Any]
     suffixes: NDArray[np.int32]
@@ -44,14 +36,11 @@ class Rows(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """What is removed of a text.
+    """The k removed stretches of a text, ascending.
 
     Attributes:
-        starts: int64 [k], first token of each gap, ascending.
-        ends: int64 [k], the token after each.
         lost: int64 [k + 1], tokens removed before each gap; last, all of them.
-        blocks: int64 [ceil(n / 4,096)], the number of gaps that start before each block of tokens: where a search for
-            those before a position starts, and mostly ends.
+        blocks: int64 [ceil(n / 4,096)], gaps that start before each block of tokens: where a search starts.
     """
 
     starts: NDArray[np.int64]
@@ -63,14 +52,12 @@ class Gaps(NamedTuple):
 def merge_segment(
     old: Rows, gaps: NDArray[np.int64], tokens: NDArray[Any], suffixes: NDArray[np.int32], threads: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Fill the suffix array of a segment that holds kept documents of an old one, followed by new documents.
+    """Fill the suffix array of a segment that holds the remaining documents of an old one, followed by new documents.
 
     Args:
-        old: the segment before.
-        gaps: int64 [k, 2], start and end of what is removed of its tokens, ascending and apart.
+        gaps: int64 [k, 2], start and end of the removed tokens, ascending and apart.
         tokens: uint16 or uint32 [n], the segment.
         suffixes: int32 [n], the array to fill.
-        threads: maximum number of threads.
 
     Returns:
         The keys and the first rows of the segment, as in `SuffixIndex`.
@@ -80,8 +67,8 @@ def merge_segment(
         TokenRangeError: the new documents have ids outside the vocabulary.
     """
     vocab_size, table = len(old.first_rows) - 1, _gap_table(gaps, len(old.tokens))
-    kept = len(old.tokens) - int(table.lost[-1])
-    new = _sort_rows(tokens[kept:], vocab_size)
+    remaining = len(old.tokens) - int(table.lost[-1])
+    new = _sort_rows(tokens[remaining:], vocab_size)
     merged = Rows(tokens, suffixes, first_row_table(read_only(tokens), vocab_size))
     cuts = _even_cuts(merged, threads)
 
@@ -94,7 +81,7 @@ def merge_segment(
             table,
             read_only(new.tokens),
             read_only(new.suffixes[slice(*_rows_of(new, first, stop))]),
-            kept,
+            remaining,
             vocab_size,
             suffixes[begin:end],
         )
@@ -108,7 +95,6 @@ def merge_segment(
 
 
 def _sort_rows(tokens: NDArray[Any], vocab_size: int) -> Rows:
-    """Sort the suffixes of a text, which may be empty."""
     if len(tokens) == 0:
         return Rows(tokens, np.zeros(0, np.int32), np.zeros(vocab_size + 1, np.int32))
     suffixes, _, first_rows = index_segment(tokens, vocab_size)
@@ -116,7 +102,7 @@ def _sort_rows(tokens: NDArray[Any], vocab_size: int) -> Rows:
 
 
 def _gap_table(gaps: NDArray[np.int64], size: int) -> Gaps:
-    """Return the table of what is removed, int64 [k, 2], of a text of `size` tokens."""
+    """Return the table of the gaps, int64 [k, 2], of a text of `size` tokens."""
     starts, ends = gaps.T
     blocks = np.searchsorted(starts, np.arange(0, size, 1 << BLOCK_BITS))
     lost = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - starts)])
@@ -144,20 +130,9 @@ def merge_rows(
     tokens: Any, suffixes: Any, gaps: Any, new_tokens: Any, new_suffixes: Any, shift: Any, vocab_size: Any,
     merged: Any,
 ) -> Any:  # fmt: skip
-    """Merge rows of an old and a new text that start with the same tokens.
+    """Merge rows of the same first tokens, of an old and a new text, which starts at `shift`; return their number.
 
-    Args:
-        tokens: the old text.
-        suffixes: int32 [n], some of its suffixes, ascending.
-        gaps: what is removed of it.
-        new_tokens: the new text.
-        new_suffixes: int32 [m], some of its suffixes, ascending.
-        shift: where the new text starts in the merged one.
-        vocab_size: token ids lie below; the sentinel does not.
-        merged: int32, filled with the rows.
-
-    Returns:
-        The number of merged rows; no more are written than there is room for.
+    No more rows are written than there is room for.
     """
     row, size = np.int64(0), np.int64(0)
     for i in range(len(new_suffixes)):
@@ -207,7 +182,7 @@ def _is_above(tokens: Any, position: Any, new_tokens: Any, new_position: Any, vo
 
 @leaf_kernel
 def _copy_rows(suffixes: Any, row: Any, stop: Any, gaps: Any, merged: Any, size: Any) -> Any:
-    """Append the rows [row, stop) of kept documents at their new positions; return the new size."""
+    """Append the rows [row, stop) of remaining documents at their new positions; return the new size."""
     for i in range(row, stop):
         position = np.int64(suffixes[i])
         if position < 0 or position >> BLOCK_BITS >= len(gaps.blocks):

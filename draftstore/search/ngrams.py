@@ -1,4 +1,4 @@
-"""Exact n-gram counts from the suffix arrays of a store: a kernel over plain arrays, no files.
+"""Exact n-gram counts from the suffix arrays of a store.
 
 In suffix order, all occurrences of an n-gram are adjacent rows: if a suffix shares its first n tokens with the one
 before, the n-gram has one more occurrence; otherwise a new n-gram starts. N-grams come out sorted.
@@ -33,12 +33,7 @@ PART_ROWS = 1 << 22
 
 
 class NgramTable(NamedTuple):
-    """Some n-grams of one length, in ascending order.
-
-    Attributes:
-        tokens: uint16 or uint32 [k, n].
-        counts: int64 [k], occurrences of each.
-    """
+    """Some n-grams of one length, uint16 or uint32 [k, n], in ascending order, with the occurrences of each."""
 
     tokens: NDArray[Any]
     counts: NDArray[np.int64]
@@ -55,10 +50,7 @@ def count_ngrams(
     """Count all n-grams of 1 to `max_n` tokens.
 
     Args:
-        index: arrays of a store.
-        max_n: maximum tokens of an n-gram.
         part_rows: rows counted at a time, which bounds memory: each takes some 60 bytes at n = 5.
-        workers: threads, each with its own part; default: all cores.
         on_rows: called with the rows of each finished part, for progress bars.
 
     Yields:
@@ -127,19 +119,12 @@ def token_ranges(index: SuffixIndex, part_rows: int) -> Iterator[tuple[int, int]
 
 
 def _merge(tables: Sequence[NgramTable]) -> NgramTable:
-    """Merge the counts of several segments, all of one n."""
     return reduce(lambda left, right: NgramTable(*add_tables(*left, *right)), tables)
 
 
 @kernel
 def count_rows(tokens: Any, positions: Any, vocab_size: Any, max_n: Any) -> Any:
-    """Count the n-grams of some suffixes, all lengths in one pass.
-
-    Args:
-        tokens: uint16 or uint32 [any], one segment; ids from `vocab_size` on end a document.
-        positions: int32 [rows], suffixes of it in ascending order; the first shares no tokens with its predecessor.
-        vocab_size: token ids lie below.
-        max_n: maximum tokens of an n-gram.
+    """Count the n-grams of some ascending suffixes of a segment, int32 [rows], all lengths in one pass.
 
     Returns:
         The n-grams, flat: those of length n start at rows * n * (n - 1) / 2, n tokens each; their counts, int64

@@ -43,10 +43,7 @@ def following(index: Any, segment: Any, first: Any, step: Any, read: Any, offset
 def first_read(
     index: Any, segment: Any, first: Any, step: Any, begin: Any, end: Any, offset: Any, token: Any
 ) -> Any:
-    """Return the first of the reads [begin, end) with at least `token` after the first `offset` tokens; `end` if none.
-
-    A round reads several rows at once: it costs little more than one step of a binary search, and saves three.
-    """
+    """Return the first of the reads [begin, end) with at least `token` after `offset` tokens; `end` if none."""
     while begin < end:
         parts, below = min(np.int64(WAYS), end - begin), np.int64(0)
         part = (end - begin) // parts

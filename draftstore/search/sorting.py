@@ -1,4 +1,4 @@
-"""Suffix sorting in linear time: numba kernels over plain arrays, no files.
+"""Suffix sorting in linear time.
 
 SA-IS: "Two Efficient Algorithms for Linear Time Suffix Array Construction", IEEE Transactions on
 Computers 60(10), 2011. A suffix is S-type if it is smaller than the next suffix, else L-type; an LMS suffix is an
@@ -23,14 +23,7 @@ _EMPTY = np.int32(-(2**31))
 
 
 def suffix_array(tokens: NDArray[Any], vocab_size: int) -> NDArray[np.int32]:
-    """Sort all suffixes of one segment.
-
-    Args:
-        tokens: integer [n]; ids below `vocab_size`, or the sentinel.
-        vocab_size: number of distinct token ids.
-
-    Returns:
-        int32 [n], the start of every suffix in ascending order. Extra memory: below 3 bytes per token.
+    """Return int32 [n], the start of every suffix of a segment in ascending order.
 
     Raises:
         TokenRangeError: the segment is too long for int32, or has an id between vocabulary and sentinel.
@@ -128,11 +121,7 @@ def _induce_l(text: Any, suffixes: Any, bounds: Any) -> Any:
 
 @kernel
 def _induce_s(text: Any, suffixes: Any, bounds: Any, mark_lms: Any) -> Any:
-    """Place the S-type suffixes in one scan from the right; marked LMS positions are stored as complements.
-
-    Whether the suffix at row i is S-type follows from i: it then lies in the part of its bucket that this scan has
-    filled. So no type array is needed.
-    """
+    """Place the S-type suffixes in one scan from the right; marked LMS positions are stored as complements."""
     symbols = len(bounds) - 1
     ends = bounds[1:].copy()
     for i in range(len(text) - 1, -1, -1):
@@ -143,7 +132,7 @@ def _induce_s(text: Any, suffixes: Any, bounds: Any, mark_lms: Any) -> Any:
         if before > first:
             continue
         c = min(np.int64(before), symbols - 1)
-        if before == first and i < ends[c]:
+        if before == first and i < ends[c]:  # L-type: outside the part of its bucket filled by this scan
             continue
         ends[c] -= 1
         if mark_lms and v > 1 and text[v - 2] > before:
@@ -154,12 +143,9 @@ def _induce_s(text: Any, suffixes: Any, bounds: Any, mark_lms: Any) -> Any:
 
 @kernel
 def _name_lms_substrings(text: Any, suffixes: Any, count: Any) -> Any:
-    """Replace each LMS substring by its rank; return the number of ranks.
-
-    With fewer ranks than substrings, `suffixes[n - count:]` is the reduced text. LMS positions are at least two
-    apart, so `position // 2` addresses a free cell above `count`: first for lengths, then for ranks.
-    """
+    """Replace each LMS substring by its rank; return the number of ranks."""
     n = len(text)
+    # LMS positions are at least two apart: `position // 2` is a free cell, first for lengths, then for ranks.
     suffixes[count:] = -1
     is_s = False
     following = n
@@ -184,7 +170,7 @@ def _name_lms_substrings(text: Any, suffixes: Any, count: Any) -> Any:
             names += 1
         suffixes[count + v // 2] = names - 1
         previous, previous_length = v, length
-    if names < count:
+    if names < count:  # the reduced text
         write = n - 1
         for i in range(min(count + n // 2, n - 1), count - 1, -1):
             if suffixes[i] >= 0:

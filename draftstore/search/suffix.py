@@ -34,15 +34,11 @@ class SuffixIndex(NamedTuple):
     """The arrays of all segments of a store for the kernels; all are read-only views.
 
     Attributes:
-        tokens: uint16 or uint32 [total], the concatenated segments.
+        tokens: uint16 or uint32 [total], the concatenated segments, of ids below `vocab_size`.
         suffixes: int32 [total], positions relative to their segment, in suffix order.
-        keys: int64 [sum of ceil(segment / 16)], the leading tokens of every 16th suffix.
-        first_rows: int32 [segments, vocab_size + 1], first row of every first token; last, the first row of the
-            sentinels.
+        keys: int64 [sum of ceil(segment / 16)], the leading `key_tokens` tokens of every 16th suffix.
+        first_rows: int32 [segments, vocab_size + 1], first row of every first token; last, of the sentinels.
         segments: int64 [segments, 3], first token, length and first key of each.
-        vocab_size: token ids lie in [0, vocab_size).
-        key_bits: bits per token in a key.
-        key_tokens: tokens per key.
     """
 
     tokens: NDArray[Any]
@@ -62,10 +58,7 @@ def key_layout(vocab_size: int) -> tuple[int, int]:
 
 
 def segment_table(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Lay out segments one after the other.
-
-    Args:
-        lengths: int64 [segments], tokens of each.
+    """Lay out segments of int64 [segments] tokens one after the other.
 
     Returns:
         int64 [segments + 1, 3], first token, tokens and first key of each; the last row is the end.
@@ -119,10 +112,7 @@ def token_at(tokens: Any, base: Any, n: Any, position: Any) -> Any:
 def _suffix_key(
     tokens: Any, base: Any, n: Any, position: Any, vocab_size: Any, key_bits: Any, count: Any
 ) -> Any:
-    """Pack `count` tokens from `position` on; the sentinel counts as `vocab_size`, positions past the end as 0.
-
-    A segment ends with a sentinel and no pattern contains one, so the padding never matches.
-    """
+    """Pack `count` tokens from `position` on; the sentinel counts as `vocab_size`, positions past the end as 0."""
     key = np.int64(0)
     for j in range(count):
         token = token_at(tokens, base, n, position + j)
@@ -132,17 +122,7 @@ def _suffix_key(
 
 @leaf_kernel
 def find_rows(index: Any, segment: Any, lo: Any, hi: Any, pattern: Any, start: Any, stop: Any) -> Any:
-    """Return the rows [lo, hi) of a segment whose suffixes start with `pattern[start:stop]`.
-
-    Args:
-        index: a SuffixIndex.
-        segment: which segment.
-        lo: first row that starts with the first token of the pattern.
-        hi: row after the last.
-        pattern: int64 [at least stop].
-        start: start of the pattern.
-        stop: end of the pattern.
-    """
+    """Return the rows that start with int64 `pattern[start:stop]`, of the rows [lo, hi) of its first token."""
     base, n, first_key = index.segments[segment, 0], index.segments[segment, 1], index.segments[segment, 2]
     length = stop - start
     known = min(length, index.key_tokens)
@@ -197,10 +177,7 @@ def _lower_block(index: Any, first_key: Any, lo: Any, hi: Any, key: Any) -> Any:
 
 @leaf_kernel
 def _count_below(index: Any, base: Any, n: Any, lo: Any, hi: Any, low_key: Any, high_key: Any) -> Any:
-    """Count the rows of one block below two keys.
-
-    All are read without branches instead of searched: independent cache misses cost little more than one.
-    """
+    """Count the rows of one block below two keys, without branches, so that their cache misses overlap."""
     below_low = below_high = 0
     for row in range(lo, hi):
         position = np.int64(index.suffixes[base + row])

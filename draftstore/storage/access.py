@@ -1,4 +1,4 @@
-"""Who may read a store: nobody who may not read what it was built from."""
+"""Permissions of a store: none that a source of the store denies."""
 
 import os
 import stat
@@ -11,10 +11,7 @@ _READABLE = ((stat.S_IRGRP, stat.S_IRWXG), (stat.S_IROTH, stat.S_IRWXO))
 def denied_bits(sources: Iterable[Path]) -> int:
     """Return the permissions of group and others that some source denies, as bits of a mode.
 
-    A file that only its group may read denies the group, too, unless that is the group of what this process writes.
-
-    Raises:
-        OSError: a source is not there.
+    A file of another group than that of this process's files denies the group, too, unless others may read it.
     """
     bits = 0
     for path in sources:

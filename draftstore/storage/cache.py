@@ -1,4 +1,4 @@
-"""The place of what can be computed again."""
+"""The place of files that can be computed again."""
 
 import os
 from pathlib import Path

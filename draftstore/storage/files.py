@@ -44,11 +44,8 @@ def fsync_path(path: Path) -> None:
 def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside a file: what the block writes there is flushed to disk and takes the file's place.
 
-    After a crash, the file has the old or the new content; after an exception in the block, the old one.
-
-    Args:
-        path: the file; its folder must exist.
-        mode: permissions that it has before a byte is written, less the umask; None: those of any new file.
+    After a crash, the file has the old or the new content; after an exception in the block, the old one. `mode` sets
+    the permissions before a byte is written, less the umask.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -78,11 +75,7 @@ def write_at(path: Path, array: NDArray[Any], item: int) -> None:
 
 
 def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file of a store as a flat read-only array.
-
-    Raises:
-        StoreError: the file is empty, or its size is not a multiple of the item size.
-    """
+    """Map a file of a store as a flat read-only array; StoreError if it is empty or cut."""
     try:
         return read_only(np.memmap(path, dtype, "r"))
     except (OSError, ValueError) as error:
@@ -103,10 +96,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return indented JSON with sorted keys, so that equal values are equal bytes.
-
-    Lone surrogates, which stand for non-UTF-8 bytes in a path, stay escaped.
-    """
+    """Return indented JSON with sorted keys: equal values are equal bytes. Non-UTF-8 bytes of a path stay escaped."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     return text.encode(errors="backslashreplace").decode() + "\n"
 
@@ -130,10 +120,9 @@ def retired_name(target: Path) -> Path:
 
 
 def publish(finished: Path, target: Path) -> None:
-    """Flush a finished directory or file to disk and give it its final name.
+    """Flush a finished directory or file to disk and give it its final name; `target` is complete at any time.
 
-    An old file is replaced by one rename. An old directory is moved aside first and removed last, so that `target` is
-    complete except between the two renames.
+    Only while an old directory is replaced, it is missing between two renames.
     """
     for path in sorted(finished.rglob("*")):
         fsync_path(path)
@@ -152,10 +141,7 @@ def publish(finished: Path, target: Path) -> None:
 def locked_directory(path: Path) -> Iterator[None]:
     """Create `path` and lock it for this process; the lock ends with the process, however that happens.
 
-    The holder may remove the directory before releasing the lock.
-
-    Raises:
-        BuildRunningError: another process holds it.
+    The holder may remove the directory before releasing the lock. Raises BuildRunningError if another process holds it.
     """
     end = time.monotonic() + LOCK_SECONDS
     while (descriptor := _try_lock(path, last=time.monotonic() >= end)) is None:
@@ -167,11 +153,7 @@ def locked_directory(path: Path) -> Iterator[None]:
 
 
 def _try_lock(path: Path, *, last: bool) -> int | None:
-    """Return the descriptor of the locked directory; None to try again, unless this was the last time.
-
-    Raises:
-        BuildRunningError: another process holds it, the last time.
-    """
+    """Return the descriptor of the locked directory; None to try again, unless this was the last time."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

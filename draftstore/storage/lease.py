@@ -1,7 +1,7 @@
 """Leases of stores: a reader holds a shared lock on a store's directory while the store is open.
 
-Removing a store needs the exclusive lock, which fails at once while a reader is there. Locks end with their process,
-and hold across users and containers that share the file system.
+Removing a store needs the exclusive lock. Locks end with their process, and hold across users and containers that share
+the file system.
 """
 
 import errno
@@ -21,11 +21,7 @@ class StoreLease:
     """A shared lock on a store's directory, held until `close`."""
 
     def __init__(self, store: Path) -> None:
-        """Lock a store, whether or not it can be opened; a missing one is not locked.
-
-        Raises:
-            StoreError: it is being removed.
-        """
+        """Lock a store; a missing one is not locked, and one that is being removed raises StoreError."""
         self._descriptor: int | None = None
         with suppress(FileNotFoundError, NotADirectoryError):
             self._descriptor = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -64,11 +60,7 @@ def exclusive(directory: Path) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    """Lock an open directory, where its file system has locks.
-
-    Raises:
-        BlockingIOError: another process holds it.
-    """
+    """Lock an open directory, where its file system has locks; BlockingIOError if another process holds it."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,7 @@
 """The manifest: the description of a store directory, checked before its files are trusted.
 
-`manifest.json` is written last, inside a directory that gets its final name by a rename: a directory with a manifest is
-a finished store. Opening checks versions, identities and file sizes (milliseconds at any size); `verify_files` also
-reads every byte.
+It is written last, before the directory gets its final name by a rename: a directory with a manifest is a finished
+store. Opening checks versions, identities and file sizes (milliseconds at any size); `verify_files` reads every byte.
 """
 
 import dataclasses
@@ -47,17 +46,12 @@ class Manifest:
 
     Attributes:
         kind: `rest`, `crest`, `dresd`, `recycling`, or `tokens` for token shards.
-        name: display name.
         created: UTC time in ISO 8601.
-        vocab_size: token ids lie in [0, vocab_size).
-        token_dtype: `uint16` or `uint32`, the type of token ids on disk.
-        tokenizer: identity of the tokenizer.
-        parameters: build parameters, by name.
+        token_dtype: `uint16` or `uint32`, the type of token ids, below `vocab_size`, on disk.
         corpus: fingerprint and sources of the corpus.
         counts: `documents`, `tokens`, `entries` and other counts of the kind.
         files: every other file of the store by its relative path.
         target_model: id of the LLM that the store is bound to, if any.
-        format_version: version of this layout.
     """
 
     kind: str
@@ -84,11 +78,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, where: Path) -> "Manifest":
-        """Parse `to_json`; `where` names the file in errors.
-
-        Raises:
-            StoreError: not JSON, another format version, or a key is missing or of the wrong type.
-        """
+        """Parse `to_json`; StoreError, which names the file `where`, if it is not a manifest of this version."""
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -108,28 +98,14 @@ class Manifest:
         return cls(**fields)
 
     def require_model(self, found: str | None, where: Path, held: str, advice: str) -> None:
-        """Refuse a model other than the store's.
-
-        Args:
-            found: name of the model; None accepts any store.
-            where: path of the store.
-            held: the model's data in the store, for the message.
-            advice: what the user can do.
-
-        Raises:
-            StoreError: the names differ.
-        """
+        """Refuse a model other than the store's, whose data there is `held`; None accepts any store."""
         if found is not None and found != self.target_model:
             raise StoreError(
                 f"{where} holds {held} of the model {self.target_model!r}, found {found!r}: {advice}"
             )
 
     def require_tokenizer(self, found: TokenizerIdentity, where: Path) -> None:
-        """Refuse a tokenizer other than the store's.
-
-        Raises:
-            TokenizerError: the fingerprints differ.
-        """
+        """Refuse a tokenizer, with a TokenizerError, other than the store's."""
         if found.fingerprint != self.tokenizer.fingerprint:
             raise TokenizerError(
                 f"{where} was built with tokenizer {self.tokenizer.name!r} (fingerprint "
@@ -192,12 +168,8 @@ def save_manifest(directory: Path, manifest: Manifest) -> None:
 def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
     """Read a store's manifest and check the presence and size of every file.
 
-    Args:
-        directory: directory of the store.
-        kind: expected kind; None accepts any.
-
     Raises:
-        StoreError: no store there, unknown version, another kind, or a missing or truncated file.
+        StoreError: no store there, unknown version, another `kind`, or a missing or truncated file.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -217,11 +189,7 @@ def load_manifest(directory: Path, kind: str | None = None) -> Manifest:
 
 
 def manifest_digest(directory: Path) -> str:
-    """Return the SHA-256 of a store's manifest: the identity of the store.
-
-    Raises:
-        StoreError: there is none.
-    """
+    """Return the SHA-256 of a store's manifest: the identity of the store."""
     try:
         return hash_file(directory / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError):
@@ -229,7 +197,6 @@ def manifest_digest(directory: Path) -> str:
 
 
 def _no_store(directory: Path) -> StoreError:
-    """Return the error for a path without a manifest."""
     if directory.is_dir():
         why = f"it has no {MANIFEST_NAME} (an unfinished build has none)"
     else:
@@ -250,16 +217,7 @@ def size_problems(directory: Path, files: Mapping[str, FileEntry]) -> Iterator[s
 def verify_files(
     directory: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """Compare every file of a store with its recorded hash.
-
-    Args:
-        directory: directory of the store.
-        manifest: its manifest.
-        on_bytes: called with the size of each file after it was read, for progress bars.
-
-    Returns:
-        One sentence for each problem; empty if there is none.
-    """
+    """Compare every file of a store with its recorded hash; return one sentence for each problem."""
     problems = list(size_problems(directory, manifest.files))
     if problems:
         return problems

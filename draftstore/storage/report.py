@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from draftstore.errors import counted
 
-PROBLEMS_KEPT = 20
+MAX_PROBLEMS = 20
 """Maximum number of bad records in a report."""
 FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
 """What a manifest says of a reading besides the number of documents: JSON values in `Manifest.corpus`."""
@@ -14,10 +14,7 @@ FACTS = ("bad_records", "empty_documents", "truncated", "unread", "passed_over")
 
 @dataclasses.dataclass(frozen=True)
 class RecordProblem:
-    """A record that could not be read: its position (`file:line 7`), and the reason.
-
-    `truncated` tells that the file cannot be read further, so that records after it are missing as well.
-    """
+    """An unreadable record: its position (`file:line 7`), and the reason; `truncated` if the file ends with it."""
 
     place: str
     reason: str
@@ -30,9 +27,8 @@ class ReadReport:
 
     Attributes:
         documents: texts read.
-        bad_records: records that could not be read.
         empty_documents: texts with only white space, skipped.
-        problems: the first `PROBLEMS_KEPT` bad records.
+        problems: the first `MAX_PROBLEMS` of the `bad_records`.
         unread: files of records without any text.
         passed_over: skipped data files in folders, by suffix.
         truncated: number of files that could not be read to their end.
@@ -48,16 +44,16 @@ class ReadReport:
 
     @classmethod
     def of_facts(cls, documents: int, corpus: Mapping[str, Any]) -> Self:
-        """Return the report that a manifest's `corpus` tells; what older ones do not name is none."""
+        """Return the report in a manifest's `corpus`."""
         return cls(documents, **{name: corpus[name] for name in FACTS if name in corpus})
 
     def facts(self) -> dict[str, Any]:
-        """Return what is said of the reading in a manifest's `corpus`."""
+        """Return the part of the report that belongs in a manifest's `corpus`."""
         return {name: getattr(self, name) for name in FACTS}
 
     @classmethod
     def of_notes(cls, notes: Mapping[str, Any]) -> Self:
-        """Return the report that `dataclasses.asdict` took apart for a file."""
+        """Return the report that `dataclasses.asdict` has written."""
         return cls(**{**notes, "problems": [RecordProblem(**problem) for problem in notes["problems"]]})
 
     def add(self, part: "ReadReport") -> None:
@@ -66,17 +62,17 @@ class ReadReport:
         self.bad_records += part.bad_records
         self.empty_documents += part.empty_documents
         self.truncated += part.truncated
-        self.problems = [*self.problems, *part.problems][:PROBLEMS_KEPT]
+        self.problems = [*self.problems, *part.problems][:MAX_PROBLEMS]
 
     def add_problem(self, problem: RecordProblem) -> None:
         """Count a bad record, and keep it if it is among the first."""
         self.bad_records += 1
         self.truncated += problem.truncated
-        if len(self.problems) < PROBLEMS_KEPT:
+        if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
     def absence(self) -> str:
-        """Say why there is no text; empty if there was nothing to read."""
+        """Describe why there is no text; empty if there was nothing to read."""
         reasons = []
         if self.empty_documents:
             reasons.append(counted(self.empty_documents, "empty document"))
@@ -90,7 +86,7 @@ class ReadReport:
 
 
 def passed_over_text(endings: Mapping[str, int]) -> str:
-    """Say which data files in folders were skipped, and what to do about it."""
+    """Describe which data files in folders were skipped, and what to do about it."""
     number = sum(endings.values())
     verb, pronoun = ("was", "it") if number == 1 else ("were", "them")
     most = max(sorted(endings), key=lambda ending: endings[ending])

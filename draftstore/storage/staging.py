@@ -11,7 +11,8 @@ import dataclasses
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,10 +35,9 @@ PLAN = "build.json"
 STORE = "store"
 FINISHED = "finished.json"
 """Marker: the store is about to be published, or has been."""
-WORTH_KEEPING = (
+RESUMABLE = (
     "tokens/shard-*.json",
     "parts/*/*/documents.json",
-    "parts/*/counts1.npy",
     f"{STORE}/{MANIFEST_NAME}",
 )
 """Files to resume a failed build from; one without any of them leaves nothing."""
@@ -47,14 +47,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """A finished store.
-
-    Attributes:
-        path: directory of the store.
-        manifest: its manifest.
-        report: what was read and what was skipped; problems only if this run met them.
-        reused: whether the store existed already.
-    """
+    """A finished store; `reused` if it existed already, and else with the problems of the reading in its report."""
 
     path: Path
     manifest: Manifest
@@ -74,78 +67,44 @@ def build_store(
     """Build a store, resume an interrupted build of it, or return the existing one.
 
     Args:
-        out: directory of the store; its parent is created if missing.
         plan: everything that determines the bytes of the store, as JSON values, including `kind`. The manifest keeps it
             as the parameter `plan`.
-        name: name of the store.
         overwrite: whether to replace an existing store, even one of the same build.
         fill: completes the directory `store` in the working directory, resuming from its content.
-        sources: returns the files that the store is built from: who may not read them may not read the store.
+        sources: returns the files that the store is built from: the store gets no permission that one of them denies.
 
     Raises:
         BuildError: `out` is something else, or another build is running there.
     """
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that should be replaced)
-
-    def find() -> BuildResult | None:
-        manifest = _find_finished(out, plan, name, overwrite)
-        if manifest is None:
-            return None
-        report = ReadReport.of_facts(manifest.counts["documents"], manifest.corpus)
-        return BuildResult(out, manifest, report, reused=True)
-
-    def build(partial: Path) -> BuildResult:
+    found = _find_finished(out, plan, name, overwrite)
+    if found is not None and not _has_leftovers(out):
+        return _reused(out, found)
+    with _working_directory(out) as partial:
+        # Checked again: another build may have ended just before the lock was taken.
+        found = found or _find_finished(out, plan, name, overwrite)
+        if found is not None:
+            return _reused(out, found)
         _start(partial, plan)
         bits = denied_bits(sources())
         report = fill(partial)
         deny(partial / STORE, bits)
-        return BuildResult(out, load_manifest(partial / STORE, plan["kind"]), report, reused=False)
+        manifest = load_manifest(partial / STORE, plan["kind"])
+        write_json(partial / FINISHED, {})
+        publish(partial / STORE, out)
+    return BuildResult(out, manifest, report, reused=False)
 
-    return staged(out, STORE, find, build)
 
-
-def staged(
-    out: Path,
-    made: str,
-    find: Callable[[], T | None],
-    make: Callable[[Path], T],
-    worth_keeping: Sequence[str] = WORTH_KEEPING,
-) -> T:
-    """Return what is at `out`, or make it in a locked directory beside it and publish it.
-
-    Args:
-        out: absolute path; its parent is created if missing.
-        made: name of the finished directory or file in the working directory.
-        find: returns what is at `out`, None if it must be made; raises if something else there must not be replaced.
-        make: makes `made` in the working directory, resuming from its content.
-        worth_keeping: patterns of files to resume from; a failed attempt without any of them leaves nothing.
-
-    Raises:
-        BuildError: another build is running there.
-    """
-    found = find()
-    if found is not None and not _has_leftovers(out, made):
-        return found
-    with _working_directory(out, worth_keeping) as partial:
-        # Checked again: another build may have ended just before the lock was taken.
-        result = find() if found is None else found
-        if result is None:
-            result = make(partial)
-            write_json(partial / FINISHED, {})
-            publish(partial / made, out)
-    return result
+def _reused(out: Path, manifest: Manifest) -> BuildResult:
+    report = ReadReport.of_facts(manifest.counts["documents"], manifest.corpus)
+    return BuildResult(out, manifest, report, reused=True)
 
 
 def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambda _: True) -> T:
-    """Run a step of a build unless an earlier attempt has completed it.
+    """Run a step of a build unless an earlier attempt has completed it; return its result, now or then.
 
-    Args:
-        marker: marker file, written last, with the result of `do`.
-        do: runs the step, whatever an earlier attempt has left, and returns a JSON value or None.
-        still: whether the completed step is still valid, given its result; otherwise it is repeated.
-
-    Returns:
-        The result of `do`, now or in the earlier attempt.
+    The marker is written last, with the result: a JSON value or None. A completed step is repeated unless `still` says
+    that its result is valid.
     """
     if marker.exists():
         text = marker.read_text(encoding="utf-8")
@@ -159,11 +118,7 @@ def once(marker: Path, do: Callable[[], T], still: Callable[[Any], bool] = lambd
 
 
 def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) -> Manifest | None:
-    """Return the manifest of a store at `out` from the same build; None if it must be built.
-
-    Raises:
-        BuildError: something else is there and must not be replaced.
-    """
+    """Return the manifest of a store at `out` from the same build; None if it must be built."""
     if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return None
     if overwrite:
@@ -179,10 +134,10 @@ def _find_finished(out: Path, plan: dict[str, Any], name: str, overwrite: bool) 
     return manifest
 
 
-def _has_leftovers(out: Path, made: str) -> bool:
+def _has_leftovers(out: Path) -> bool:
     """Return True if a build was killed between publishing its result and removing its working directory."""
     partial = _partial_name(out)
-    published = (partial / FINISHED).exists() and not (partial / made).exists()
+    published = (partial / FINISHED).exists() and not (partial / STORE).exists()
     emptied = partial.exists() and not (partial / PLAN).exists()
     return published or emptied or os.path.lexists(retired_name(out))
 
@@ -192,18 +147,15 @@ def _partial_name(out: Path) -> Path:
 
 
 @contextmanager
-def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path]:
-    """Lock the working directory; remove it, and leftovers of publishing, if the work succeeds.
-
-    It is also removed if the work failed without anything to resume from.
-    """
+def _working_directory(out: Path) -> Iterator[Path]:
+    """Lock the working directory; remove it after success, or after a failure that left nothing to resume from."""
     partial = _partial_name(out)
     with locked_directory(partial):
         partial.chmod(0o700)  # it may hold what only this user may read
         try:
             yield partial
         except DraftstoreError:
-            if not any(any(partial.glob(pattern)) for pattern in worth_keeping):
+            if not any(any(partial.glob(pattern)) for pattern in RESUMABLE):
                 _discard(partial)
             raise
         remove(retired_name(out))
@@ -211,7 +163,6 @@ def _working_directory(out: Path, worth_keeping: Sequence[str]) -> Iterator[Path
 
 
 def _discard(partial: Path) -> None:
-    """Remove the working directory."""
     remove(partial / PLAN)  # first: without it the rest is garbage
     remove(partial)
 
@@ -240,6 +191,20 @@ def hash_files(
         done += entry.size
         on_bytes(done, total)
     return files
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Refuse to write `needed` bytes to a disk without space for them.
+
+    Raises:
+        BuildError: not enough disk space.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise BuildError(
+            f"{folder} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room and run the "
+            "command again, finished steps are kept"
+        )
 
 
 def build_time() -> str:

@@ -1,4 +1,4 @@
-"""Reading and writing of files, plain or compressed (.gz, .zst): in chunks, in lines, or whole, with size limits."""
+"""Files, plain or compressed (.gz, .zst), in lines or whole, with size limits."""
 
 import gzip
 import os
@@ -20,11 +20,7 @@ STREAM_ERRORS = (OSError, EOFError, zlib.error)
 
 
 def read_whole(path: Path) -> bytes | None:
-    """Return a file's content, or None if it exceeds `MAX_RECORD_BYTES`.
-
-    Raises:
-        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
-    """
+    """Return a file's content, or None if it exceeds `MAX_RECORD_BYTES`; raises `STREAM_ERRORS`."""
     data = bytearray()
     for chunk in _chunks(path):
         data += chunk
@@ -34,14 +30,9 @@ def read_whole(path: Path) -> bytes | None:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[bytes | None]:
-    """Yield a file's lines with their line feeds; None for one longer than `MAX_RECORD_BYTES`.
+    """Yield a file's lines with their line feeds, after the first `start` (unpacked) bytes; raises `STREAM_ERRORS`.
 
-    Args:
-        path: path of the file.
-        start: bytes to skip, of a packed file those that it unpacks to.
-
-    Raises:
-        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
+    A line longer than `MAX_RECORD_BYTES` is None.
     """
     return split_lines(_chunks_from(path, start) if start else _chunks(path))
 
@@ -62,12 +53,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a new file of lines, compressed by its suffix, and flush it to disk; equal lines give equal bytes.
-
-    Args:
-        path: path of the file.
-        lines: lines without line feeds.
-    """
+    """Write a new file of lines, given without line feeds, compressed by its suffix; equal lines give equal bytes."""
     with path.open("wb") as file:
         with _packed(file, path.suffix.lower()) as packed:
             for line in lines:
@@ -77,7 +63,6 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
-    """Return a compressing writer for an open file, which stays open."""
     if suffix == ".zst":
         return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
     if suffix == ".gz":
@@ -86,11 +71,7 @@ def _packed(file: BinaryIO, suffix: str) -> AbstractContextManager[Any]:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's content, decompressed by its suffix.
-
-    Raises:
-        OSError, EOFError, zlib.error: unreadable, damaged, or truncated.
-    """
+    """Yield a file's content, decompressed by its suffix."""
     packed = path.suffix.lower() in COMPRESSION_SUFFIXES
     with path.open("rb") as file:
         if packed and not file.peek(1):

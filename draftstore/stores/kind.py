@@ -54,29 +54,24 @@ class Store(Protocol):
 
 
 class Kind:
-    """A kind of store. The defaults here suffice for kinds without drafts.
+    """A kind of store, called `name` in manifests. The defaults here suffice for kinds without drafts.
 
     Attributes:
         name: name in manifests.
         title: display name.
         strategies: strategies of its drafters; none if `open_store` cannot open such stores.
-        asked_with_states: whether drafts need hidden states of a model besides the text.
+        needs_states: whether drafts need hidden states of a model besides the text.
     """
 
     title = ""
     strategies: tuple[str, ...] = ()
-    asked_with_states = False
+    needs_states = False
 
     def __init__(self, name: str) -> None:
-        """Describe the kind that manifests call `name`."""
         self.name = name
 
     def open(self, path: Path, backend: str | None = None) -> Store:
-        """Open a store.
-
-        Args:
-            path: its directory.
-            backend: backend of its entries, for kinds with a choice.
+        """Open a store; `backend` is that of its entries, for kinds with a choice.
 
         Raises:
             StoreError: the store cannot be opened, or has no such backend.
@@ -88,11 +83,7 @@ class Kind:
         return self.open_files(path)
 
     def take(self, store: Store, partition: Partition) -> tuple[Store, Extents]:  # noqa: ARG002
-        """Return a partition of an open store, and what it reads of the files; stores of small kinds stay whole.
-
-        Raises:
-            StoreError: it cannot be cut into so many.
-        """
+        """Return a partition of an open store, and what it reads of the files; stores of small kinds stay whole."""
         return store, {}
 
     def open_files(self, path: Path) -> Store:
@@ -104,10 +95,7 @@ class Kind:
         return None
 
     def verify_entries(self, path: Path, manifest: Manifest) -> list[str]:  # noqa: ARG002
-        """Compare data outside a store's directory with the recorded hashes.
-
-        Returns:
-            One sentence for each problem.
+        """Compare data outside a store's directory with the recorded hashes; return a sentence for each problem.
 
         Raises:
             StoreError: the data cannot be read.
@@ -127,11 +115,7 @@ class Kind:
 
 
 def strategy_named(name: str, strategies: Mapping[str, T]) -> T:
-    """Return the strategy with a name.
-
-    Raises:
-        DraftstoreError: there is none; the message lists the existing ones.
-    """
+    """Return the strategy with a name; if there is none, raise a DraftstoreError that lists them."""
     if name not in strategies:
         raise DraftstoreError(f"unknown strategy {name!r}: expected one of {', '.join(sorted(strategies))}")
     return strategies[name]

@@ -14,12 +14,7 @@ Extents: TypeAlias = Mapping[str, tuple[int, int]]
 
 
 class Partition(NamedTuple):
-    """One of several parts, written `3/16`.
-
-    Attributes:
-        number: which one, from 1.
-        parts: how many there are.
-    """
+    """One of several parts, written `3/16`: its number, from 1, and how many parts there are."""
 
     number: int
     parts: int
@@ -29,12 +24,12 @@ class Partition(NamedTuple):
         """Read a partition.
 
         Raises:
-            StoreError: it is none.
+            StoreError: the text is not one.
         """
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
             raise StoreError(
-                f"{text!r} is no partition: expected NUMBER/COUNT, such as 3/16, the third of sixteen"
+                f"{text!r} is not a partition: expected NUMBER/COUNT, such as 3/16, the third of sixteen"
             )
         return cls(int(found[1]), int(found[2]))
 
@@ -42,14 +37,7 @@ class Partition(NamedTuple):
         return f"{self.number}/{self.parts}"
 
     def of(self, sizes: NDArray[np.int64]) -> slice:
-        """Return the neighbouring pieces of a partition, at least one, of about as many bytes or tokens as each other.
-
-        Args:
-            sizes: int64 [pieces], the size of each.
-
-        Raises:
-            StoreError: there are fewer pieces than partitions.
-        """
+        """Return this partition's neighbouring pieces, about its share of all `sizes`, int64 [pieces]; at least one."""
         if len(sizes) < self.parts:
             raise StoreError(
                 f"{len(sizes):,} segments for {self.parts:,} partitions: expected one for each at least"
@@ -58,9 +46,8 @@ class Partition(NamedTuple):
         middles = ends - sizes / 2
         cuts = np.searchsorted(middles, ends[-1] * np.arange(1, self.parts) / self.parts)
         first = np.arange(1, self.parts)
-        cuts = np.maximum.accumulate(cuts - first) + first  # each after the one before, and
-        cuts = np.minimum(
-            np.maximum(cuts, first), len(sizes) - self.parts + first
-        )  # room for those that follow
+        # each after the one before, with room for those that follow
+        cuts = np.maximum.accumulate(cuts - first) + first
+        cuts = np.clip(cuts, first, len(sizes) - self.parts + first)
         bounds = [0, *cuts.tolist(), len(sizes)]
         return slice(bounds[self.number - 1], bounds[self.number])

@@ -62,8 +62,5 @@ def verify_store(
 
     Returns:
         One sentence for each problem; empty if there is none.
-
-    Raises:
-        StoreError: a backend cannot be read.
     """
     return verify_files(path, manifest, on_bytes) or kind_of(manifest.kind).verify_entries(path, manifest)

@@ -56,21 +56,7 @@ def render_template(
     owner: str,
     settings: Mapping[str, Any] = NO_SETTINGS,
 ) -> str:
-    """Return a conversation as the text that a chat template makes of it.
-
-    Args:
-        template: template in jinja2.
-        messages: turns of the conversation.
-        add_generation_prompt: whether to end where the next answer begins.
-        named_tokens: texts of tokens, like `bos_token`.
-        owner: name of the template's model, for errors.
-        settings: further variables, like `enable_thinking`.
-
-    Raises:
-        TokenizerError: the template is broken or refuses these messages (roles out of turn, for one), or a setting has
-            the name of something else.
-        MissingExtraError: `jinja2` is not installed.
-    """
+    """Return a conversation as the text that a chat template makes of it."""
     with needs_extra("jinja2"):
         from jinja2 import TemplateError
     # What untrusted template code on unexpected messages can raise.

@@ -47,23 +47,6 @@ def read_corpus(
 
     A record of JSON Lines or Parquet holds its text under `column`, or a conversation under `messages` (or
     under `column`): a list of objects with `role` and `content`.
-
-    Args:
-        paths: files and folders; a file named twice is read once.
-        render: turns a conversation into text.
-        report: updated during reading.
-        column: key or column of the text.
-        glob: which files of a folder to read, by name (`*.py`) or relative path (`src/**/*.py`). Subfolders that are
-            hidden, contain installed packages or caches, or are symbolic links are skipped. A data file (`.jsonl`,
-            `.parquet`, ...) in a folder is read if a pattern names its suffix, else reported as skipped.
-        strict: whether to stop at the first bad record.
-        allow_truncated: whether to go on after a file that cannot be read to its end, and count it as a bad record.
-
-    Raises:
-        CorpusError: at once if a path is missing or of an unknown kind, or a folder has no matching file; during
-            reading if a Parquet file lacks the column, or on a bad record under `strict`.
-        TruncatedCorpusError: during reading, a file is cut short or damaged.
-        MissingExtraError: during reading, if `pyarrow` or `zstandard` is needed and missing.
     """
     return read_files(
         find_files(paths, glob, report),
@@ -76,11 +59,7 @@ def read_corpus(
 
 
 def find_files(paths: Sequence[Path], glob: str | Sequence[str], report: ReadReport) -> list[CorpusFile]:
-    """Return the files that `read_corpus` reads, and put those that it does not into the report.
-
-    Raises:
-        CorpusError: see `read_corpus`.
-    """
+    """Return the files that `read_corpus` reads, and put those that it does not into the report."""
     files, passed_over = _find_files(paths, glob)
     report.passed_over = dict(Counter(ending_of_name(path.name) for path in passed_over))
     return files
@@ -95,11 +74,7 @@ def read_files(
     strict: bool = False,
     allow_truncated: bool = False,
 ) -> Iterator[Document]:
-    """Stream the documents of files that `list_files` found, or of stretches of them; otherwise as `read_corpus`.
-
-    Raises:
-        CorpusError: see `read_corpus`.
-    """
+    """Stream the documents of files that `list_files` found, or of stretches of them; otherwise as `read_corpus`."""
     documents = partial(read_documents, column=column, render=render)
     return _read_files(files, documents, report, partial(_refuse, strict, allow_truncated))
 
@@ -132,20 +107,12 @@ def corpus_fingerprint(
 
 
 def list_files(paths: Sequence[Path], glob: str | Sequence[str] = SOURCE_PATTERNS) -> list[CorpusFile]:
-    """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name.
-
-    Raises:
-        CorpusError: see `read_corpus`.
-    """
+    """Return the files that `read_corpus` reads, in its order: paths as given, folders sorted by name."""
     return _find_files(paths, glob)[0]
 
 
 def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[CorpusFile], list[Path]]:
-    """Return the files to read, and the skipped data files in folders.
-
-    Raises:
-        CorpusError: see `read_corpus`.
-    """
+    """Return the files to read, and the skipped data files in folders."""
     if not paths:
         raise CorpusError(f"no corpus is given: name {ACCEPTED}")
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
@@ -166,9 +133,6 @@ def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str
     """Return path and kind of a folder's matching files, sorted by relative path.
 
     Skipped data files have the kind None.
-
-    Raises:
-        CorpusError: there are no matching files.
     """
     found: list[tuple[Path, str | None]] = []
     for place, folders, names in os.walk(folder):
@@ -209,11 +173,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _refuse(strict: bool, allow_truncated: bool, problem: RecordProblem) -> None:
-    """Stop the reading at a problem that is not to be counted.
-
-    Raises:
-        CorpusError: a bad record under `strict`, or a truncated file that is not allowed.
-    """
+    """Stop the reading at a problem that is not to be counted."""
     if problem.truncated and not allow_truncated:
         raise TruncatedCorpusError(
             f"{problem.place}: {problem.reason}: get the whole file, or pass --allow-truncated to do without the rest"

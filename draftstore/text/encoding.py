@@ -129,18 +129,7 @@ def write_shards(
     shard_tokens: int = SHARD_TOKENS,
     on_progress: Progress = lambda _documents, _tokens, _chars: None,
 ) -> TokenShards:
-    """Write documents as token shards: `tokenize_corpus`, whose errors it raises, with any source of the token ids.
-
-    Args:
-        documents: texts, or anything else that has the documents' ids.
-        encode: returns the token ids of the documents that are in no finished shard, in batches.
-        tokenizer: see `tokenize_corpus`, as all others.
-        directory: of the shards.
-        corpus_fingerprint: identity of the corpus.
-        source: name of the corpus.
-        shard_tokens: number of tokens at which a shard ends.
-        on_progress: called after each batch.
-    """
+    """Write documents as token shards: `tokenize_corpus`, whose errors it raises, with any source of the token ids."""
     state = {
         "format_version": FORMAT_VERSION,
         "vocab_size": tokenizer.vocab_size,
@@ -334,11 +323,7 @@ def _resume(directory: Path, state: dict[str, Any]) -> tuple[bool, list[Shard]]:
 
 
 def _skip(documents: Iterator[HasId], shards: list[Shard], source: str) -> None:
-    """Skip the documents of finished shards.
-
-    Raises:
-        CorpusError: they have changed.
-    """
+    """Skip the documents of finished shards."""
     for shard in shards:
         ids = [document.id for document in islice(documents, shard.documents)]
         if len(ids) != shard.documents or (ids[0], ids[-1]) != (shard.first_id, shard.last_id):

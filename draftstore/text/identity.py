@@ -22,12 +22,7 @@ SETTLED_NS = 2 * 10**9
 
 
 def file_identity(path: Path, *, rehash: bool = False) -> str:
-    """Return the SHA-256 of a file; of one that cannot be read, its size and time.
-
-    Args:
-        path: the file.
-        rehash: whether to read it whatever is kept.
-    """
+    """Return the SHA-256 of a file; of one that cannot be read, its size and time."""
     stat = path.stat()
     state = [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
     try:

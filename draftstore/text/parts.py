@@ -67,20 +67,7 @@ def tokenize_parts(
     report: ReadReport,
     on_progress: Progress = lambda _documents, _tokens, _characters: None,
 ) -> Iterator[Encoded]:
-    """Tokenize files in parts on a pool; yield the documents in reading order, once all parts are done.
-
-    Args:
-        pool: its processes see the files and the folder.
-        reading: how they are read.
-        files: the corpus.
-        folder: where the parts lie; parts that an earlier call completed are not made again.
-        report: completed during reading.
-        on_progress: called with documents, tokens and characters after each part.
-
-    Raises:
-        CorpusError: a file cannot be read.
-        BuildError: the pool lost its processes.
-    """
+    """Tokenize files in parts on a pool; yield the documents in reading order, once all parts are done."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = plan_parts(files)
     targets = [folder / f"{number:05d}" for number in range(len(parts))]
@@ -172,12 +159,7 @@ def _row_cuts(path: Path, size: int) -> Iterator[tuple[int, int]]:
 
 
 def tokenize_part(reading: Reading, files: Sequence[CorpusFile], target: Path) -> tuple[int, int, int]:
-    """Tokenize one part into a folder; return its documents, tokens and characters.
-
-    Raises:
-        CorpusError: a file cannot be read.
-        TokenizerError: the tokenizer is another one here.
-    """
+    """Tokenize one part into a folder; return its documents, tokens and characters."""
     # Parts are tokenized side by side, one in each process.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = _tokenizer(reading.tokenizer, reading.name, reading.fingerprint)

@@ -119,11 +119,7 @@ def ending_of_name(name: str) -> str:
 
 
 def kind_of_file(path: Path) -> str:
-    """Return the kind of a file named by the user.
-
-    Raises:
-        CorpusError: it does not exist, or has no known kind.
-    """
+    """Return the kind of a file named by the user."""
     if not path.is_file():
         raise CorpusError(f"no such file or folder: {path}")
     kind = kind_of_name(path.name)
@@ -227,11 +223,7 @@ def _broken_off(place: str, error: Exception) -> RecordProblem:
 
 
 def _parse_line(line: bytes | None) -> dict[str, Any]:
-    """Return the object on a line; None is a line that exceeded the size limit.
-
-    Raises:
-        _BadRecordError, ValueError, RecursionError: the line is not a JSON object.
-    """
+    """Return the object on a line; None is a line that exceeded the size limit."""
     if line is None:
         raise _BadRecordError(TOO_LARGE)
     text = line.decode("utf-8").removeprefix("\ufeff")
@@ -276,11 +268,7 @@ def _row_groups(metadata: Any, stretch: Stretch) -> list[int]:
 
 
 def _parquet_columns(names: Sequence[str], column: str, path: Path) -> list[str]:
-    """Return the columns to read: the text's or else the conversation's, and ids if there are any.
-
-    Raises:
-        CorpusError: both are missing.
-    """
+    """Return the columns to read: the text's or else the conversation's, and ids if there are any."""
     text = next((name for name in (column, "messages") if name in names), None)
     if text is None:
         raise CorpusError(
@@ -309,12 +297,7 @@ def _attempt(place: str, make: Callable[[], T]) -> T | RecordProblem:
 
 
 def _record_document(record: Mapping[str, Any], place: str, column: str, render: Render) -> Document:
-    """Return a record's document; `place` is the default id.
-
-    Raises:
-        _BadRecordError: it has no text or conversation, or one of the wrong type.
-        TokenizerError: a message lacks role or content, or the chat template refuses it.
-    """
+    """Return a record's document; `place` is the default id."""
     key = column if column in record else "messages"
     if key not in record:
         raise _BadRecordError(f"has neither {column!r} nor 'messages' (name another key with --column)")

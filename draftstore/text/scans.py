@@ -142,13 +142,7 @@ def schema() -> Any:
 
 
 def write_scan(path: Path, files: list[ScannedFile], rows: Any) -> Any:
-    """Write a scan atomically, readable by its owner only, and return its table.
-
-    Args:
-        path: the file; its folder is created if missing.
-        files: the files.
-        rows: a table of `schema()`, in their order.
-    """
+    """Write a scan atomically, readable by its owner only, and return its table."""
     import pyarrow as pa
     from pyarrow import parquet
 

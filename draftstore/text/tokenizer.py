@@ -163,9 +163,6 @@ class TextTokenizer:
         """Return the token ids of many texts, without BOS or EOS, one array of shape [n] each.
 
         Runs in parallel on all cores (in Rust, without the GIL).
-
-        Raises:
-            TokenizerError: a text has a lone surrogate.
         """
         encodings = self._guarded(lambda: self._backend.encode_batch_fast(texts, add_special_tokens=False))
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]

@@ -277,12 +277,7 @@ def _identity(options: CorpusOptions, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_tokens(source: Path, partial: Path, plan: dict[str, Any]) -> TokenShards:
-    """Copy the shards of a store of kind `tokens` to a build's working directory, unless it has all of them.
-
-    Raises:
-        StoreError: it cannot be opened.
-        BuildError: its shards belong to another corpus or tokenizer.
-    """
+    """Copy the shards of a store of kind `tokens` to a build's working directory, unless it has all of them."""
     manifest = load_manifest(source, KIND)
     for key in ("inputs", "tokenizer", "template"):
         if manifest.parameters["plan"][key] != plan[key]:

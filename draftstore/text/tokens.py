@@ -195,11 +195,7 @@ def shard_path(directory: Path, index: int, suffix: str) -> Path:
 
 
 def read_marker(directory: Path, index: int) -> Shard:
-    """Read the marker of a shard.
-
-    Raises:
-        StoreError: there is none, or it is damaged.
-    """
+    """Read the marker of a shard."""
     path = shard_path(directory, index, "json")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -221,11 +217,7 @@ def totals_of(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def require_files(directory: Path, shard: Shard) -> None:
-    """Refuse a shard with a file that is missing or has another size than in its marker.
-
-    Raises:
-        StoreError: the first such file.
-    """
+    """Refuse a shard with a file that is missing or has another size than in its marker."""
     for problem in size_problems(directory, shard.files):
         raise StoreError(f"{problem}: build the shards again")
 

@@ -1,4 +1,4 @@
-"""Drafts for a batch of contexts as arrays, from kernels to the wire without one object per tree."""
+"""Drafts of a batch of contexts as arrays, from kernels to the wire without one object per tree."""
 
 from typing import NamedTuple
 
@@ -24,9 +24,7 @@ class DraftBatch(NamedTuple):
     """The drafts of a batch of contexts.
 
     Attributes:
-        tokens: int32 [batch, width], the nodes of every tree, left-aligned; the rest is undefined.
-        parents: int16 [batch, width].
-        levels: uint8 [batch, width].
+        tokens: int32 [batch, width], the nodes of every tree, left-aligned; parents and levels likewise.
         sizes: int32 [batch], nodes of each tree.
         match_lengths: int32 [batch], tokens of the longest match in the store.
         match_counts: int64 [batch], number of its occurrences.
@@ -41,7 +39,7 @@ class DraftBatch(NamedTuple):
 
     @classmethod
     def empty(cls, batch: int) -> "DraftBatch":
-        """Return empty drafts."""
+        """Return empty drafts of `batch` contexts."""
         none = np.zeros(batch, np.int32)
         return cls(
             np.empty((batch, 0), np.int32),
@@ -71,13 +69,10 @@ class DraftBatch(NamedTuple):
 def decode_trees(
     data: bytes, start: int, lengths: NDArray[np.uint32], vocab_size: int, budget: int = MAX_NODES
 ) -> list[DraftTree]:
-    """Decode concatenated trees and check every guarantee of `DraftTree`.
+    """Decode concatenated trees, the last of which ends with the data, and check every guarantee of `DraftTree`.
 
     Args:
-        data: bytes; the trees extend from `start` to the end.
-        start: position of the first tree.
         lengths: uint32 [batch], read-only, size of each tree in bytes.
-        vocab_size: token ids lie below it.
         budget: maximum nodes of a tree.
 
     Raises:

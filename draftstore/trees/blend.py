@@ -1,7 +1,6 @@
-"""Weighted merge of several draft trees: probabilities of equal paths add up.
+"""Weighted merge of draft trees: the probability of a path is the weighted sum of its probabilities in the trees.
 
-The probability of a path is the sum, over all trees that contain it, of the tree's weight times the path's probability
-there. With weights that sum to at most one, a child is never likelier than its parent, so the best nodes form a tree.
+With weights that sum to at most one, a child is never likelier than its parent, so the best nodes form a tree.
 """
 
 from typing import Any, NamedTuple
@@ -19,14 +18,7 @@ ENTRY_HEAD = 8
 
 
 class Trie(NamedTuple):
-    """All paths of all trees; node 0 is the context, children are linked lists.
-
-    Attributes:
-        tokens: int64 [places].
-        probs: float64 [places].
-        child: int32 [places], first child; 0: none.
-        sibling: int32 [places], next child of the same parent; 0: none.
-    """
+    """All paths of all trees; node 0 is the context, children are linked lists, and 0 ends a list."""
 
     tokens: NDArray[np.int64]
     probs: NDArray[np.float64]
@@ -55,11 +47,6 @@ def blend_entries(
         data: uint8 [bytes], read-only, concatenated entries: occurrences u32, distinct tokens u32, tree.
         stops: int64 [entries], end of each entry.
         lasts: int64 [batch], end of each context's entries.
-        alpha: parameter of the share.
-        beta: parameter of the share.
-        budget: maximum nodes of a blend.
-        max_depth: maximum tokens of a path.
-        max_level: maximum level of a node.
 
     Returns:
         0 or an error code of `draftstore.trees.codec`, tokens int32 [batch, budget], parents int16 [batch, budget],
@@ -114,11 +101,7 @@ def _measure_entries(data: Any, stops: Any, lasts: Any) -> Any:
 
 @kernel
 def _read_entries(data: Any, stops: Any, first: Any, last: Any, alpha: Any, beta: Any, scratch: Any) -> Any:
-    """Read the trees of entries `first` to `last` and split the probability between them.
-
-    Returns:
-        0 or an error code, the end of each tree's nodes, the weight of each, and the occurrences of the first.
-    """
+    """Read the trees of some entries; return an error code, each tree's end and weight, and the first's occurrences."""
     tokens, parents, levels = scratch
     ends, weights = np.empty(last - first, np.int64), np.empty(last - first, np.float64)
     occurrences, left, place = np.int64(0), 1.0, np.int64(0)
@@ -161,17 +144,14 @@ def blend_trees(
     max_depth: Any,
     max_level: Any,
 ) -> Any:
-    """Merge concatenated draft trees; return the number of nodes.
+    """Fill the Frontier `nodes` with the best of several draft trees; return their number.
 
     Args:
-        tokens: int32 [all nodes].
+        tokens: int32 [all nodes] of the concatenated trees.
         parents: int16 [all nodes], relative to each tree.
         levels: uint8 [all nodes].
         stops: int64 [trees], end of each tree.
         weights: float64 [trees], non-negative, sum at most 1.
-        nodes: a Frontier, filled with the best nodes.
-        max_depth: maximum tokens of a path.
-        max_level: maximum level of a node.
     """
     trie = new_trie(len(tokens) + 1)
     places = np.empty(len(tokens), np.int64)
@@ -197,7 +177,7 @@ def new_trie(places: Any) -> Any:
 
 @leaf_kernel
 def place_nodes(trie: Any, size: Any, tokens: Any, parents: Any, start: Any, stop: Any, places: Any) -> Any:
-    """Insert a tree's nodes, `start` to `stop`, into a trie of `size` nodes, recording places; return its new size."""
+    """Insert a tree's nodes into a trie of `size` nodes, recording their places int64 [nodes]; return its new size."""
     for node in range(start, stop):
         parent = places[start + parents[node]] if parents[node] >= 0 else np.int64(0)
         places[node] = _find_child(trie, parent, np.int64(tokens[node]))
@@ -219,7 +199,6 @@ def _find_child(trie: Any, parent: Any, token: Any) -> Any:
 
 @leaf_kernel
 def _add_child(trie: Any, size: Any, parent: Any, token: Any) -> Any:
-    """Append a new child to the trie."""
     trie.tokens[size] = token
     trie.sibling[size] = trie.child[parent]
     trie.child[parent] = size
@@ -235,7 +214,6 @@ def keep_best(trie: Any, nodes: Any, places: Any, max_depth: Any, max_level: Any
 def _enter_branches(
     state: Any, nodes: Any, slot: Any, parent: Any, depth: Any, _prob: Any, tail: Any, max_level: Any
 ) -> Any:
-    """Enter a slot's children in a trie; see `draftstore.trees.frontier.grow`."""
     trie, places = state
     place = _find_child(trie, places[parent], token_of(nodes, slot - 1)) if slot > 0 else np.int64(0)
     places[slot] = place

@@ -6,12 +6,7 @@ from draftstore.trees.tree import DraftTree
 
 
 def best_chain(tree: DraftTree, longest: int | None = None) -> DraftTree:
-    """Return the path with the most expected accepted tokens: the highest sum of probabilities.
-
-    Args:
-        tree: in canonical order.
-        longest: maximum nodes of the path; None: unlimited.
-    """
+    """Return the path of at most `longest` nodes with the most expected accepted tokens: the greatest sum."""
     parents, probs = tree.parents.tolist(), tree.probs.tolist()
     ends = len(parents) if longest is None else longest
     sums, depths = [0.0] * (len(parents) + 1), [0] * (len(parents) + 1)  # the context is last, as parent -1

@@ -1,4 +1,4 @@
-"""Kernels of the binary codec of draft trees, in the format that `trees.tree` describes, for single trees and batches.
+"""Kernels of the binary codec of draft trees, in the format that `trees.tree` describes.
 
 Trees come from disks and networks, so reading one checks everything that later code relies on, and returns an error
 code (below) for an invalid tree.
@@ -88,9 +88,7 @@ def encode_trees(tokens: Any, parents: Any, levels: Any, sizes: Any) -> Any:
     """Encode and concatenate a batch of trees.
 
     Args:
-        tokens: int32 [batch, width], the nodes of every tree, left-aligned.
-        parents: int16 [batch, width].
-        levels: uint8 [batch, width].
+        tokens: int32 [batch, width], the nodes of every tree, left-aligned; parents int16 and levels uint8 likewise.
         sizes: int32 [batch], nodes of each tree.
 
     Returns:
@@ -169,17 +167,14 @@ def _check_tree(
     marks: Any,
     mark: Any,
 ) -> Any:
-    """Check the guarantees of `DraftTree` other than the order of parents; return 0 or an error code.
-
-    `depths` int32 [size + 1] is scratch space. `marks` int64 [power of two] is a hash table of parent and token that
-    holds the last tree in each slot, so that nodes are compared only on collisions within this tree.
-    """
+    """Check the guarantees of `DraftTree` other than the order of parents; return 0 or an error code."""
     depths[0] = 0
     for i in range(size):
         token, parent = np.int64(tokens[start + i]), np.int64(parents[start + i])
         if token >= vocab_size:
             return WRONG_TOKEN
         depths[i + 1] = depths[parent + 1] + 1
+        # A hash table of parent and token that holds the last tree in each slot: only collisions are compared.
         place = (token * 40_503 + parent * 9_973) & (len(marks) - 1)
         if marks[place] == mark:
             for other in range(start, start + i):
@@ -206,7 +201,6 @@ def _in_order(tokens: Any, parents: Any, levels: Any, depths: Any, start: Any, i
 
 @leaf_kernel
 def _marks_for(size: Any) -> Any:
-    """Return a power of two, at least sixteen times `size`."""
     places = 16
     while places < 16 * size:
         places *= 2
@@ -218,11 +212,9 @@ def decode_trees(data: Any, start: Any, lengths: Any, vocab_size: Any, budget: A
     """Decode concatenated trees.
 
     Args:
-        data: uint8 [bytes], read-only.
-        start: position of the first tree; the last one ends with the data.
+        data: uint8 [bytes], read-only; the last tree ends with it.
         lengths: uint32 [batch], read-only, size of each tree in bytes.
-        vocab_size: upper bound of tokens; also checks all other guarantees of `DraftTree`. 0 trusts the writer and
-            checks only parents.
+        vocab_size: upper bound of tokens; 0 trusts the writer and checks only parents.
         budget: maximum nodes of a tree.
 
     Returns:

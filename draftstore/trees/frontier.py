@@ -38,12 +38,7 @@ _LEVELS = len(LEVEL_BOUNDS)
 
 
 class Frontier(NamedTuple):
-    """The best nodes so far, ascending by key.
-
-    Attributes:
-        keys: int64 [budget].
-        probs: float64 [budget], their probabilities before rounding.
-    """
+    """The best nodes so far, ascending by key, with their probabilities before rounding; both [budget]."""
 
     keys: NDArray[np.int64]
     probs: NDArray[np.float64]
@@ -57,16 +52,13 @@ def new_frontier(budget: Any) -> Any:
 
 @leaf_kernel
 def grow(nodes: Any, max_depth: Any, enter_children: Any, state: Any, max_level: Any) -> Any:
-    """Grow a tree best-first; return its nodes.
+    """Grow a tree best-first in an empty Frontier; return the number of its nodes.
 
     Args:
-        nodes: an empty Frontier.
-        max_depth: maximum tokens of a path.
         enter_children: leaf kernel that enters the children of a slot and returns the new tail. Called as
             `enter_children(state, nodes, slot, parent, depth, prob, tail, max_level)`, with the slot's parent, depth
             and probability (0, 0 and 1.0 for the context); compiled into the loop.
         state: further state for it.
-        max_level: maximum level of a node.
     """
     tail = slot = parent = depth = 0
     prob = 1.0
@@ -152,12 +144,10 @@ def enter(nodes: Any, tail: Any, token: Any, prob: Any, depth: Any, parent: Any,
 
 @leaf_kernel
 def _level(prob: Any) -> Any:
-    """Return the level of a probability: the first whose bound it reaches, 256 if none.
-
-    The logarithm is only a first guess; comparisons with the bounds decide, identically on every machine.
-    """
+    """Return the level of a probability: the first whose bound it reaches, 256 if none."""
     if prob < LEVEL_BOUNDS[_LEVELS - 1]:
         return _LEVELS
+    # A first guess: comparisons with the bounds decide, identically on every machine.
     level = max(0, int(0.5 - LEVELS_PER_OCTAVE * math.log2(prob)))
     while level > 0 and prob >= LEVEL_BOUNDS[level - 1]:
         level -= 1

@@ -21,7 +21,6 @@ Both widths are the narrowest that fit, so that equal trees are equal bytes.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from decimal import Decimal
 from itertools import accumulate
 from operator import mul
@@ -113,13 +112,6 @@ class DraftTree:
             mask[node + 1] |= mask[parent + 1]
         return mask
 
-    def paths(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the node indices of each path from the first token to a leaf, leaves in order."""
-        inner = set(self.parents.tolist())
-        for leaf in range(len(self)):
-            if leaf not in inner:
-                yield np.array(self.path(leaf), np.int64)
-
     def path(self, node: int) -> list[int]:
         """Return the node indices from the first token to a node, inclusive."""
         path = []
@@ -133,11 +125,7 @@ class DraftTree:
         return DraftTree(self.tokens[:size], self.parents[:size], self.levels[:size])
 
     def accepted(self, continuation: NDArray[np.int32]) -> list[int]:
-        """Return the path of nodes that agrees with a continuation.
-
-        Args:
-            continuation: int32 [any], the model's next tokens.
-        """
+        """Return the path of nodes that agrees with a continuation, int32 [any]."""
         nodes = list(
             zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         )  # faster than arrays of few nodes
@@ -153,7 +141,7 @@ class DraftTree:
         """Check all guarantees of a draft tree.
 
         Raises:
-            DraftTreeError: a guarantee is violated; the message names the first such node.
+            DraftTreeError: one is violated.
         """
         n = len(self)
         if not n == len(self.parents) == len(self.levels) or n > MAX_NODES:
@@ -161,32 +149,9 @@ class DraftTree:
                 f"{n} tokens, {len(self.parents)} parents, {len(self.levels)} levels: expected equal lengths of "
                 f"at most {MAX_NODES}"
             )
-        parents = self.parents.astype(np.int64)
-        bad = np.flatnonzero((parents < -1) | (parents >= np.arange(n)))
-        if len(bad):
-            raise DraftTreeError(
-                f"node {bad[0]} has parent {parents[bad[0]]}, expected -1 or an earlier node"
-            )
-        bad = np.flatnonzero(self.tokens < 0)
-        if len(bad):
-            raise DraftTreeError(
-                f"node {bad[0]} has token {self.tokens[bad[0]]}, expected an id of at least 0"
-            )
-        columns = [
-            self.levels.astype(np.int64),
-            self.depths.astype(np.int64),
-            self.tokens.astype(np.int64),
-            parents,
-        ]
-        order = np.lexsort(columns[::-1])
-        if not np.array_equal(order, np.arange(n)):
-            node = int(np.flatnonzero(order != np.arange(n))[0])
-            raise DraftTreeError(
-                f"node {node} is out of order: expected level, depth, token id and parent to ascend"
-            )
-        siblings = np.unique(np.stack([parents, columns[2]]), axis=1)
-        if siblings.shape[1] != n:
-            raise DraftTreeError("two children of one node carry the same token")
+        if self.tokens.min(initial=0) < 0:
+            raise DraftTreeError(f"token {self.tokens.min()}, expected ids of at least 0")
+        self._decode(self.to_bytes(), 2**31)
 
     def to_bytes(self) -> bytes:
         """Encode the tree; see the module's description of the binary form."""
@@ -205,9 +170,13 @@ class DraftTree:
         Raises:
             DraftTreeError: unknown version or flags, a wrong length, or a parent after its child.
         """
+        return cls._decode(data, 0)
+
+    @classmethod
+    def _decode(cls, data: bytes | memoryview, vocab_size: int) -> "DraftTree":
         length = read_only(np.array([len(data)], np.uint32))
         problem, _, _, *arrays = codec.decode_trees(
-            read_only(np.frombuffer(data, np.uint8)), 0, length, 0, MAX_NODES
+            read_only(np.frombuffer(data, np.uint8)), 0, length, vocab_size, MAX_NODES
         )
         if problem:
             raise DraftTreeError(explain(problem, data))
@@ -215,7 +184,6 @@ class DraftTree:
 
 
 def _row(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an array as a matrix of one row, in the type that the codec is compiled for."""
     return read_only(np.ascontiguousarray(array, dtype).reshape(1, -1))
 
 
@@ -236,9 +204,9 @@ def explain(problem: int, data: bytes | memoryview) -> str:
     return {
         codec.CUT: f"a draft tree has at least {codec.HEADER_BYTES} bytes, found {len(data)}",
         codec.UNKNOWN_FLAGS: f"draft tree with unknown flags 0x{bytes(data[1:2]).hex()}",
-        codec.WRONG_PARENT: "a node stands before its parent",
+        codec.WRONG_PARENT: "a parent does not precede its child",
         codec.WRONG_TOKEN: "a token id lies outside the vocabulary",
         codec.WRONG_ORDER: "nodes are out of order: expected level, depth, token id and parent to ascend",
-        codec.TOO_MANY: f"{int.from_bytes(data[2:4], 'little')} nodes, more than were asked for",
+        codec.TOO_MANY: f"{int.from_bytes(data[2:4], 'little')} nodes, more than requested",
         codec.TWINS: "two children of one node carry the same token",
     }[problem]

@@ -1,4 +1,4 @@
-"""Walks of draft trees along a text: kernels for trees of any drafter, with siblings in any order."""
+"""Walks of draft trees along a text, with siblings in any order."""
 
 from typing import Any
 
@@ -9,15 +9,11 @@ from draftstore.jit import kernel, leaf_kernel
 
 @leaf_kernel
 def walk(tokens: Any, parents: Any, ids: Any, visit: Any, state: Any) -> Any:
-    """Follow token ids down a tree as far as it contains them.
+    """Follow token ids, int32 [any], read-only, down a tree as far as it contains them.
 
     Args:
-        tokens: int32 [n].
-        parents: int16 [n].
-        ids: int32 [any], read-only, the tokens after the context.
         visit: leaf kernel, called as `visit(state, node, child)` for the context (-1) and each node on the path; child
             is the next node, -1 if the tree has none. Compiled into the walk.
-        state: further state for it.
     """
     node = np.int64(-1)
     for token in ids:
@@ -40,12 +36,7 @@ def steps_below(levels: Any, node: Any, parent: Any) -> Any:
 
 @kernel
 def find_fault(parents: Any, tokens: Any) -> Any:
-    """Return the first node whose parent does not precede it or that duplicates a sibling; -1 if there is none.
-
-    Args:
-        parents: int16 [n], read-only.
-        tokens: int32 [n], read-only.
-    """
+    """Return the first node whose parent does not precede it or that duplicates a sibling; -1 if there is none."""
     cells = 16
     while cells < 2 * len(tokens):
         cells *= 2

@@ -181,11 +181,7 @@ def serve(
 
 
 def _mode(text: str) -> int:
-    """Parse the permissions of a socket.
-
-    Raises:
-        LookupServiceError: the permissions are invalid.
-    """
+    """Parse the permissions of a socket."""
     try:
         mode = int(text, 8)
     except ValueError:

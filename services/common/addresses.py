@@ -68,11 +68,7 @@ class ListenAddress(NamedTuple):
         return list(dict.fromkeys(str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0])))
 
     def is_loopback(self) -> bool:
-        """Return True if only this machine can reach it.
-
-        Raises:
-            LookupServiceError: the name is unknown.
-        """
+        """Return True if only this machine can reach it."""
         return all(
             ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in self.addresses()
         )

@@ -149,11 +149,7 @@ def read_grants(path: Path) -> list[Grant]:
 
 
 def _read_grant(path: Path, number: int, entry: Any) -> Grant:
-    """Read one entry.
-
-    Raises:
-        PermissionsError: a key is missing, unknown or of another type.
-    """
+    """Read one entry."""
     where = f"token {number} of {path}"
     if not isinstance(entry, dict) or entry.keys() - {"max_budget"} != {"name", "sha256", "releases"}:
         found = sorted(entry) if isinstance(entry, dict) else type_name(entry)
@@ -178,11 +174,7 @@ def _read_grant(path: Path, number: int, entry: Any) -> Grant:
 
 
 def _check_unique(path: Path, grants: list[Grant]) -> None:
-    """Refuse two entries with the same name or the same token.
-
-    Raises:
-        PermissionsError: there are such entries.
-    """
+    """Refuse two entries with the same name or the same token."""
     for what, values in (
         ("name", [grant.name for grant in grants]),
         ("token", [grant.digest for grant in grants]),

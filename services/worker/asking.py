@@ -37,17 +37,7 @@ def check_model(name: str | None, facts: Facts) -> None:
 def make_requests(
     ask: CompletionAsk | ChatAsk, engine: Engine, *, most_tokens: int, most_choices: int
 ) -> list[GenerationRequest]:
-    """Return one generation request for each answer: `n` for the first prompt, then for the second.
-
-    Args:
-        ask: the API request.
-        engine: engine with the model's facts and tokenizer.
-        most_tokens: maximum tokens of any answer.
-        most_choices: maximum answers.
-
-    Raises:
-        ApiError: too many answers, or a prompt or setting is invalid for this model, or too long.
-    """
+    """Return one generation request for each answer: `n` for the first prompt, then for the second."""
     each = ask.n or 1
     prompts: Sequence[Content | Prompt] = [ask.conversation] if isinstance(ask, ChatAsk) else ask.prompt
     if len(prompts) * each > most_choices:
@@ -70,11 +60,7 @@ def _requests_for(
     engine: Engine,
     most_tokens: int,
 ) -> Iterator[GenerationRequest]:
-    """Yield the requests for the answers to one prompt; with a seed, each answer has its own.
-
-    Raises:
-        ApiError: see `make_requests`.
-    """
+    """Yield the requests for the answers to one prompt; with a seed, each answer has its own."""
     facts, param = engine.facts, "messages" if isinstance(ask, ChatAsk) else "prompt"
     try:
         ids = _prompt_ids(prompt, settings, engine.tokenizer, facts.vocab_size)
@@ -108,12 +94,7 @@ def _requests_for(
 def _prompt_ids(
     prompt: Content | Prompt, settings: Mapping[str, Any], tokenizer: TextTokenizer, vocab_size: int
 ) -> NDArray[np.int32]:
-    """Return a prompt as ids; ids in the request are used as they are.
-
-    Raises:
-        ApiError: an id is outside the model's vocabulary.
-        TokenizerError: the text is not valid Unicode, or the chat template refuses the conversation.
-    """
+    """Return a prompt as ids; ids in the request are used as they are."""
     if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
         return np.array(_known(cast(list[int], prompt), "prompt", vocab_size), np.int32)
     ids = encode_conversation(tokenizer, cast(Content, prompt), settings=settings)

@@ -137,11 +137,7 @@ class Decoder:
                 self._reading -= 1
 
     def _require_room(self, others: int = 0) -> None:
-        """Refuse a request that could not be queued or begun now, after `others` that are being read.
-
-        Raises:
-            ApiError: the queue is full, or no requests are accepted now.
-        """
+        """Refuse a request that could not be queued or begun now, after `others` that are being read."""
         if not self.ready or self.engine is None:
             raise self.unavailable()
         if len(self._waiting) + others >= self._most + self.engine.room:

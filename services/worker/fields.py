@@ -74,15 +74,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def check_fields(document: Mapping[str, Any], used: Collection[str]) -> None:
-    """Refuse fields that would change the answer, or may.
-
-    Args:
-        document: the request.
-        used: names of the fields that this worker uses.
-
-    Raises:
-        ApiError: there is such a field; it is named.
-    """
+    """Refuse fields that would change the answer, or may."""
     for name, value in document.items():
         if name in used or name in HARMLESS or value is None:
             continue

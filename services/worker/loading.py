@@ -86,11 +86,7 @@ def _engine(
 
 
 def _assembled(loaded: "LoadedModel", sources: Sources, patience: float) -> Assembly:
-    """Return the assembled drafters; retries while the lookup service does not serve the release yet.
-
-    Raises:
-        DraftstoreError: see `draftstore.assembly.assemble`.
-    """
+    """Return the assembled drafters; retries while the lookup service does not serve the release yet."""
     end = monotonic() + patience
     while True:
         try:

@@ -49,22 +49,14 @@ def _off_as_none(value: Any) -> Any:
 
 
 def _not_zero(value: int) -> int:
-    """Refuse answers without tokens.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Refuse answers without tokens."""
     if not value:
         raise ValueError(f"expected a number greater than 0, or {AS_MANY_AS_FIT} for as many as fit")
     return value
 
 
 def _as_prompts(value: Any) -> Any:
-    """Return prompts, each a text or a list of ids.
-
-    Raises:
-        ValueError: something else, or none.
-    """
+    """Return prompts, each a text or a list of ids."""
     several = isinstance(value, list) and value and isinstance(value[0], str | list)
     prompts = value if several else [value]
     for prompt in prompts:
@@ -76,11 +68,7 @@ def _as_prompts(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """Return the content of a message, possibly given in parts, as text.
-
-    Raises:
-        ValueError: a part is not text.
-    """
+    """Return the content of a message, possibly given in parts, as text."""
     if value is None:
         return ""
     if not isinstance(value, list):
@@ -93,11 +81,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _no_calls(value: Any) -> Any:
-    """Refuse tool calls, whose templates are not supported.
-
-    Raises:
-        ValueError: there are tool calls.
-    """
+    """Refuse tool calls, whose templates are not supported."""
     if value:
         raise ValueError("tools are not called")
     return None
@@ -217,11 +201,7 @@ class ChatAsk(Ask):
     @field_validator("top_logprobs")
     @classmethod
     def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """Refuse a number of tokens that are not reported.
-
-        Raises:
-            ValueError: `logprobs` is off.
-        """
+        """Refuse a number of tokens that are not reported."""
         if value and not info.data.get("logprobs"):
             raise ValueError("expected logprobs: true beside it")
         return value

@@ -49,7 +49,7 @@ from pipelines.ledger import Ledger
 from pipelines.parameters import Corpus, Dense, Distilling
 from pipelines.places import store_path
 from pipelines.progress import StepLog, StepLogs
-from pipelines.retries import passes_by_itself
+from pipelines.retries import is_transient
 from schema.catalogue import CatalogueError, RefusedError
 from schema.collecting import NewSource, add_sources
 from schema.database import URL_VARIABLE, connect, migrate
@@ -209,7 +209,7 @@ class TestBuildRest:
         with Ledger() as ledger, ledger.session() as session:
             add_recording(session, Rule("said", recorded), ["live"])
         before = flows.build_rest(**site.request, release="live")
-        assert "| said | new |" in page("release-live")
+        assert "- said: accepted length " in page("rest-small")
         numbers = [json.dumps({"text": " ".join(str(7 * i * k) for k in range(120))}) for i in range(60)]
         site.corpus.write_text("\n".join(numbers), encoding="utf-8")
         sized = ["corpus", "tokens"]
@@ -220,10 +220,11 @@ class TestBuildRest:
         assert live() == Path(before["path"])
         shown = page("release-live")
         assert "| replay | said has an accepted length" in shown
+        assert shown.count("- said: accepted length ") == 2
         assert rows("SELECT count(*) FROM replays WHERE recording = 'said'") == [(3,)]
         flows.build_rest(**site.request, release="live", force=[*sized, "replay"])
         assert live() != Path(before["path"])
-        assert "- replay overridden: said has" in page("release-live")
+        assert "- replay overridden: said has" in page("rest-small")
 
     def test_old_builds_are_removed_last(self, flows: Any, site: Site) -> None:
         made = []
@@ -356,11 +357,16 @@ class TestBuildCrest:
             made = flows.build_crest(**quick, release="{name}")
             assert (made["name"], made["release"]) == ("demo", "demo")
         own = flows.build_crest(**{**site.crest, "release": "{name}"})
+        builds = states()
         assert (own["release"], live("small")) == ("small", Path(own["path"]))
         with pytest.raises(
-            CatalogueError, match=rf"small is that of build {own['build']}, and this is .* demonstration"
+            CatalogueError, match=rf"small is that of build {own['build']} .*, and this is .* demonstration"
         ):
             flows.build_crest(**quick, name="small", release="small")
+        assert states() == builds  # refused before any work
+        demo = flows.build_rest(tokenizer=str(site.tokenizer))
+        with pytest.raises(CatalogueError, match="small is that of build"):
+            flows.build_crest(**quick, rest=demo["path"], name="small", release="small")
         assert live("small") == Path(own["path"])
         with connect() as connection:
             connection.execute("INSERT INTO collections (name) VALUES ('chat')")
@@ -373,17 +379,12 @@ class TestBuildCrest:
         assert states() == []
 
     def test_page_shows_the_figures(self, flows: Any, site: Site) -> None:
-        from prefect.client.orchestration import get_client
-
         made = flows.build_crest(**{**site.crest, "name": "Chat_7B.v1"})
-        with get_client(sync_client=True) as client:
-            page, table = (
-                client.request("GET", "/artifacts/{key}/latest", path_params={"key": key}).json()
-                for key in ("crest-chat-7b-v1", "crest-chat-7b-v1-stores")
-            )
-        assert f"Build {made['build']}" in page["data"]
-        assert "The release `live` points at it." in page["data"]
-        assert [row["kind"] for row in json.loads(table["data"])] == ["tokens", "rest", "ngrams", "crest"]
+        shown = page("crest-chat-7b-v1")
+        assert f"Build {made['build']}" in shown
+        assert "The release `live` points at it." in shown
+        stores = [line.split("|")[1].strip() for line in shown.splitlines() if line.count("|") == 6]
+        assert stores[2:] == ["tokens", "rest", "ngrams", "crest"]
 
 
 def page(key: str) -> str:
@@ -518,7 +519,12 @@ class TestRebuild:
     def test_without_collections(self, flows: Any, site: Site) -> None:
         from pipelines.renewal import rebuild
 
-        assert rebuild() == []
+        flows.build_rest(**site.request)
+        site.write(seed=1)
+        flows.build_rest(**site.request)
+        builds = states()
+        assert rebuild(keep=1) == []
+        assert states() == builds
 
 
 class TestGenerateResponses:
@@ -538,8 +544,8 @@ class TestGenerateResponses:
     def test_other_questions_replace_the_answers(
         self, flows: Any, site: Site, model_folder: Path, questions: dict[str, Any]
     ) -> None:
-        first = flows.generate_responses(str(model_folder), questions)
-        second = flows.generate_responses(str(model_folder), {**questions, "limit": 4})
+        first = flows.generate_responses(str(model_folder), questions, "own")
+        second = flows.generate_responses(str(model_folder), {**questions, "limit": 4}, "own")
         assert (second["paths"], second["reused"]) == (first["paths"], False)
         assert second["answers"] <= 4
 
@@ -555,13 +561,13 @@ class TestGenerateResponses:
         line = json.dumps({"id": "x", "model": "chat", "text": "question and answer"}) + "\n"
         log.write_text(line)
         asked = {**questions, "logs": [log], "logged_as": "chat"}
-        first = flows.generate_responses(str(model_folder), asked)
+        first = flows.generate_responses(str(model_folder), asked, "own")
         log.write_text(line * 3)
         monkeypatch.setattr(responses, "load_model", None)
-        second = flows.generate_responses(str(model_folder), asked)
+        second = flows.generate_responses(str(model_folder), asked, "own")
         assert second["answers"] == first["answers"] + 2
         assert [Path(path).name for path in second["paths"]] == ["answers.jsonl.zst", "logged.jsonl.zst"]
-        assert "| logged | 3 |" in page("answers-default")
+        assert "| logged | 3 |" in page("answers-own")
 
     def test_disk_errors_pass_and_it_goes_on(
         self,
@@ -582,12 +588,12 @@ class TestGenerateResponses:
             add(journal, answers)
 
         monkeypatch.setattr(Journal, "add", flaky)
-        flows.generate_responses(str(model_folder), questions, batch=2)
+        flows.generate_responses(str(model_folder), questions, "own", batch=2)
         assert kept == [2, 2, 0, 2, 2, 2]
 
     def test_nothing_to_answer(self, flows: Any, site: Site, model_folder: Path) -> None:
         with pytest.raises(BuildError, match="no prompts and no response log"):
-            flows.generate_responses(str(model_folder), {})
+            flows.generate_responses(str(model_folder), {}, "own")
 
 
 class TestBuildDresd:
@@ -701,7 +707,7 @@ class TestParameters:
         from pipelines import flows
         from pipelines.renewal import rebuild
 
-        required = {"build-dresd": ["model"], "generate-responses": ["model", "questions"]}
+        required = {"build-dresd": ["model"], "generate-responses": ["model", "questions", "name"]}
         made = (flows.tokenize_corpus, flows.build_rest, flows.count_ngrams, flows.build_dresd)
         for flow in (*made, rebuild, flows.generate_responses, flows.build_crest):
             shown = parameter_schema(flow).model_dump()
@@ -769,11 +775,11 @@ class TestRetries:
             psycopg.OperationalError("connection to server failed"),
         ],
     )
-    def test_what_passes_by_itself(self, error: Exception) -> None:
-        assert passes_by_itself(error)
+    def test_what_is_transient(self, error: Exception) -> None:
+        assert is_transient(error)
         wrapped = BuildError("the build failed")
         wrapped.__cause__ = error
-        assert passes_by_itself(wrapped)
+        assert is_transient(wrapped)
 
     @pytest.mark.parametrize(
         "error",
@@ -788,7 +794,7 @@ class TestRetries:
         ],
     )
     def test_what_stays(self, error: Exception) -> None:
-        assert not passes_by_itself(error)
+        assert not is_transient(error)
 
     def test_a_cause_that_was_cut_off_does_not_count(self) -> None:
         def refuse() -> None:
@@ -799,7 +805,7 @@ class TestRetries:
 
         with pytest.raises(BuildError) as caught:
             refuse()
-        assert not passes_by_itself(caught.value)
+        assert not is_transient(caught.value)
 
 
 class Recorder:

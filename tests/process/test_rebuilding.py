@@ -23,7 +23,7 @@ from draftstore.text.records import Document
 from draftstore.text.scanning import documents_of
 from pipelines import rebuilding, releasing, steps
 from pipelines.ledger import Ledger
-from pipelines.rebuilding import Change, Lagging, gather_tokens, is_due, renew_rest, survey
+from pipelines.rebuilding import Change, LaggingStore, gather_tokens, is_due, renew_rest, survey
 from pipelines.reports import Built
 from pipelines.steps import Target, dresd_parameters
 from schema.builds import list_builds
@@ -70,9 +70,9 @@ class Site:
             return renew_rest(ledger, surveyed, 1)
 
     def due(self, options: CrestOptions, after: float) -> bool:
-        return self.lags(Lagging(options.name, "crest", steps.crest_parameters(options), after))
+        return self.lags(LaggingStore(options.name, "crest", steps.crest_parameters(options), after))
 
-    def lags(self, store: Lagging) -> bool:
+    def lags(self, store: LaggingStore) -> bool:
         with Ledger() as ledger:
             return is_due(ledger, survey(ledger, "small", 1 << 20), store)
 
@@ -265,7 +265,7 @@ def test_a_dense_store_lags_behind_what_came_and_not_behind_what_went(site: Site
     options, target = DresdOptions((), "small-dense", dims=8), Target(str(model_folder))
 
     def due(after: float, options: DresdOptions = options, target: Target = target) -> bool:
-        return site.lags(Lagging("small-dense", "dresd", dresd_parameters(options, target), after))
+        return site.lags(LaggingStore("small-dense", "dresd", dresd_parameters(options, target), after))
 
     assert due(1.0)
     first = site.embed(options, target)

@@ -548,7 +548,7 @@ def test_what_cannot_be_served_stops_the_start(small_store: Path, tmp_path: Path
         assert "'gone' cannot be served" in refusal("--store", tmp_path / "gone", folder=folder)
         part = ("--store", small_store, "--partition")
         assert "segments for 999 partitions" in refusal(*part, "1/999", folder=folder)
-        assert "'3/2' is no partition" in refusal(*part, "3/2", folder=folder)
+        assert "'3/2' is not a partition" in refusal(*part, "3/2", folder=folder)
         for pair in (("--store", "a=/y"), ("--release", "a")):
             assert "two stores or releases have the same name" in refusal(
                 "--store", "a=/x", *pair, folder=folder

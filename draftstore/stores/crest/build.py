@@ -9,6 +9,7 @@ The working directory (draftstore.storage.staging) contains
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ from draftstore.stores.crest.entries import (
 from draftstore.stores.crest.envelope import ENTRIES_VERSION, Envelope
 from draftstore.stores.crest.packing import (
     Cutter,
-    KeptNgram,
+    PackedNgram,
     pack_ngrams,
     train_on_ranking,
     write_best,
-    write_kept,
+    write_ngrams,
 )
-from draftstore.stores.crest.selection import GAIN, SELECTIONS, Ranking, rank_ngrams
+from draftstore.stores.crest.selection import GAIN, SELECTIONS, rank_ngrams
 from draftstore.stores.crest.store import (
     BACKOFF,
     BUDGET,
@@ -64,12 +65,9 @@ USUAL_ENTRY_BYTES = 100
 
 @dataclasses.dataclass
 class CrestProgress:
-    """Progress callbacks of a build; each is called repeatedly with the amount done and the total.
+    """Progress callbacks of a build, each called repeatedly with the amount done and the total.
 
-    Attributes:
-        counted: rows of the suffix arrays.
-        packed: n-grams whose trees are cut and compressed; bytes if the limit is in bytes.
-        loaded: entries loaded into PostgreSQL.
+    Packed are n-grams, or bytes if the limit is in bytes.
     """
 
     counted: Callable[[int, int], None] = lambda _rows, _all: None
@@ -105,11 +103,7 @@ class CrestOptions:
     rule: str = BACKOFF
 
     def check(self) -> None:
-        """Refuse invalid options.
-
-        Raises:
-            BuildError: the first problem, with what is expected.
-        """
+        """Raise a BuildError if an option is invalid."""
         if self.ngrams is not None and self.max_bytes is not None:
             raise BuildError("a number of n-grams and a number of bytes are both given: choose one")
         limits: dict[str, tuple[float, float, float]] = {
@@ -161,14 +155,14 @@ def build_crest(
     formed = {"kind": KIND, "entries_version": ENTRIES_VERSION, "source": manifest_digest(rest)}
     plan = formed | dataclasses.asdict(options)
     plan["backends"] = sorted(options.backends)
-    told = progress or CrestProgress()
+    callbacks = progress or CrestProgress()
 
     def fill(partial: Path) -> ReadReport:
         if not (partial / STORE / MANIFEST_NAME).exists():
-            _make_store(partial, options, source, plan, workers, told)
+            _make_store(partial, options, source, plan, workers, callbacks)
         manifest = load_manifest(partial / STORE, KIND)
         for backend in set(options.backends) - {LMDB}:
-            _load(backend, partial / STORE, out, partial / LMDB_FILE, told)
+            _load(backend, partial / STORE, out, partial / LMDB_FILE, callbacks)
         return ReadReport(manifest.counts["documents"])
 
     result = build_store(out, plan, options.name, overwrite, fill, sources=lambda: [rest / MANIFEST_NAME])
@@ -176,17 +170,13 @@ def build_crest(
     for backend in _not_loaded(result) if result.reused else ():
         if LMDB not in options.backends:
             return build_store(out, plan, options.name, True, fill, sources=lambda: [rest / MANIFEST_NAME])
-        _load(backend, out, out, out / LMDB_FILE, told)
+        _load(backend, out, out, out / LMDB_FILE, callbacks)
     return result
 
 
 def _load(backend: str, store: Path, published: Path, file: Path, progress: CrestProgress) -> None:
-    """Load the entries of a finished store from an LMDB file into a backend."""
-    entries = LmdbEntries(file)
-    try:
+    with closing(LmdbEntries(file)) as entries:
         load_entries(backend, store, published, load_manifest(store, KIND), entries, progress.loaded)
-    finally:
-        entries.close()
 
 
 def _not_loaded(result: BuildResult) -> list[str]:
@@ -209,27 +199,27 @@ def _make_store(
     progress: CrestProgress,
 ) -> None:
     """Complete `partial/store`, writing the manifest last."""
-    dictionary, kept = _choose(options, source, workers, progress)
-    if not kept:
+    dictionary, packed = _choose(options, source, workers, progress)
+    if not packed:
         raise BuildError(f"{source.path} holds no n-gram that another token follows: nothing to build from")
-    kept = write_best(partial / LMDB_FILE, kept, options.max_bytes)
+    packed = write_best(partial / LMDB_FILE, packed, options.max_bytes)
     store = new_store(partial, source.path)
     (store / DICTIONARY_FILE).write_bytes(dictionary)
-    write_kept(store / KEPT_FILE, kept)
+    write_ngrams(store / KEPT_FILE, packed)
     if LMDB in options.backends:
         link_or_copy(partial / LMDB_FILE, store / LMDB_FILE)
     built = {key: plan[key] for key in dataclasses.asdict(options) if key != "name"}
     parameters = built | {
         "entries_version": ENTRIES_VERSION,
         "source": str(source.path),
-        "entries_sha256": entries_digest(sorted((item.key, item.value) for item in kept)),
-        "raw_bytes": sum(item.raw_bytes for item in kept),
-        "value_bytes": sum(len(item.value) for item in kept),
+        "entries_sha256": entries_digest(sorted((item.key, item.value) for item in packed)),
+        "raw_bytes": sum(item.raw_bytes for item in packed),
+        "value_bytes": sum(len(item.value) for item in packed),
         "lmdb_bytes": (partial / LMDB_FILE).stat().st_size,
     }
     manifest = derive_manifest(source, KIND, options.name, plan, parameters)
-    lengths = np.bincount([len(item.tokens) for item in kept], minlength=options.max_n + 1)
-    manifest.counts["entries"] = len(kept)
+    lengths = np.bincount([len(item.tokens) for item in packed], minlength=options.max_n + 1)
+    manifest.counts["entries"] = len(packed)
     manifest.counts.update({f"n{n}": int(lengths[n]) for n in range(1, options.max_n + 1)})
     manifest.files.update(hash_files(store))
     save_manifest(store, manifest)
@@ -237,30 +227,25 @@ def _make_store(
 
 def _choose(
     options: CrestOptions, source: RestStore, workers: int | None, progress: CrestProgress
-) -> tuple[bytes, list[KeptNgram]]:
+) -> tuple[bytes, list[PackedNgram]]:
     """Return the dictionary and the store's n-grams, best first; with a byte limit, enough of them to reach it."""
     most = options.ngrams or DEFAULT_NGRAMS
     if options.max_bytes is not None:
         most = options.max_bytes // USUAL_ENTRY_BYTES
     cutter = Cutter(source.index, options.nodes, options.depth, workers, RULES[options.rule])
     while True:
-        ranking = _rank(options, source, most, progress)
+        ranking = rank_ngrams(
+            source.index,
+            options.selection,
+            options.max_n,
+            most,
+            depth=options.depth,
+            trust=STRATEGIES[BACKOFF],
+            on_rows=running_total(progress.counted, len(source.index.suffixes)),
+        )
         dictionary = train_on_ranking(cutter, ranking)
-        kept = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
-        size = sum(item.stored_bytes for item in kept)
+        packed = pack_ngrams(cutter, ranking, Envelope(dictionary), options.max_bytes, progress.packed)
+        size = sum(item.stored_bytes for item in packed)
         if options.max_bytes is None or size > options.max_bytes or len(ranking.places) < most:
-            return dictionary, kept
+            return dictionary, packed
         most = int(most * max(2.0, 1.2 * options.max_bytes / max(size, 1)))  # entries are small
-
-
-def _rank(options: CrestOptions, source: RestStore, most: int, progress: CrestProgress) -> Ranking:
-    """Rank as many n-grams as the store may hold."""
-    return rank_ngrams(
-        source.index,
-        options.selection,
-        options.max_n,
-        most,
-        depth=options.depth,
-        trust=STRATEGIES[BACKOFF],
-        on_rows=running_total(progress.counted, len(source.index.suffixes)),
-    )

@@ -1,4 +1,4 @@
-"""Prefix codes of what entries hold: fitted to the entries of a build, kept beside them, read as tables.
+"""Prefix codes of what entries hold: fitted to the entries of a build, stored beside them, read as tables.
 
 There are four alphabets: bit lengths of numbers, tokens, parents plus one, and differences of levels. Each has a
 canonical Huffman code: a symbol's code is as long as the symbol is rare, and the lengths alone say what the codes are.
@@ -49,11 +49,7 @@ class Writing(NamedTuple):
 
 
 def fit_codes(seen: Sequence[NDArray[np.int64]]) -> bytes:
-    """Return the file of the codes that write samples in the fewest bits.
-
-    Args:
-        seen: what was written in each alphabet, non-negative numbers below 2^32.
-    """
+    """Return the file of the codes that write samples in the fewest bits: of each alphabet, numbers below 2^32."""
     parts = []
     for alphabet, values in enumerate(seen):
         symbols, counts = np.unique(values, return_counts=True)
@@ -97,14 +93,12 @@ def read_codes(data: bytes) -> tuple[Writing, NDArray[np.int64]]:
         FIRSTS    [4, 33], what to add to a code of so many bits for the place of its symbol in this array
         RANKED    the symbols, by alphabet, length of their code and symbol
 
-    Raises:
-        ValueError: it is damaged.
+    Damaged codes raise a ValueError.
     """
     data = data or _NOTHING
     try:
-        if (
-            not 0 <= zstandard.frame_content_size(data) <= MAX_BYTES
-        ):  # memory for as much as it says is taken first
+        # decompressing allocates as much as the frame declares
+        if not 0 <= zstandard.frame_content_size(data) <= MAX_BYTES:
             raise ValueError("too long")
         plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:

@@ -93,13 +93,9 @@ def _put_value(codes: Any, alphabet: Any, value: Any, out: Any, bit: Any) -> Any
 def code_entries(codes: Any, data: Any, stops: Any) -> Any:
     """Write entries in codes.
 
-    Args:
-        codes: a Writing.
-        data: uint8 [bytes], read-only, concatenated entries, see `draftstore.stores.crest.envelope`.
-        stops: int64 [entries], end of each.
-
-    Returns:
-        0 or an error code of `draftstore.trees.codec`, what was written uint8 [bytes], end of each int64 [entries].
+    `codes` is a Writing; `data` uint8 [bytes], read-only, concatenated entries (`draftstore.stores.crest.envelope`);
+    `stops` int64 [entries], the end of each. Returns 0 or an error code of `draftstore.trees.codec`, the coded bytes
+    uint8 [bytes], and the end of each entry in them, int64 [entries].
     """
     ends = np.zeros(len(stops), np.int64)
     room, start = np.int64(0), np.int64(0)
@@ -136,7 +132,6 @@ def code_entries(codes: Any, data: Any, stops: Any) -> Any:
 
 @leaf_kernel
 def _next_bits(data: Any, bit: Any) -> Any:
-    """Return the next 32 bits."""
     place = bit >> 5
     both = np.int64(data[place]) << 32 | np.int64(data[place + 1])
     return both >> (32 - (bit & 31)) & 0xFFFFFFFF
@@ -181,13 +176,9 @@ def _get_value(codes: Any, alphabet: Any, data: Any, bit: Any) -> Any:
 def read_entries(codes: Any, data: Any, ends: Any) -> Any:
     """Read entries from their codes.
 
-    Args:
-        codes: int64 [any], the table to read by.
-        data: uint32 [words], what was written, four bytes a word, the first the highest, with PADDING zeros behind it.
-        ends: int64 [entries], end of each, in bytes.
-
-    Returns:
-        0 or an error code of `draftstore.trees.codec`, concatenated entries uint8 [bytes], end of each int64 [entries].
+    `codes` is int64 [any], the table to read by; `data` uint32 [words], four coded bytes a word, the first the highest,
+    with PADDING zeros behind them; `ends` int64 [entries], the end of each in bytes. Returns 0 or an error code of
+    `draftstore.trees.codec`, concatenated entries uint8 [bytes], and the end of each, int64 [entries].
     """
     stops = np.empty(len(ends), np.int64)
     room, most, start = np.int64(0), np.int64(0), np.int64(0)
@@ -229,7 +220,7 @@ def blend_values(
 def _read_entry(
     codes: Any, data: Any, start: Any, end: Any, tokens: Any, parents: Any, levels: Any, out: Any, place: Any
 ) -> Any:
-    """Read one entry; return 0 or an error code, and the position after what was put out."""
+    """Read one entry; return 0 or an error code, and the position after its bytes in `out`."""
     occurrences, bit = _get_number(codes, data, start << 3)
     distinct, bit = _get_number(codes, data, bit)
     size, bit = _get_number(codes, data, bit)

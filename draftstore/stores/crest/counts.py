@@ -9,7 +9,7 @@ The counts are exact: every occurrence inside a document counts, over all segmen
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from draftstore.errors import BuildError, needs_extra
 from draftstore.mapping import Pool, attempt
 from draftstore.search.ngrams import MAX_N, PART_ROWS, NgramTable, count_ngrams, running_total, token_ranges
 from draftstore.search.suffix import SuffixIndex
-from draftstore.storage.files import link_or_copy, remove
+from draftstore.storage.files import remove
 from draftstore.storage.manifest import (
     MANIFEST_NAME,
     TOKENIZER_FOLDER,
@@ -77,10 +77,12 @@ def build_counts(
 
     def fill(partial: Path) -> ReadReport:
         directory = new_store(partial, rest)
+        on_rows = running_total(progress, len(store.index.suffixes))
         if pool is None:
-            sizes = _write(store, directory, max_n, progress)
+            tables = count_ngrams(store.index, max_n, on_rows=on_rows)
         else:
-            sizes = _write_apart(pool, store, partial, max_n, progress)
+            tables = _count_apart(pool, store, partial / PARTS, max_n, on_rows)
+        sizes = _write(tables, directory, store.manifest.token_dtype, max_n)
         manifest = derive_manifest(store, KIND, title, plan, {"source": str(rest), "max_n": max_n})
         manifest.counts["entries"] = sum(sizes)
         manifest.counts.update({f"n{n}": size for n, size in enumerate(sizes, 1)})
@@ -119,49 +121,51 @@ def derive_manifest(
     )
 
 
-def _write(store: RestStore, directory: Path, max_n: int, progress: Callable[[int, int], None]) -> list[int]:
+def _write(tables: Iterable[Sequence[NgramTable]], directory: Path, dtype: str, max_n: int) -> list[int]:
     """Write the files; return the number of distinct n-grams of each length."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     sizes = [0] * max_n
-    on_rows = running_total(progress, len(store.index.suffixes))
-    with _parquet_files(directory, store.manifest.token_dtype, range(1, max_n + 1)) as writers:
-        for tables in count_ngrams(store.index, max_n, on_rows=on_rows):
-            for n, table in enumerate(tables, 1):
-                writers[n - 1](table)
-                sizes[n - 1] += len(table.counts)
+    with ExitStack() as stack:
+        writers = []
+        for n in range(1, max_n + 1):
+            columns = [(f"t{j + 1}", pa.type_for_alias(dtype)) for j in range(n)]
+            schema = pa.schema([*columns, ("count", pa.int64())])
+            writer = pq.ParquetWriter(
+                directory / parquet_name(n), schema, compression="zstd", compression_level=1
+            )
+            writers.append(stack.enter_context(writer))
+        for lengths in tables:
+            for n, (table, writer) in enumerate(zip(lengths, writers, strict=True), 1):
+                if len(table.counts):
+                    tokens = [pa.array(table.tokens[:, j].copy()) for j in range(n)]
+                    writer.write_table(pa.table([*tokens, pa.array(table.counts)], schema=writer.schema))
+                    sizes[n - 1] += len(table.counts)
     return sizes
 
 
-def _write_apart(
-    pool: Pool, store: RestStore, partial: Path, max_n: int, progress: Callable[[int, int], None]
-) -> list[int]:
-    """Count ranges of first tokens on a pool, then put them together; the files are those of `_write`."""
-    pool.require(partial)
-    parts, dtype = partial / PARTS, store.manifest.token_dtype
-    parts.mkdir(exist_ok=True)
-    ranges = list(token_ranges(store.index, PART_ROWS))
-    targets = [parts / f"{first:010d}" for first, _ in ranges]
-    jobs = {
-        bounds: (store.path.absolute(), bounds, target, max_n)
-        for bounds, target in zip(ranges, targets, strict=True)
-        if not target.is_dir()
-    }
-    rows = {(first, stop): _rows(store.index, first, stop) for first, stop in ranges}
-    on_rows = running_total(progress, len(store.index.suffixes))
-    on_rows(sum(rows[bounds] for bounds in ranges if bounds not in jobs))
+def _count_apart(
+    pool: Pool, store: RestStore, parts: Path, max_n: int, on_rows: Callable[[int], None]
+) -> Iterator[tuple[NgramTable, ...]]:
+    """Count ranges of first tokens on a pool; yield the tables of each range, in order."""
+    pool.require(parts.parent)
+    remove(parts)
+    parts.mkdir()
+    ranges = {parts / f"{first:010d}": (first, stop) for first, stop in token_ranges(store.index, PART_ROWS)}
+    jobs = {bounds: (store.path.absolute(), bounds, target, max_n) for target, bounds in ranges.items()}
     for bounds, _ in pool.results(count_range, jobs):
-        on_rows(rows[bounds])
-    sizes = [0] * max_n
-    files = {n: (targets, n, dtype, parts / parquet_name(n).replace(".", "-")) for n in range(1, max_n + 1)}
-    for n, size in pool.results(join_ranges, files):
-        sizes[n - 1] = size
-        link_or_copy(files[n][-1] / parquet_name(n), partial / STORE / parquet_name(n))
+        on_rows(_rows(store.index, *bounds))
+    for part in ranges:
+        yield tuple(
+            NgramTable(*(np.load(part / f"{name}{n}.npy") for name in ("tokens", "counts")))
+            for n in range(1, max_n + 1)
+        )
     with suppress(OSError):  # a process that was taken for dead may still write there
         remove(parts)
-    return sizes
 
 
 def _rows(index: SuffixIndex, first: int, stop: int) -> int:
-    """Return the suffixes that begin with a token in [first, stop)."""
     return int((index.first_rows[:, stop] - index.first_rows[:, first]).sum())
 
 
@@ -176,40 +180,3 @@ def count_range(rest: Path, bounds: tuple[int, int], target: Path, max_n: int) -
         for n, tables in enumerate(zip(*counted, strict=True), 1):
             np.save(folder / f"tokens{n}.npy", np.concatenate([table.tokens for table in tables]))
             np.save(folder / f"counts{n}.npy", np.concatenate([table.counts for table in tables]))
-
-
-def join_ranges(ranges: Sequence[Path], n: int, dtype: str, target: Path) -> int:
-    """Join the n-grams of one length of all ranges, which are in order; return how many they are."""
-    import pyarrow.parquet as pq
-
-    if not target.is_dir():  # else of an interrupted build
-        with attempt(target) as folder, _parquet_files(folder, dtype, [n]) as (append,):
-            for part in ranges:
-                arrays = (np.load(part / f"{name}{n}.npy") for name in ("tokens", "counts"))
-                append(NgramTable(*arrays))
-    return int(pq.read_metadata(target / parquet_name(n)).num_rows)
-
-
-@contextmanager
-def _parquet_files(
-    directory: Path, dtype: str, lengths: Iterable[int]
-) -> Iterator[Sequence[Callable[[NgramTable], None]]]:
-    """Open one file for each length; yield functions that append a table."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def open_file(n: int) -> Callable[[NgramTable], None]:
-        columns = [(f"t{j + 1}", pa.type_for_alias(dtype)) for j in range(n)]
-        schema = pa.schema([*columns, ("count", pa.int64())])
-        path = directory / parquet_name(n)
-        writer = stack.enter_context(pq.ParquetWriter(path, schema, compression="zstd", compression_level=1))
-
-        def append(table: NgramTable) -> None:
-            if len(table.counts):
-                columns = [pa.array(table.tokens[:, j].copy()) for j in range(n)]
-                writer.write_table(pa.table([*columns, pa.array(table.counts)], schema=schema))
-
-        return append
-
-    with ExitStack() as stack:
-        yield [open_file(n) for n in lengths]

@@ -9,11 +9,10 @@ in `draftstore.loaders` (loads the entries of a new store).
 
 import errno
 import hashlib
-import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, StoreError
 from draftstore.plugins import load_plugin
+from draftstore.storage.files import replacing
 from draftstore.storage.manifest import Manifest
 
 LMDB = "lmdb"
@@ -44,10 +44,6 @@ class Entries(Protocol):
 
     def close(self) -> None:
         """Close the file or connection."""
-
-
-Opener = Callable[[Path, Manifest], Entries]
-Loader = Callable[..., None]
 
 
 def key_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -74,22 +70,17 @@ def first_backend(manifest: Manifest) -> str:
 
 
 def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> Entries:
-    """Open the entries of a store.
-
-    Args:
-        path: its directory.
-        manifest: its manifest.
-        backend: one of `BACKENDS`; default: the store's first.
+    """Open the entries of a store in a backend, one of `BACKENDS`; default: the store's first.
 
     Raises:
         StoreError: the store has no such backend, or its entries cannot be opened.
         MissingPluginError: the backend is not installed.
     """
-    held = manifest.parameters.get("backends", [])
+    available = manifest.parameters.get("backends", [])
     chosen = backend or first_backend(manifest)
-    if chosen not in held:
+    if chosen not in available:
         raise StoreError(
-            f"{path} is not in {chosen}, only in {', '.join(held)}: build it with --backend both"
+            f"{path} is not in {chosen}, only in {', '.join(available)}: build it with --backend both"
         )
     if chosen == LMDB:
         return LmdbEntries(path / LMDB_FILE)
@@ -98,11 +89,7 @@ def open_entries(path: Path, manifest: Manifest, backend: str | None = None) -> 
 
 
 def load_entries(backend: str, *arguments: Any) -> None:
-    """Load the entries of a new store into another backend; the arguments are those of its loader.
-
-    Raises:
-        MissingPluginError: no such backend is installed.
-    """
+    """Load the entries of a new store into another backend; the arguments are those of its loader."""
     load_plugin("draftstore.loaders", backend, f"the backend {backend!r}")(*arguments)
 
 
@@ -144,53 +131,41 @@ def _leave(shared: _Shared) -> None:
 
 
 class LmdbEntries:
-    """Entries in one immutable LMDB file, mapped and shared by all readers, without a lock file."""
+    """Entries in one immutable LMDB file, mapped and shared by all readers, without a lock file.
+
+    Raises:
+        StoreError: the file is missing or not an LMDB file; also while reading, if it is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Map the file.
-
-        Raises:
-            StoreError: the file is missing or not an LMDB file.
-        """
+        self.path = path
         try:
             self._environment: _Shared | None = _join(path)
         except (OSError, lmdb.Error) as error:
-            raise StoreError(
-                f"{path} cannot be opened ({error}): the store is damaged, build it again"
-            ) from None
-        self.path = path
+            raise self._unreadable(error) from None
         self._leave = weakref.finalize(self, _leave, self._environment)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of every key; see `Entries`.
-
-        Raises:
-            StoreError: the file is damaged.
-        """
+        """Return the value of every key; see `Entries`."""
         assert self._environment is not None, "closed"
         try:
             with self._environment.env.begin() as transaction:
                 get = transaction.get
                 return [get(key) for key in keys]
         except lmdb.Error as error:
-            raise StoreError(
-                f"{self.path} cannot be read ({error}): the store is damaged, build it again"
-            ) from None
+            raise self._unreadable(error) from None
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all entries in key order.
-
-        Raises:
-            StoreError: the file is damaged.
-        """
+        """Yield all entries in key order."""
         assert self._environment is not None, "closed"
         try:
             with self._environment.env.begin() as transaction:
                 yield from transaction.cursor()
         except lmdb.Error as error:
-            raise StoreError(
-                f"{self.path} cannot be read ({error}): the store is damaged, build it again"
-            ) from None
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> StoreError:
+        return StoreError(f"{self.path} cannot be read ({error}): the store is damaged, build it again")
 
     def close(self) -> None:
         """Close this reader; the last one unmaps the file."""
@@ -199,23 +174,18 @@ class LmdbEntries:
 
 
 def write_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]]) -> int:
-    """Write entries atomically to a compact LMDB file; return its size in bytes.
-
-    Args:
-        path: the new file.
-        items: pairs of key and value, keys strictly ascending.
-
-    Raises:
-        BuildError: the keys do not ascend.
-        OSError: the disk is full; no file is left.
-    """
+    """Write pairs of key and value, keys strictly ascending, atomically to a compact LMDB file; return its size."""
     draft = path.with_name(f".{path.name}.draft")
     draft.unlink(missing_ok=True)
     size = max(FIRST_MAP, 2 * sum(len(key) + len(value) + 16 for key, value in items))
     try:
         _fill_lmdb(draft, items, size)
-        with lmdb.open(str(draft), subdir=False, readonly=True, lock=False) as environment:
-            _copy_compact(environment, path)
+        with (
+            lmdb.open(str(draft), subdir=False, readonly=True, lock=False) as environment,
+            replacing(path) as temporary,
+            temporary.open("wb") as file,
+        ):
+            environment.copyfd(file.fileno(), compact=True)  # without free pages
     except lmdb.Error as error:  # a full disk raises one of several kinds
         kind = errno.ENOSPC if isinstance(error, lmdb.DiskError) else errno.EIO
         raise OSError(kind, f"{path} cannot be written ({error}): make sure that the disk has room") from None
@@ -238,25 +208,9 @@ def _fill_lmdb(path: Path, items: Sequence[tuple[bytes, bytes]], size: int) -> N
 
 
 def _append(transaction: lmdb.Transaction, items: Sequence[tuple[bytes, bytes]]) -> None:
-    """Append entries, checking that keys ascend: LMDB drops one out of order without raising.
-
-    Raises:
-        BuildError: a key does not ascend.
-    """
+    """Append entries, checking that keys ascend: LMDB drops one out of order without raising."""
     consumed, added = transaction.cursor().putmulti(items, dupdata=False, overwrite=False, append=True)
     if added != len(items):
         raise BuildError(
             f"the keys of {len(items):,} entries do not ascend: {added:,} of {consumed:,} were taken"
         )
-
-
-def _copy_compact(environment: lmdb.Environment, path: Path) -> None:
-    """Copy an environment without free pages, flush it to disk and rename it."""
-    unfinished = path.with_name(f".{path.name}.copy")
-    try:
-        with unfinished.open("wb") as file:
-            environment.copyfd(file.fileno(), compact=True)
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ ENTRIES_VERSION = 2
 """Version of values and dictionary; 1 were zstandard frames."""
 
 _COUNTS = struct.Struct("<II")
-_MOST = (1 << 32) - 1
+_MAX_COUNT = (1 << 32) - 1
 
 
 class Entry(NamedTuple):
@@ -40,15 +40,14 @@ class Entry(NamedTuple):
 
 def entry_bytes(entry: Entry) -> bytes:
     """Return an entry before coding."""
-    return _COUNTS.pack(min(entry.occurrences, _MOST), min(entry.distinct, _MOST)) + entry.tree.to_bytes()
+    return (
+        _COUNTS.pack(min(entry.occurrences, _MAX_COUNT), min(entry.distinct, _MAX_COUNT))
+        + entry.tree.to_bytes()
+    )
 
 
 def parse_entry(data: bytes) -> Entry:
-    """Return the entry of these bytes.
-
-    Raises:
-        StoreError: they are none.
-    """
+    """Return the entry of these bytes; a StoreError if they are damaged."""
     try:
         count, distinct = _COUNTS.unpack_from(data)
         return Entry(DraftTree.from_bytes(memoryview(data)[_COUNTS.size :]), count, distinct)
@@ -75,25 +74,20 @@ def damaged(error: object) -> StoreError:
 
 
 class Envelope:
-    """Writes and reads the entries of one store in its codes; threads may share it."""
+    """Writes and reads the entries of one store in its codes, a file that may be empty; threads may share it.
+
+    Raises:
+        StoreError: the codes are damaged, or an entry is.
+    """
 
     def __init__(self, dictionary: bytes) -> None:
-        """Use the codes of a file, which may be empty.
-
-        Raises:
-            StoreError: it is damaged.
-        """
         try:
             self._writing, self._reading = read_codes(dictionary)
         except ValueError as error:
             raise StoreError(f"the dictionary of the store is damaged ({error}): build it again") from None
 
     def pack(self, entries: Sequence[bytes]) -> list[bytes]:
-        """Write entries in codes.
-
-        Raises:
-            StoreError: the bytes are no entry.
-        """
+        """Write entries in codes."""
         data = np.frombuffer(b"".join(entries), np.uint8)
         problem, values, ends = code_entries(self._writing, data, _stops(entries))
         if problem:
@@ -102,11 +96,7 @@ class Envelope:
         return [packed[start:end] for start, end in pairwise([0, *ends.tolist()])]
 
     def open(self, value: bytes) -> Entry:
-        """Read one entry.
-
-        Raises:
-            StoreError: it is damaged.
-        """
+        """Read one entry."""
         problem, data, _ = read_entries(*self.arguments([value]))
         if problem:
             raise damaged(f"code {problem} of the tree codec")
@@ -123,5 +113,4 @@ class Envelope:
 
 
 def _stops(parts: Sequence[bytes]) -> NDArray[np.int64]:
-    """Return where each part ends among all."""
     return np.fromiter(accumulate(map(len, parts)), np.int64, len(parts))

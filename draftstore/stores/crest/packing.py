@@ -22,12 +22,9 @@ DICTIONARY_SAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Cutter:
-    """Parameters for cutting trees.
+    """Parameters for cutting trees of at most `nodes` nodes and paths of at most `depth` tokens.
 
     Attributes:
-        index: arrays of the REST store.
-        nodes: maximum nodes of a tree.
-        depth: maximum tokens of a path.
         workers: threads; None: all cores.
         rule: draws the trees; None: each is cut from what followed its n-gram alone.
     """
@@ -45,7 +42,7 @@ class Cutter:
         return draw_trees(self.index, self.rule._replace(depth=self.depth), ngrams, self.nodes, self.workers)
 
 
-class KeptNgram(NamedTuple):
+class PackedNgram(NamedTuple):
     """An n-gram of a store, in selection order."""
 
     tokens: list[int]
@@ -75,17 +72,12 @@ def pack_ngrams(
     envelope: Envelope,
     max_bytes: int | None,
     on_packed: Callable[[int, int], None],
-) -> list[KeptNgram]:
+) -> list[PackedNgram]:
     """Cut and compress the trees of ranked n-grams, best first; n-grams without a tree are skipped.
 
-    Args:
-        cutter: parameters for cutting.
-        ranking: the n-grams.
-        envelope: compresses the entries.
-        max_bytes: size limit at which to stop; None packs all.
-        on_packed: called with the n-grams done and the total, or the bytes if they are the limit.
+    `max_bytes` stops the work once it is reached; `on_packed` gets the n-grams done and the total, or then the bytes.
     """
-    kept: list[KeptNgram] = []
+    packed: list[PackedNgram] = []
     dtype = key_dtype(cutter.index.vocab_size)
     size, total = 0, len(ranking.places)
     for start in range(0, total, BLOCK):
@@ -94,15 +86,15 @@ def pack_ngrams(
         for (tokens, entry, raw), value in zip(cut, envelope.pack([raw for _, _, raw in cut]), strict=True):
             key = np.array(tokens, dtype).tobytes()
             numbers = (entry.occurrences, entry.distinct, len(entry.tree), len(raw))
-            kept.append(KeptNgram(tokens, *numbers, key, value))
-            size += kept[-1].stored_bytes
+            packed.append(PackedNgram(tokens, *numbers, key, value))
+            size += packed[-1].stored_bytes
         if max_bytes is None:
             on_packed(int(block[-1]) + 1, total)
         else:
             on_packed(min(size, max_bytes), max_bytes)
             if size > max_bytes:
                 break
-    return kept
+    return packed
 
 
 def _cut(
@@ -123,32 +115,32 @@ def _cut(
             yield found[rank]
 
 
-def write_best(path: Path, kept: Sequence[KeptNgram], max_bytes: int | None) -> list[KeptNgram]:
+def write_best(path: Path, packed: Sequence[PackedNgram], max_bytes: int | None) -> list[PackedNgram]:
     """Write the best n-grams to an LMDB file of at most `max_bytes` and return them."""
     if max_bytes is not None:
-        sizes = np.cumsum([item.stored_bytes for item in kept])
-        kept = kept[: int(np.searchsorted(sizes, max_bytes, "right"))]
+        sizes = np.cumsum([item.stored_bytes for item in packed])
+        packed = packed[: int(np.searchsorted(sizes, max_bytes, "right"))]
     while True:
-        size = write_lmdb(path, sorted((item.key, item.value) for item in kept))
+        size = write_lmdb(path, sorted((item.key, item.value) for item in packed))
         if max_bytes is None or size <= max_bytes:
-            return list(kept)
+            return list(packed)
         # Pages have free space: drop the excess, and at least one n-gram.
-        kept = kept[: min(int(len(kept) * max_bytes / size), len(kept) - 1)]
+        packed = packed[: min(int(len(packed) * max_bytes / size), len(packed) - 1)]
 
 
-def write_kept(path: Path, kept: Sequence[KeptNgram]) -> None:
+def write_ngrams(path: Path, packed: Sequence[PackedNgram]) -> None:
     """Write the n-grams of a store as Parquet, in selection order."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = {
-        "rank": pa.array(range(1, len(kept) + 1), pa.int32()),
-        "n": pa.array([len(item.tokens) for item in kept], pa.uint8()),
-        "tokens": pa.array([item.tokens for item in kept], pa.list_(pa.uint32())),
-        "count": pa.array([item.occurrences for item in kept], pa.int64()),
-        "distinct": pa.array([item.distinct for item in kept], pa.int64()),
-        "nodes": pa.array([item.nodes for item in kept], pa.int16()),
-        "raw_bytes": pa.array([item.raw_bytes for item in kept], pa.int32()),
-        "bytes": pa.array([len(item.value) for item in kept], pa.int32()),
+        "rank": pa.array(range(1, len(packed) + 1), pa.int32()),
+        "n": pa.array([len(item.tokens) for item in packed], pa.uint8()),
+        "tokens": pa.array([item.tokens for item in packed], pa.list_(pa.uint32())),
+        "count": pa.array([item.occurrences for item in packed], pa.int64()),
+        "distinct": pa.array([item.distinct for item in packed], pa.int64()),
+        "nodes": pa.array([item.nodes for item in packed], pa.int16()),
+        "raw_bytes": pa.array([item.raw_bytes for item in packed], pa.int32()),
+        "bytes": pa.array([len(item.value) for item in packed], pa.int32()),
     }
     pq.write_table(pa.table(columns), path, compression="zstd")

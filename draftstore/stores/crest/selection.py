@@ -56,22 +56,11 @@ class Ranking(NamedTuple):
     lengths: NDArray[np.uint8]
     places: NDArray[np.int64]
 
-    def counts(self) -> NDArray[np.int64]:
-        """int64 [k], occurrences of each n-gram."""
-        counts = np.zeros(len(self.places), np.int64)
-        for n, table in enumerate(self.tables, 1):
-            chosen = self.lengths == n
-            counts[chosen] = table.counts[self.places[chosen]]
-        return counts
-
 
 def frequent_ngrams(
     index: SuffixIndex, max_n: int, most: int, on_rows: Callable[[int], None] = lambda _: None
 ) -> list[NgramTable]:
-    """Return the most common n-grams of each length up to `max_n`, at most `most` of each, in token order.
-
-    Ties go to the first in token order.
-    """
+    """Return the most common n-grams of each length, at most `most` of each, in token order; so are ties settled."""
     pools: list[list[NgramTable]] = [[] for _ in range(max_n)]
     sizes = np.zeros(max_n, np.int64)
     for tables in count_ngrams(index, max_n, on_rows=on_rows):
@@ -89,9 +78,9 @@ def _join(tables: Sequence[NgramTable]) -> NgramTable:
 
 
 def _most_common(table: NgramTable, most: int) -> NgramTable:
-    """Keep the most common n-grams of a table in its order; returns a copy, so that the table's memory can be freed."""
-    kept = np.sort(np.argsort(-table.counts, kind="stable")[:most])
-    return NgramTable(table.tokens[kept], table.counts[kept])
+    """Return the most common n-grams of a table in its order, as a copy, so that the table's memory can be freed."""
+    places = np.sort(np.argsort(-table.counts, kind="stable")[:most])
+    return NgramTable(table.tokens[places], table.counts[places])
 
 
 def rank_ngrams(
@@ -104,19 +93,10 @@ def rank_ngrams(
     trust: tuple[float, float],
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> Ranking:
-    """Rank n-grams of up to `max_n` tokens.
+    """Rank n-grams of up to `max_n` tokens by a selection, one of `SELECTIONS`; `single` takes only the longest.
 
-    Args:
-        index: arrays of the store to count in.
-        selection: one of `SELECTIONS`; `single` takes only those of `max_n` tokens.
-        max_n: maximum tokens of an n-gram.
-        most: maximum number of n-grams.
-        depth: maximum tokens of a path in their trees.
-        trust: alpha and beta of the drafting rule.
-        on_rows: called with the rows of each counted part.
-
-    Raises:
-        DraftstoreError: no such selection.
+    `depth` is the maximum tokens of a path in their trees, `trust` alpha and beta of the drafting rule; `on_rows` gets
+    the rows of each counted part.
     """
     if selection not in SELECTIONS:
         raise DraftstoreError(f"unknown selection {selection!r}: expected one of {', '.join(SELECTIONS)}")
@@ -138,10 +118,10 @@ def rank_ngrams(
 
 
 def _candidates(tables: Sequence[NgramTable], most: int) -> list[NgramTable]:
-    """Keep n-grams whose gain is worth computing: the most common ones, and all tokens that occur more than once.
+    """Return n-grams whose gain is worth computing: the most common ones, and all tokens that occur more than once.
 
-    Suffixes of a common n-gram are at least as common and thus kept; single tokens are few, and answer where nothing
-    else does.
+    Suffixes of a common n-gram are at least as common and thus included; single tokens are few, and answer where
+    nothing else does.
     """
     counts = np.sort(np.concatenate([table.counts for table in tables]))
     least = counts[-most] if most < len(counts) else 0
@@ -166,7 +146,6 @@ def _turns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _gains(
     index: SuffixIndex, tables: Sequence[NgramTable], depth: int, trust: tuple[float, float]
 ) -> list[NDArray[np.float64]]:
-    """Return the gain of every n-gram, length by length."""
     alpha, beta = trust
     gains: list[NDArray[np.float64]] = []
     trees: list[Trees] = []
@@ -239,15 +218,9 @@ def shared_sums(
 ) -> Any:  # fmt: skip
     """Return float64 [k], the summed probabilities of those nodes of each tree that are also in another tree.
 
-    Args:
-        tokens: int32 [k, nodes], the trees' tokens.
-        parents: int16 [k, nodes].
-        levels: uint8 [k, nodes].
-        sizes: int64 [k].
-        other_tokens: int32 [m, nodes], tokens of the trees to compare with.
-        other_parents: int16 [m, nodes].
-        other_sizes: int64 [m].
-        others: int64 [k], index of the tree to compare each with; -1: none.
+    The trees are tokens int32 [k, nodes], parents int16 [k, nodes], levels uint8 [k, nodes] and sizes int64 [k]; those
+    to compare with int32 [m, nodes], int16 [m, nodes] and int64 [m]. `others` int64 [k] is the index of each one's
+    other tree; -1: none.
     """
     sums = np.zeros(len(sizes), np.float64)
     twins = np.empty(other_tokens.shape[1], np.int64)  # the node of the first tree with the same path, or -2

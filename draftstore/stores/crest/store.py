@@ -9,6 +9,7 @@
 "CREST: Effectively Compacting a Datastore for Retrieval-Based Speculative Decoding", 2024.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -65,7 +66,6 @@ class CrestDrafter:
     def __init__(
         self, entries: Entries, envelope: Envelope, max_n: int, vocab_size: int, blending: Blending
     ) -> None:
-        """Draft from n-grams of up to `max_n` tokens."""
         self._entries = entries
         self._envelope = envelope
         self._shares = blending.alpha, blending.beta
@@ -90,11 +90,7 @@ class CrestDrafter:
     ) -> DraftBatch:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
-        All n-grams of all contexts are looked up in one read transaction.
-
-        Raises:
-            DraftstoreError: the budget is not within 0 .. 4,096, or contexts is not a matrix of integers.
-            StoreError: an entry is damaged.
+        All n-grams of all contexts are looked up in one read transaction. A damaged entry is a StoreError.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -108,11 +104,7 @@ class CrestDrafter:
         return DraftBatch(tokens, parents, levels, sizes, np.array(matches, np.int32), occurrences)
 
     def _choose(self, values: Sequence[bytes | None]) -> tuple[list[bytes], list[int], list[int]]:
-        """Choose the relevant entries among those of every n-gram of every context, longest first.
-
-        Returns:
-            Values, the end of each context's values, and the length of its longest n-gram.
-        """
+        """Choose the relevant values; return them, the end of each context's, and the length of its longest n-gram."""
         chosen: list[bytes] = []
         lasts, matches = [], []
         for start in range(0, len(values), self.context_size):
@@ -140,11 +132,7 @@ class CrestDrafter:
         ]
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
@@ -174,18 +162,17 @@ def open_envelope(path: Path, manifest: Manifest) -> Envelope:
     return Envelope(dictionary)
 
 
+@dataclasses.dataclass(eq=False)
 class CrestStore:
     """An open CREST store."""
 
     strategies = tuple(STRATEGIES)
     default_strategy = DEFAULT_STRATEGY
 
-    def __init__(self, path: Path, manifest: Manifest, entries: Entries, envelope: Envelope) -> None:
-        """Hold the parts checked by `open`."""
-        self.path = path
-        self.manifest = manifest
-        self.entries = entries
-        self.envelope = envelope
+    path: Path
+    manifest: Manifest
+    entries: Entries
+    envelope: Envelope
 
     @classmethod
     def open(

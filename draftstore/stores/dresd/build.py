@@ -1,10 +1,9 @@
-"""Building a DReSD store from text: tokenize, run the model, project, group; resumable after every block.
+"""Building a DReSD store from text: tokenize, run the model, project, group; resumable after every step.
 
 The working directory (draftstore.storage.staging) contains the token shards (draftstore.text.tokenizing), the files of
-`draftstore.stores.dresd.embedding`, and the final `tokens.bin`.
-
-Tokens, model and options determine the bytes of a store, except for rounding: the choice of entries, and of the blocks
-in which the model reads them, depends on tokens alone (draftstore.stores.dresd.kernels.passages).
+`draftstore.stores.dresd.embedding`, and the final `tokens.bin`. Tokens, model and options determine the bytes of a
+store, except for rounding: the choice of entries, and of the blocks in which the model reads them, depends on tokens
+alone (draftstore.stores.dresd.kernels.passages).
 """
 
 import dataclasses
@@ -28,20 +27,19 @@ from draftstore.stores.dresd.embedding import (
     StateSource,
     embed,
     fit_projection,
-    make_room,
     map_states,
     sample_states,
     sampled_blocks,
 )
 from draftstore.stores.dresd.files import LAYER, PROJECTION_FILE
-from draftstore.stores.dresd.grouping import Grouped, group_entries
+from draftstore.stores.dresd.grouping import group_entries
 from draftstore.stores.dresd.kernels.nearest import PROBING
 from draftstore.stores.dresd.kernels.passages import Passages, find_passages
 from draftstore.stores.dresd.kernels.quantised import DTYPES
 from draftstore.stores.dresd.quality import figures
 from draftstore.stores.dresd.store import KIND, DresdStore
 from draftstore.text.tokenizer import TextTokenizer
-from draftstore.text.tokenizing import CorpusOptions, Tokenized, corpus_plan, finish_store, tokenize_into
+from draftstore.text.tokenizing import CorpusOptions, corpus_plan, finish_store, tokenize_into
 from draftstore.text.tokens import TokenShards, document_starts, write_closed
 
 DIMS = 64
@@ -75,11 +73,7 @@ class DresdOptions(CorpusOptions):
     sample: int = SAMPLE
 
     def check(self) -> None:
-        """Refuse invalid options.
-
-        Raises:
-            BuildError: the first problem, with what is expected.
-        """
+        """Raise a BuildError if an option is invalid."""
         least = {
             "dims": (self.dims, 1, None),
             "max_length": (self.max_length, 2, None),
@@ -92,16 +86,7 @@ class DresdOptions(CorpusOptions):
 
 @dataclasses.dataclass
 class DresdProgress:
-    """Progress callbacks of a build; each is called repeatedly with totals so far.
-
-    Attributes:
-        tokenized: documents, tokens, characters.
-        sampled: tokens read by the model for the projection, and the total.
-        fitted: states that the projection was fitted to so far, and the total.
-        embedded: tokens whose states are projected, and the total.
-        grouped: entries written in group order, and the total.
-        hashed: bytes hashed, bytes in all.
-    """
+    """Progress callbacks of a build, each called repeatedly with the totals so far that its default names."""
 
     tokenized: Callable[[int, int, int], None] = lambda _documents, _tokens, _characters: None
     sampled: Callable[[int, int], None] = lambda _tokens, _all: None
@@ -142,19 +127,57 @@ def build_dresd(
             f"vectors of {options.dims:,} dimensions from hidden states of {source.hidden_size:,}: expected at most "
             "as many (--dims)"
         )
-    plan = make_plan(options, tokenizer, source)
+    plan = _plan(options, tokenizer, source)
+    window = plan["max_length"] - len(tokenizer.bos_ids)
+    if window < 1:
+        raise BuildError(f"the model reads {plan['max_length']} tokens at once: expected more (--max-length)")
+    callbacks = progress or DresdProgress()
 
     def fill(partial: Path) -> ReadReport:
-        told = progress or DresdProgress()
-        texts = tokenize_into(partial, options, tokenizer, plan, taken=tokens, on_progress=told.tokenized)
-        _Build(partial, options, texts, source, plan, told).run()
+        texts = tokenize_into(
+            partial, options, tokenizer, plan, taken=tokens, on_progress=callbacks.tokenized
+        )
+        shards, size, dims = texts.shards, source.hidden_size, options.dims
+        _require_ids(shards, source)
+        closed, passages = _find_passages(partial, shards, dims, window)
+        reader = Reader(source, passages, closed, tokenizer.bos_ids)
+        sampled = sampled_blocks(passages, options.sample)
+        sample_states(partial, reader, sampled, dims, callbacks.sampled)
+        projection, explained = fit_projection(partial, size, dims, callbacks.fitted)
+        embed(partial, reader, sampled, projection, callbacks.embedded)
+        vectors = map_file(partial / VECTORS, HALF).reshape(-1, dims)
+        store = _new_store(partial, projection)
+        entries, lists = group_entries(
+            store, closed, passages, vectors, shards.vocab_size, options.dtype, callbacks.grouped
+        )
+        parameters = {
+            "dims": dims,
+            "hidden_size": size,
+            "layer": LAYER,
+            "dtype": options.dtype,
+            "probing": PROBING,
+            "projection": projection.digest,
+            "explained_variance": explained,
+        }
+        counts = {
+            "entries": entries,
+            "lists": lists,
+            "skipped": passages.total - entries,
+            "repeated": passages.repeated,
+        }
+        manifest = finish_store(
+            store, texts, plan, parameters, counts, target_model=source.name, on_bytes=callbacks.hashed
+        )
+        places = np.concatenate([passages.places(block) for block in sampled])
+        manifest.parameters["quality"] = _measure(partial, places, projection)
+        save_manifest(store, manifest)
         return texts.report
 
     return build_store(out, plan, options.name, overwrite, fill, sources=options.files)
 
 
-def make_plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
-    """Return the inputs that determine the bytes of a store, as JSON values."""
+def _plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSource) -> dict[str, Any]:
+    """Return what determines the bytes of a store, as JSON values."""
     return {
         "kind": KIND,
         "revision": REVISION,
@@ -168,123 +191,49 @@ def make_plan(options: DresdOptions, tokenizer: TextTokenizer, source: StateSour
     }
 
 
-class _Build:
-    """A running build."""
-
-    def __init__(
-        self,
-        partial: Path,
-        options: DresdOptions,
-        texts: Tokenized,
-        source: StateSource,
-        plan: dict[str, Any],
-        progress: DresdProgress,
-    ) -> None:
-        self._partial = partial
-        self._options = options
-        self._texts = texts
-        self._bos = texts.tokenizer.bos_ids
-        self._source = source
-        self._plan = plan
-        self._progress = progress
-
-    def run(self) -> None:
-        """Complete `partial/store`."""
-        shards, store = self._texts.shards, self._partial / STORE
-        tokens, passages = self._prepare(shards)
-        reader = Reader(self._source, passages, tokens, self._bos)
-        sampled = sampled_blocks(passages, self._options.sample)
-        hidden_size, dims = self._source.hidden_size, self._options.dims
-        make_room(self._partial, passages, sampled, hidden_size, dims)
-        sample_states(self._partial, reader, sampled, self._progress.sampled)
-        projection, explained = fit_projection(self._partial, hidden_size, dims, self._progress.fitted)
-        embed(self._partial, reader, sampled, projection, self._progress.embedded)
-        grouped = self._assemble(tokens, passages, projection, shards.vocab_size)
-        manifest = finish_store(
-            store,
-            self._texts,
-            self._plan,
-            parameters={
-                "dims": dims,
-                "hidden_size": hidden_size,
-                "layer": LAYER,
-                "dtype": self._options.dtype,
-                "probing": PROBING,
-                "projection": projection.digest,
-                "explained_variance": explained,
-            },
-            counts={
-                "entries": grouped.entries,
-                "lists": grouped.lists,
-                "skipped": passages.total - grouped.entries,
-                "repeated": passages.repeated,
-            },
-            target_model=self._source.name,
-            on_bytes=self._progress.hashed,
-        )
-        manifest.parameters["quality"] = self._measure(passages, sampled, projection)
-        save_manifest(store, manifest)
-
-    def _prepare(self, shards: TokenShards) -> tuple[NDArray[Any], Passages]:
-        """Write tokens.bin and choose the passages that the model reads.
-
-        Raises:
-            BuildError: there are no passages to read.
-        """
-        window = self._plan["max_length"] - len(self._bos)
-        if window < 1:
+def _require_ids(shards: TokenShards, source: StateSource) -> None:
+    if shards.vocab_size <= source.vocab_size:
+        return
+    for tokens, _ in shards.arrays():
+        largest = int(tokens.max(initial=0))
+        if largest >= source.vocab_size:
             raise BuildError(
-                f"the model reads {self._plan['max_length']} tokens at once: expected more (--max-length)"
+                f"the corpus holds id {largest:,}, and the model {source.name} knows only ids below "
+                f"{source.vocab_size:,}: use the model's own tokenizer"
             )
-        starts = document_starts(shards)
-        path = self._partial / TOKENS
-        if not path.exists():
-            write_closed(shards, path)
-        tokens = map_file(path, shards.dtype)
-        self._require_ids(shards)
-        passages = find_passages(tokens, starts, window)
-        if passages.total <= self._options.dims:
-            raise BuildError(
-                f"the corpus gives {passages.total:,} hidden states that two tokens follow, for vectors of "
-                f"{self._options.dims:,} dimensions: give more text, or fewer dimensions (--dims)"
-            )
-        return tokens, passages
 
-    def _require_ids(self, shards: TokenShards) -> None:
-        """Refuse ids outside the model's vocabulary.
 
-        Raises:
-            BuildError: the first shard with one.
-        """
-        if shards.vocab_size <= self._source.vocab_size:
-            return
-        for tokens, _ in shards.arrays():
-            largest = int(tokens.max(initial=0))
-            if largest >= self._source.vocab_size:
-                raise BuildError(
-                    f"the corpus holds id {largest:,}, and the model {self._source.name} knows only ids below "
-                    f"{self._source.vocab_size:,}: use the model's own tokenizer"
-                )
-
-    def _assemble(
-        self, tokens: NDArray[Any], passages: Passages, projection: Projection, vocab_size: int
-    ) -> Grouped:
-        """Write the arrays of the store, overwriting those of an earlier attempt."""
-        store = self._partial / STORE
-        remove(store)
-        store.mkdir()
-        link_or_copy(self._partial / TOKENS, store / TOKENS)
-        (store / PROJECTION_FILE).write_bytes(projection.to_bytes())
-        vectors = map_file(self._partial / VECTORS, HALF).reshape(-1, projection.dims)
-        return group_entries(
-            store, tokens, passages, vectors, vocab_size, self._options.dtype, self._progress.grouped
+def _find_passages(
+    partial: Path, shards: TokenShards, dims: int, window: int
+) -> tuple[NDArray[Any], Passages]:
+    """Write and map tokens.bin, and choose the passages that the model reads in windows of so many tokens."""
+    path = partial / TOKENS
+    if not path.exists():
+        write_closed(shards, path)
+    tokens = map_file(path, shards.dtype)
+    passages = find_passages(tokens, document_starts(shards), window)
+    if passages.total <= dims:
+        raise BuildError(
+            f"the corpus gives {passages.total:,} hidden states that two tokens follow, for vectors of "
+            f"{dims:,} dimensions: give more text, or fewer dimensions (--dims)"
         )
+    return tokens, passages
 
-    def _measure(self, passages: Passages, sampled: list[int], projection: Projection) -> dict[str, Any]:
-        """Measure the store's retrieval quality with some unquantised states."""
-        store = DresdStore.open(self._partial / STORE)
-        places = np.concatenate([passages.places(block) for block in sampled])
-        rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
-        with np.errstate(invalid="ignore"):  # states that are not finite are not entries, and skipped
-            queries = projection.apply(map_states(self._partial, projection.hidden_size)[rows])
-        return figures(store.index, store.tokens, places[rows], queries, PROBING)
+
+def _new_store(partial: Path, projection: Projection) -> Path:
+    """Return a new directory for the store with tokens and projection."""
+    store = partial / STORE
+    remove(store)
+    store.mkdir()
+    link_or_copy(partial / TOKENS, store / TOKENS)
+    (store / PROJECTION_FILE).write_bytes(projection.to_bytes())
+    return store
+
+
+def _measure(partial: Path, places: NDArray[np.int64], projection: Projection) -> dict[str, Any]:
+    """Measure the store's retrieval quality with some of the unquantised states, those of the entries at `places`."""
+    store = DresdStore.open(partial / STORE)
+    rows = np.unique(np.linspace(0, len(places) - 1, QUERIES).astype(np.int64))
+    with np.errstate(invalid="ignore"):  # states that are not finite are not entries, and skipped
+        queries = projection.apply(map_states(partial, projection.hidden_size)[rows])
+    return figures(store.index, store.tokens, places[rows], queries)

@@ -35,17 +35,13 @@ FILES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
 
 
 def _position_dtype(manifest: Manifest) -> np.dtype[Any]:
-    """Return the type of positions, derived from the file size and the number of entries."""
+    """Return the type of positions, which the file size tells."""
     wide = manifest.files["positions.bin"].size == 8 * manifest.counts["entries"] > 0
     return np.dtype("<u8" if wide else "<u4")
 
 
 def check_parameters(path: Path, manifest: Manifest) -> None:
-    """Check that a manifest has the parameters that readers of the files need.
-
-    Raises:
-        StoreError: a parameter is missing or wrong.
-    """
+    """Raise a StoreError if a parameter that readers of the files need is missing or wrong."""
     for problem in _parameter_problems(manifest):
         raise _damaged(path, problem)
 
@@ -73,11 +69,7 @@ def _parameter_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def read_projection(path: Path, manifest: Manifest) -> Projection:
-    """Read the projection of a store.
-
-    Raises:
-        StoreError: the projection is damaged, or not the one in the manifest.
-    """
+    """Read the projection of a store, and compare it with the manifest."""
     dims, hidden_size = manifest.parameters["dims"], manifest.parameters["hidden_size"]
     try:
         projection = Projection.from_bytes((path / PROJECTION_FILE).read_bytes(), dims)
@@ -98,14 +90,7 @@ def read_projection(path: Path, manifest: Manifest) -> Projection:
 
 
 def map_index(path: Path, manifest: Manifest) -> tuple[DenseIndex, NDArray[Any]]:
-    """Map a store's files and check that they are consistent.
-
-    Returns:
-        The index and the tokens.
-
-    Raises:
-        StoreError: the files are inconsistent.
-    """
+    """Map a store's index and tokens, and check that they are consistent."""
     dims = manifest.parameters["dims"]
     arrays = {name: map_or_empty(path / name, dtype(manifest)) for name, dtype in FILES.items()}
     for name in ("vectors.bin", "centroids.bin"):

@@ -6,7 +6,7 @@ group as float32.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,32 +19,6 @@ PART = 1 << 14
 """Vectors written at a time."""
 
 
-class Grouped(NamedTuple):
-    """The size of the written arrays.
-
-    Attributes:
-        entries: number of entries; those without a finite vector are left out.
-        lists: number of lists.
-    """
-
-    entries: int
-    lists: int
-
-
-class _Run(NamedTuple):
-    """Entries that are written together: a large group, or a part of the small ones.
-
-    Attributes:
-        start: first entry.
-        stop: end of the entries.
-        token: first token of a large group; -1 for a part of small groups.
-    """
-
-    start: int
-    stop: int
-    token: int
-
-
 def group_entries(
     store: Path,
     tokens: NDArray[Any],
@@ -52,23 +26,19 @@ def group_entries(
     vectors: NDArray[np.float16],
     vocab_size: int,
     dtype: str,
-    told: Callable[[int, int], None],
-) -> Grouped:
-    """Write the arrays of the entries to a store.
+    on_progress: Callable[[int, int], None],
+) -> tuple[int, int]:
+    """Write the arrays of a store's entries; return the number of entries and of lists.
 
-    Args:
-        store: its directory.
-        tokens: tokens.bin.
-        passages: passages with the entries.
-        vectors: float16 [entries, dims], in corpus order; unit length, or NaN.
-        vocab_size: size of the vocabulary.
-        dtype: type of the stored vectors, see `draftstore.stores.dresd.kernels.quantised`.
-        told: called with the entries written and the total.
+    `vectors` are float16 [entries, dims] in corpus order, of unit length or NaN, which are skipped; `dtype` is that of
+    the stored ones.
     """
-    kept = _finite(vectors)
-    places = _places(passages, np.dtype("<u4" if len(tokens) < 1 << 32 else "<u8"))
-    firsts = tokens[places[kept] - (BEHIND - 1)]
-    order = kept[np.argsort(firsts, kind="stable")]
+    finite = _finite(vectors)
+    wide = len(tokens) >= 1 << 32
+    blocks = range(len(passages.blocks) - 1)
+    places = np.concatenate([passages.places(block).astype("<u8" if wide else "<u4") for block in blocks])
+    firsts = tokens[places[finite] - (BEHIND - 1)]
+    order = finite[np.argsort(firsts, kind="stable")]
     groups = np.append(0, np.cumsum(np.bincount(firsts, minlength=vocab_size)))
     group_lists = np.append(0, np.cumsum([lists_for(size) for size in np.diff(groups).tolist()]))
     list_starts, centroids = [], []
@@ -76,20 +46,20 @@ def group_entries(
         (store / "vectors.bin").open("wb") as vector_file,
         (store / "positions.bin").open("wb") as place_file,
     ):
-        for run in _runs(groups, group_lists):
-            told(run.start, len(order))
-            rows = order[run.start : run.stop]
+        for start, stop, token in _runs(groups, group_lists):
+            on_progress(start, len(order))
+            rows = order[start:stop]
             found = vectors[rows].astype(np.float32)
             arranged = np.arange(len(rows))
-            if run.token >= 0:
-                arranged, starts, centres = _cut(found, run.token)
-                list_starts.append(run.start + starts)
+            if token is not None:
+                arranged, starts, centres = _cut(found, token)
+                list_starts.append(start + starts)
                 centroids.append(centres)
-            for start in range(0, len(rows), PART):
-                part = arranged[start : start + PART]
+            for first in range(0, len(rows), PART):
+                part = arranged[first : first + PART]
                 vector_file.write(quantise(found[part], dtype).tobytes())
                 place_file.write(places[rows[part]].tobytes())
-    told(len(order), len(order))
+    on_progress(len(order), len(order))
     tables = {
         "groups.bin": (groups, "<i8"),
         "group_lists.bin": (group_lists, "<i4"),
@@ -98,18 +68,13 @@ def group_entries(
     }
     for name, (table, kind) in tables.items():
         (store / name).write_bytes(table.astype(kind).tobytes())
-    return Grouped(len(order), int(group_lists[-1]))
+    return len(order), int(group_lists[-1])
 
 
 def _cut(
     vectors: NDArray[np.float32], token: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Cut a large group into lists.
-
-    Returns:
-        The entries in list order, int64 [n]; the start of each list in that order, int64 [lists]; the centroids,
-        float32 [lists, dims].
-    """
+    """Cut a large group into lists; return its entries in list order, where each list starts, and the centroids."""
     lists = lists_for(len(vectors))
     centroids, assignment = cluster(vectors, lists, seed=token)
     order = np.argsort(assignment, kind="stable")
@@ -123,27 +88,13 @@ def _finite(vectors: NDArray[np.float16]) -> NDArray[np.int64]:
     return np.flatnonzero(np.concatenate(finite))
 
 
-def _places(passages: Passages, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the positions of all entries' continuations, in corpus order."""
-    places = np.empty(passages.total, dtype)
-    for block, start in enumerate(passages.entries[:-1].tolist()):
-        part = passages.places(block)
-        places[start : start + len(part)] = part
-    return places
-
-
-def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator[_Run]:
-    """Yield all entries in order: each large group whole, the small ones between them in parts."""
+def _runs(groups: NDArray[np.int64], group_lists: NDArray[np.int64]) -> Iterator[tuple[int, int, int | None]]:
+    """Yield start and end of all entries in order: each large group whole, with its token, others in parts."""
     place = 0
-    for token in np.flatnonzero(np.diff(group_lists)).tolist():
-        start, stop = int(groups[token]), int(groups[token + 1])
-        yield from _parts(place, start)
-        yield _Run(start, stop, token)
-        place = stop
-    yield from _parts(place, int(groups[-1]))
-
-
-def _parts(start: int, stop: int) -> Iterator[_Run]:
-    """Yield a range of small groups in parts, which may cut a group."""
-    for begin in range(start, stop, PART):
-        yield _Run(begin, min(begin + PART, stop), -1)
+    for token in [*np.flatnonzero(np.diff(group_lists)).tolist(), len(groups) - 1]:
+        start = int(groups[token])
+        for begin in range(place, start, PART):
+            yield begin, min(begin + PART, start), None
+        if token < len(groups) - 1:
+            place = int(groups[token + 1])
+            yield start, place, token

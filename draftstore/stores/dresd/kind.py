@@ -21,14 +21,14 @@ class DresdKind(Kind):
 
     title = "DReSD"
     strategies = tuple(STRATEGIES)
-    asked_with_states = True
+    needs_states = True
 
     def open_files(self, path: Path) -> DresdStore:
-        """Open a store; see `DresdStore.open`."""
+        """Open a store."""
         return DresdStore.open(path)
 
     def info(self, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        """Yield rows about a store's vectors, as far as the manifest has them; see `Kind.info`."""
+        """Yield rows about a store's vectors, as far as the manifest has them."""
         values = manifest.parameters
         size, dtype = f"{values.get('dims')} of {values.get('hidden_size')} dimensions", values.get("dtype")
         yield "vectors", f"{size}, {dtype}"
@@ -37,10 +37,10 @@ class DresdKind(Kind):
         quality = values.get("quality", {})
         if quality.get("queries"):
             found = f"MRR {quality['mean_reciprocal_rank']:.3f}, recall@10 {quality['recall_at_10']:.3f}"
-            yield "", f"{found}, of {quality['queries']:,} entries asked for by their own states"
+            yield "", f"{found}, of {quality['queries']:,} entries searched with their own states"
 
     def figures(self, manifest: Manifest) -> dict[str, Any]:
-        """Return model, vector size and retrieval quality; see `Kind.figures`."""
+        """Return model, vector size and retrieval quality."""
         values = manifest.parameters
         shown = [key for key in ("dims", "dtype", "explained_variance") if key in values]
         return {
@@ -63,7 +63,6 @@ class DresdKind(Kind):
 
 
 def _smallest(vocab_size: int, dtype: type[np.generic]) -> tuple[DenseIndex, NDArray[Any], Projection]:
-    """Return index, tokens and projection of an empty store with one dimension."""
     tokens = token_dtype(vocab_size)
     index = DenseIndex(
         read_only(np.empty((0, 1), dtype)),

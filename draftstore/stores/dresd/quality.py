@@ -1,99 +1,18 @@
-"""Retrieval quality of a dense store, for its manifest and for benchmarks."""
+"""Retrieval quality of a dense store, for its manifest."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftstore.drafting.projection import unit
-from draftstore.errors import DraftstoreError
-from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, search, search_exactly
+from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex, search
 from draftstore.stores.dresd.kernels.quantised import restore
 
+NEIGHBOURS = 10
 TIE = 1e-6
 """Tolerance for equal cosines: rounding of a float32 sum depends on its position in a block."""
 _ROWS = 4_096
-_QUERIES = 512
-
-Ties = Literal["best", "any"]
-
-
-def reciprocal_ranks(
-    index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64], ties: Ties = "best"
-) -> NDArray[np.float64]:
-    """Return the reciprocal rank of each entry when queried with its own state.
-
-    The rank is among all entries, whatever their first tokens: one plus the number of nearer entries. Entries with
-    equal vectors are ties; common prefixes of texts, such as chat templates, cause many.
-
-    Args:
-        index: arrays of the store.
-        queries: float32 [n, dims], projected, unquantised states of entries; of any length.
-        entries: int64 [n], numbers of these entries.
-        ties: `best`: ties do not count; `any`: the mean over all orders of the ties.
-
-    Returns:
-        float64 [n]; 0 for zero vectors and those with NaN.
-
-    Raises:
-        DraftstoreError: shapes do not match, or unknown entries.
-    """
-    total, dims = index.vectors.shape
-    if queries.shape != (len(entries), dims):
-        raise DraftstoreError(f"queries of shape {queries.shape}, expected ({len(entries)}, {dims})")
-    if len(entries) and not 0 <= entries.min() <= entries.max() < total:
-        raise DraftstoreError(f"entries {entries.min():,} to {entries.max():,}, the store has {total:,}")
-    ranks = np.empty(len(entries), np.float64)
-    for first in range(0, len(entries), _QUERIES):
-        some = slice(first, first + _QUERIES)
-        nearer, equal = _count(index, unit(queries[some].astype(np.float32, copy=False)), entries[some])
-        last = nearer + (equal if ties == "any" else np.minimum(equal, 1))
-        ranks[some] = [_mean(1.0 / np.arange(a + 1, b + 1)) for a, b in zip(nearer, last, strict=True)]
-    return np.nan_to_num(ranks)
-
-
-def mean_reciprocal_rank(
-    index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64], ties: Ties = "best"
-) -> float:
-    """Return the mean of `reciprocal_ranks`; NaN without queries."""
-    return _mean(reciprocal_ranks(index, queries, entries, ties))
-
-
-def recall(
-    index: DenseIndex,
-    queries: NDArray[np.float32],
-    tokens: NDArray[np.int32],
-    k: int = 10,
-    probing: float = PROBING,
-) -> float:
-    """Return the recall of `search` for the k nearest entries of a group, averaged over queries.
-
-    A found entry counts if it is as near as the k-th of `search_exactly`. Queries without neighbours are skipped.
-
-    Args:
-        index: arrays of the store.
-        queries: float32 [n, dims], of any length.
-        tokens: int32 [n], first tokens.
-        k: number of neighbours; fewer in smaller groups.
-        probing: see `search`.
-
-    Returns:
-        Recall in [0, 1]; NaN if no query has neighbours.
-
-    Raises:
-        DraftstoreError: see `search`.
-    """
-    shares = []
-    for first in range(0, len(tokens), _QUERIES):
-        some = slice(first, first + _QUERIES)
-        exact = search_exactly(index, queries[some], tokens[some], k)
-        found = search(index, queries[some], tokens[some], k, probing)
-        expected = (exact.entries >= 0).sum(axis=1)
-        asked = expected > 0
-        least = exact.similarities[asked, expected[asked] - 1]
-        hits = ((found.entries >= 0)[asked] & (found.similarities[asked] >= least[:, None] - TIE)).sum(axis=1)
-        shares.append(hits / expected[asked])
-    return _mean(np.concatenate([np.empty(0), *shares]))
 
 
 def figures(
@@ -103,19 +22,19 @@ def figures(
     queries: NDArray[np.float32],
     probing: float = PROBING,
 ) -> dict[str, int | float]:
-    """Return the quality figures of a store's manifest.
+    """Return how well some entries of a store are found with their own states, to six digits.
+
+    The rank of an entry is one plus the number of nearer entries of the whole store. Entries with equal vectors are
+    ties, of which common prefixes of texts, such as chat templates, cause many: `mean_reciprocal_rank` does not count
+    them, `mean_reciprocal_rank_ties` is the mean over all their orders. `recall_at_10` is that of `search` among the
+    entries with the same first token; as near as the tenth is as good.
 
     Args:
         index: arrays of the store.
         tokens: unsigned [tokens], its corpus.
-        places: int64 [n], starts of some entries' continuations in the corpus; entries that are not in the store are
-            skipped.
+        places: int64 [n], starts of some entries' continuations; those that are not in the store are skipped.
         queries: float32 [n, dims], projected, unquantised states of these entries.
         probing: see `draftstore.stores.dresd.kernels.nearest.search`.
-
-    Returns:
-        `queries`, their number, `mean_reciprocal_rank`, `mean_reciprocal_rank_ties` with ties in any order, and
-        `recall_at_10`, to six digits.
     """
     firsts = tokens[places - 1].astype(np.int32)
     found: list[tuple[int, int]] = []
@@ -126,29 +45,39 @@ def figures(
             for entry in np.flatnonzero(index.positions[start:stop] == places[row]).tolist()
         ]
     rows, entries = np.array(found, np.int64).reshape(-1, 2).T
+    nearer, last = _ranks(index, unit(queries[rows]), entries)
+    ties = [_mean(1.0 / np.arange(a + 1, b + 1)) for a, b in zip(nearer, last, strict=True)]
     return {
         "queries": len(rows),
-        "mean_reciprocal_rank": round(mean_reciprocal_rank(index, queries[rows], entries), 6),
-        "mean_reciprocal_rank_ties": round(mean_reciprocal_rank(index, queries[rows], entries, "any"), 6),
-        "recall_at_10": round(recall(index, queries[rows], firsts[rows], 10, probing), 6),
+        "mean_reciprocal_rank": round(_mean(1.0 / (nearer + 1)), 6),
+        "mean_reciprocal_rank_ties": round(_mean(np.array(ties)), 6),
+        "recall_at_10": round(_recall(index, queries[rows], firsts[rows], probing), 6),
     }
 
 
-def _count(
+def _recall(
+    index: DenseIndex, queries: NDArray[np.float32], tokens: NDArray[np.int32], probing: float
+) -> float:
+    """Return the mean share of the nearest entries of each query's group, float32 [n, dims], that a search finds."""
+    exact = search(index, queries, tokens, NEIGHBOURS, ALL)
+    found = search(index, queries, tokens, NEIGHBOURS, probing)
+    expected = (exact.entries >= 0).sum(axis=1)
+    least = exact.similarities[np.arange(len(expected)), expected - 1]
+    hits = ((found.entries >= 0) & (found.similarities >= least[:, None] - TIE)).sum(axis=1)
+    return _mean(hits / expected)
+
+
+def _ranks(
     index: DenseIndex, queries: NDArray[np.float32], entries: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count the entries nearer to each query than its own, and those equally near.
-
-    The latter include the entry itself; there are none if the query has NaN.
-    """
+    """Return how many entries are nearer to each query [n, dims] than its own, and how many at least as near."""
     own = np.einsum("ij,ij->i", queries, restore(index.vectors[entries]))[:, None]
-    nearer, equal = np.zeros((2, len(entries)), np.int64)
+    nearer, last = np.zeros((2, len(entries)), np.int64)
     for first in range(0, len(index.vectors), _ROWS):
         similarities = queries @ restore(index.vectors[first : first + _ROWS]).T
-        more = np.count_nonzero(similarities > own + TIE, axis=1)
-        nearer += more
-        equal += np.count_nonzero(similarities >= own - TIE, axis=1) - more
-    return nearer, equal
+        nearer += np.count_nonzero(similarities > own + TIE, axis=1)
+        last += np.count_nonzero(similarities >= own - TIE, axis=1)
+    return nearer, last
 
 
 def _mean(values: NDArray[np.float64]) -> float:

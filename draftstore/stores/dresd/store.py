@@ -18,6 +18,7 @@ predicted it, and gets continuations of entries with that first token.
 "DReSD: Dense Retrieval for Speculative Decoding", ACL Findings 2025.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +27,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import ContextSession, check_queries, check_request
 from draftstore.drafting.projection import Projection
-from draftstore.errors import StoreError, require_limits
+from draftstore.errors import DraftstoreError, StoreError, require_limits
 from draftstore.jit import read_only
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.stores.dresd.files import check_parameters, map_index, read_projection
-from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, Calibration, draft_trees
-from draftstore.stores.dresd.kernels.nearest import PROBING, DenseIndex, check_probing
+from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION, draft_trees
+from draftstore.stores.dresd.kernels.nearest import ALL, PROBING, DenseIndex
 from draftstore.stores.dresd.kernels.quantised import restore
 from draftstore.stores.kind import Samples, sample_contexts, strategy_named
 from draftstore.trees.batch import Draft, DraftBatch
@@ -49,27 +50,19 @@ class Shape(NamedTuple):
     Attributes:
         drafts: maximum neighbours.
         length: maximum tokens of a continuation.
-        probing: share of a large group that is visited, see `draftstore.stores.dresd.kernels.nearest`; None: the
-            store's.
-        calibration: parameters of the probabilities.
+        probing: share of a large group that is visited, see `kernels.nearest`; None: the store's.
     """
 
     drafts: int
     length: int
     probing: float | None = None
-    calibration: Calibration = CALIBRATION
 
     def check(self) -> None:
-        """Refuse values that the kernels cannot follow.
-
-        Raises:
-            DraftstoreError: the first invalid value, with what is expected.
-        """
+        """Raise a DraftstoreError if the kernels cannot follow a value."""
         limits = {"drafts": (self.drafts, 1, MAX_DRAFTS), "length": (self.length, 1, MAX_DEPTH)}
         require_limits("a draft", limits)
-        if self.probing is not None:
-            check_probing(self.probing)
-        self.calibration.check()
+        if self.probing is not None and not 0.0 < self.probing <= ALL:
+            raise DraftstoreError(f"a probing of {self.probing}: expected a share above 0, at most 1")
 
 
 STRATEGIES: dict[str, Shape] = {
@@ -89,17 +82,6 @@ class DresdDrafter:
     context_size = 1
 
     def __init__(self, index: DenseIndex, tokens: NDArray[Any], projection: Projection, shape: Shape) -> None:
-        """Draft from `index` and `tokens`.
-
-        Args:
-            index: index of the entries.
-            tokens: unsigned [tokens], the corpus, see `draftstore.stores.dresd.kernels.dense_tree`.
-            projection: maps hidden states to queries.
-            shape: parameters of the drafts; without a probing it gets the default.
-
-        Raises:
-            DraftstoreError: an invalid parameter.
-        """
         shape.check()
         self.index = index
         self.tokens = tokens
@@ -129,9 +111,6 @@ class DresdDrafter:
 
         A last token outside the vocabulary, a zero query and one with NaN give an empty tree. The match length is one,
         the token just sampled; its occurrences are the entries in the searched group.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, or contexts or queries have the wrong shape.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if queries is None or budget == 0 or level < 0 or contexts.size == 0:
@@ -139,7 +118,7 @@ class DresdDrafter:
         queries = read_only(np.ascontiguousarray(queries, np.float32))
         check_queries(queries, len(contexts), self.projection.dims)
         tokens, parents, levels, sizes, counts = draft_trees(
-            self.index, self.tokens, self.shape.calibration, contexts, queries, self.shape.drafts, self.shape.length,
+            self.index, self.tokens, CALIBRATION, contexts, queries, self.shape.drafts, self.shape.length,
             self._probing, budget, level,
         )  # fmt: skip
         return DraftBatch(tokens, parents, levels, sizes, (counts > 0).astype(np.int32), counts)
@@ -147,12 +126,7 @@ class DresdDrafter:
     def session(
         self, prompt_ids: ArrayLike, *, hidden: NDArray[np.float32] | None = None, **_prefill: Any
     ) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-            DraftstoreError: the hidden state has the wrong size.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids, hidden)
 
     def warm_up(self) -> None:
@@ -162,21 +136,18 @@ class DresdDrafter:
         )
 
 
+@dataclasses.dataclass(eq=False)
 class DresdStore:
     """An open DReSD store: read-only maps of its files; opening reads the manifest, the projection and the tables."""
 
     strategies = tuple(STRATEGIES)
     default_strategy = DEFAULT_STRATEGY
 
-    def __init__(
-        self, path: Path, manifest: Manifest, index: DenseIndex, tokens: NDArray[Any], projection: Projection
-    ) -> None:
-        """Hold the parts checked by `open`."""
-        self.path = path
-        self.manifest = manifest
-        self.index = index
-        self.tokens = tokens
-        self.projection = projection
+    path: Path
+    manifest: Manifest
+    index: DenseIndex
+    tokens: NDArray[Any]
+    projection: Projection
 
     @classmethod
     def open(

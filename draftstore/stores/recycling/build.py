@@ -1,11 +1,4 @@
-"""Writing recycling stores: a model's saved candidates, or the bigrams of a corpus as a start.
-
-    drafter = RecyclingDrafter(vocab_size, matrix=seed_from(RestStore.open("stores/chat")))
-    ...decoding...
-    save_recycling(drafter, Path("stores/chat-hot"), target_model="org/model", tokenizer=identity, overwrite=True)
-
-A store is written to a temporary directory and renamed, as all stores (`draftstore.storage.staging`).
-"""
+"""Writing recycling stores: a model's saved candidates, or the bigrams of a corpus as a start."""
 
 import hashlib
 from collections.abc import Sequence
@@ -32,13 +25,10 @@ from draftstore.text.tokens import token_dtype
 
 
 def seed_from(store: RestStore | CrestStore) -> NDArray[np.int32]:
-    """Return the most common successors of each token in a corpus.
+    """Return the most common successors of each token in a corpus, int32 [vocab_size, 8], filled up with -1.
 
     From a REST store they are exact, ties by token id, and never cross documents. A CREST store has only successors of
     its single-token n-grams, ordered by their quantised probabilities.
-
-    Returns:
-        int32 [vocab_size, 8], filled up with -1.
 
     Raises:
         StoreError: the store is damaged.
@@ -123,7 +113,6 @@ def _describe(
     tokenizer: TokenizerIdentity,
     seed: Manifest | None,
 ) -> Manifest:
-    """Return the manifest, with files to fill."""
     filled = matrix >= 0
     nothing = {"sources": [], "bad_records": 0, "empty_documents": 0}
     return Manifest(

@@ -14,11 +14,7 @@ class RecyclingKind(Kind):
     title = "Token Recycling"
 
     def open(self, path: Path, backend: str | None = None) -> NoReturn:  # noqa: ARG002
-        """Refuse to draft without a model.
-
-        Raises:
-            StoreError: always; the message says where to name the store.
-        """
+        """Refuse to draft without a model."""
         raise StoreError(
             f"{path} is a store of kind {self.name!r}, which drafts only while its model decodes: use it with "
             "`draftstore generate --store` or `draftstore worker --store`"

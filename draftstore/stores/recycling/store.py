@@ -8,6 +8,7 @@
 Below 2 MB for less than 65,536 ids. The candidates belong to a model and its tokenizer: others are refused.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from draftstore.drafting.rank_tree import WIDTH, RankTree
 from draftstore.drafting.recycling import RecyclingDrafter
-from draftstore.errors import DraftstoreError, StoreError, type_name
+from draftstore.errors import DraftstoreError, StoreError
 from draftstore.storage.manifest import Manifest, TokenizerIdentity, load_manifest
 from draftstore.text.tokens import sentinel, token_dtype
 
@@ -26,22 +27,14 @@ MATRIX_FILE = "matrix.bin"
 TREE_FILE = "tree.json"
 
 
+@dataclasses.dataclass(eq=False)
 class RecyclingStore:
-    """An open store: candidates in memory, which drafters copy."""
+    """An open store: candidates int32 [vocab_size, 8], -1 for empty cells, which drafters copy."""
 
-    def __init__(self, path: Path, manifest: Manifest, matrix: NDArray[np.int32], tree: RankTree) -> None:
-        """Hold the parts checked by `open`.
-
-        Args:
-            path: its directory.
-            manifest: its manifest.
-            matrix: int32 [vocab_size, 8], -1 for empty cells.
-            tree: the static tree.
-        """
-        self.path = path
-        self.manifest = manifest
-        self.matrix = matrix
-        self.tree = tree
+    path: Path
+    manifest: Manifest
+    matrix: NDArray[np.int32]
+    tree: RankTree
 
     @classmethod
     def open(
@@ -80,25 +73,24 @@ class RecyclingStore:
             )
         return cls(path, manifest, _read_matrix(path, manifest), _read_tree(path))
 
-    def drafter(self, *, vocab_size: int | None = None, nodes: int | None = None) -> RecyclingDrafter:
+    def drafter(self, *, vocab_size: int | None = None) -> RecyclingDrafter:
         """Return a drafter that starts from a copy of the store's state; the store itself never changes.
 
         Args:
             vocab_size: vocabulary size of the model, at least the store's; None: the store's.
-            nodes: size of the static tree, see `RankTree.resized`; None: the store's.
 
         Raises:
-            DraftstoreError: a vocabulary smaller than the store's, or an invalid size.
+            DraftstoreError: a vocabulary smaller than the store's.
         """
         tree = RankTree(self.tree.paths, self.tree.tries.tolist(), self.tree.hits.tolist())
         return RecyclingDrafter(
             self.manifest.vocab_size if vocab_size is None else vocab_size,
             matrix=self.matrix,
-            tree=tree if nodes is None else tree.resized(nodes),
+            tree=tree,
         )
 
     def close(self) -> None:
-        """Close the store; nothing is held open."""
+        """Do nothing: a store holds no file open."""
 
 
 def matrix_bytes(matrix: NDArray[np.int32]) -> bytes:
@@ -115,11 +107,7 @@ def tree_fields(tree: RankTree) -> dict[str, Any]:
 
 
 def _read_matrix(path: Path, manifest: Manifest) -> NDArray[np.int32]:
-    """Read and check the candidates of a store.
-
-    Raises:
-        StoreError: the size does not match the vocabulary, or an id is out of range or twice in a row.
-    """
+    """Read the candidates of a store; refuse a wrong size, and ids out of range or twice in a row."""
     vocab_size = manifest.vocab_size
     try:
         dtype = token_dtype(vocab_size)
@@ -148,33 +136,21 @@ def _read_matrix(path: Path, manifest: Manifest) -> NDArray[np.int32]:
 
 
 def _read_tree(path: Path) -> RankTree:
-    """Read the static tree of a store.
-
-    Raises:
-        StoreError: it is invalid.
-    """
     try:
         fields = json.loads((path / TREE_FILE).read_text(encoding="utf-8"))
         paths, tries, hits = (fields[key] for key in ("paths", "tries", "hits"))
-        _require(paths, str)
-        _require(tries, int)
-        _require(hits, int)
+        for values, kind in ((paths, str), (tries, int), (hits, int)):
+            _require_list(values, kind)
         return RankTree(paths, tries, hits)
     except (ValueError, TypeError, KeyError, RecursionError, OSError, DraftstoreError) as error:
-        raise _damaged(path, f"{TREE_FILE} holds no static tree ({error})") from None
+        raise _damaged(path, f"{TREE_FILE} does not hold a static tree ({error})") from None
 
 
-def _require(values: Any, kind: type) -> None:
-    """Refuse values that are not a list of one type.
-
-    Raises:
-        TypeError: the first wrong value.
-    """
-    if not isinstance(values, list):
-        raise TypeError(f"{type_name(values)}, expected a list")
-    for value in values:
-        if type(value) is not kind:  # bool is not a count
-            raise TypeError(f"{type_name(value)}, expected {kind.__name__}")
+def _require_list(values: Any, kind: type) -> None:
+    if not isinstance(values, list) or any(
+        type(value) is not kind for value in values
+    ):  # bool is not a count
+        raise TypeError(f"expected a list of {kind.__name__}")
 
 
 def _damaged(path: Path, problem: str) -> StoreError:

@@ -1,11 +1,7 @@
-"""Building a REST store from text: tokenize, lay out segments, sort each; resumable at every step.
+"""Building a REST store from text: tokenize, lay out segments, sort each.
 
-The working directory (draftstore.storage.staging) contains the token shards (draftstore.text.tokenizing) and
-
-    layout.json, sorted-00000, ...   markers of draftstore.stores.rest.segments
-
-A build resumes after its last marker; one that fails before the first token shard is finished leaves nothing. The
-arrays are byte-identical for the same input, whatever the number of processes and interruptions.
+A killed build resumes after its last token shard (draftstore.text.tokenizing). The arrays are byte-identical for the
+same input, whatever the number of processes and interruptions.
 """
 
 import dataclasses
@@ -29,13 +25,7 @@ SEGMENT_TOKENS = 1 << 28
 
 @dataclasses.dataclass
 class Progress:
-    """Progress callbacks of a build; each is called repeatedly with totals so far.
-
-    Attributes:
-        tokenized: documents, tokens, characters.
-        sorted: tokens sorted, and the total.
-        hashed: bytes hashed, and the total.
-    """
+    """Progress callbacks of a build, each called repeatedly with the totals so far that its default names."""
 
     tokenized: Callable[[int, int, int], None] = lambda _documents, _tokens, _characters: None
     sorted: Callable[[int, int], None] = lambda _tokens, _all: None
@@ -85,21 +75,21 @@ def build_rest(
             f"segments of {options.segment_tokens:,} tokens: expected 2 to {MAX_SEGMENT_TOKENS:,}"
         )
     plan = {"kind": KIND, **corpus_plan(options, tokenizer), "segment_tokens": options.segment_tokens}
-
-    told = progress or Progress()
+    callbacks = progress or Progress()
 
     def fill(partial: Path) -> ReadReport:
         texts = tokenize_into(
-            partial, options, tokenizer, plan, taken=tokens, pool=pool, on_progress=told.tokenized
+            partial, options, tokenizer, plan, taken=tokens, pool=pool, on_progress=callbacks.tokenized
         )
         store, vocab_size = partial / STORE, texts.shards.vocab_size
         size = texts.shards.token_count + texts.shards.document_count
-        lay_out(store, partial, cut_segments(texts.shards, options.segment_tokens), vocab_size, size)
-        sort_segments(store, partial, vocab_size, workers or os.cpu_count() or 1, told.sorted, pool)
+        lay_out(store, cut_segments(texts.shards, options.segment_tokens), vocab_size, size)
         segments = read_segments(store)
+        threads = workers or os.cpu_count() or 1
+        sort_segments(store, range(len(segments)), vocab_size, threads, callbacks.sorted, pool)
         counts = {"entries": int(segments[:, 1].sum()), "segments": len(segments)}
         finish_store(
-            store, texts, plan, {"segment_tokens": options.segment_tokens}, counts, on_bytes=told.hashed
+            store, texts, plan, {"segment_tokens": options.segment_tokens}, counts, on_bytes=callbacks.hashed
         )
         return texts.report
 

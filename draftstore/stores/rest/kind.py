@@ -19,11 +19,11 @@ class RestKind(Kind):
     strategies = tuple(STRATEGIES)
 
     def open_files(self, path: Path) -> RestStore:
-        """Open a store; see `RestStore.open`."""
+        """Open a store."""
         return RestStore.open(path)
 
     def take(self, store: Store, partition: Partition) -> tuple[Store, Extents]:
-        """Return some of a store's segments; see `RestStore.take`."""
+        """Return some of a store's segments, and what they read of the files."""
         assert isinstance(store, RestStore)
         return store.take(partition)
 
@@ -39,7 +39,6 @@ class RestKind(Kind):
 
 
 def _smallest_index(vocab_size: int) -> SuffixIndex:
-    """Return the index of one empty document."""
     dtype = token_dtype(vocab_size)
     return SuffixIndex(
         read_only(np.full(1, sentinel(dtype), dtype)),

@@ -1,35 +1,23 @@
-"""The arrays of a REST store: token shards laid out in segments, each sorted separately; resumable.
-
-    layout.json          marker: tokens.bin, documents.bin and segments.bin are complete, the others have their sizes
-    sorted-00000         marker: this segment's suffix array and tables are in place
-
-The markers lie in the working directory of a build, the arrays in the store that it makes.
-"""
+"""The arrays of a REST store: token shards laid out in segments, each sorted separately."""
 
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import BuildError
 from draftstore.mapping import LocalPool, Pool, out_of_memory
 from draftstore.search.suffix import index_segment, segment_table
-from draftstore.storage.files import fsync_path, remove, write_atomic
-from draftstore.storage.staging import once
+from draftstore.storage.files import remove
+from draftstore.storage.staging import require_space
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
-LAYOUT = "layout.json"
 SMALL_TOKENS = 1 << 22
 """Segments up to this size are sorted in about a second, too little for a separate process."""
-
-Jobs: TypeAlias = dict[int, tuple[Path, int, int]]
-"""By segment, the arguments of `sort_segment`."""
 
 
 class Piece(NamedTuple):
@@ -44,54 +32,11 @@ class Piece(NamedTuple):
     digests: NDArray[np.uint8]
 
 
-def lay_out(
-    store: Path, partial: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, size: int
-) -> None:
-    """Write tokens.bin, documents.bin and segments.bin and allocate the other arrays, unless done already.
-
-    Args:
-        store: directory of the arrays.
-        partial: directory of the markers.
-        segments: what each segment holds; not touched if it is laid out already.
-        vocab_size: size of the vocabulary.
-        size: tokens of all segments, about.
-
-    Raises:
-        BuildError: not enough disk space.
-    """
-
-    def write() -> dict[str, int]:
-        for marker in partial.glob("sorted-*"):
-            marker.unlink()
-        remove(store)
-        store.mkdir()
-        _require_space(store, size * (token_dtype(vocab_size).itemsize + 4 + 1))
-        return _write_layout(segments, store, vocab_size)
-
-    once(partial / LAYOUT, write, still=lambda sizes: _has_sizes(store, sizes))
-
-
-def _require_space(store: Path, needed: int) -> None:
-    """Refuse to start what the disk has no space for.
-
-    Raises:
-        BuildError: not enough disk space.
-    """
-    free = shutil.disk_usage(store).free
-    if free < needed:
-        raise BuildError(
-            f"{store} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: make room and run the "
-            "command again, finished steps are kept"
-        )
-
-
-def _has_sizes(store: Path, sizes: dict[str, int]) -> bool:
-    """Return True if the arrays have their sizes; publishing a store moves them away."""
-    return all((store / name).is_file() and (store / name).stat().st_size == sizes[name] for name in sizes)
-
-
-def _write_layout(segments: Iterable[Iterable[Piece]], store: Path, vocab_size: int) -> dict[str, int]:
-    """Write tokens, documents and segments into an empty directory, allocate the others; return all sizes."""
+def lay_out(store: Path, segments: Iterable[Iterable[Piece]], vocab_size: int, size: int) -> None:
+    """Write tokens.bin, documents.bin and segments.bin, about `size` tokens, and allocate the other arrays."""
+    remove(store)
+    store.mkdir()
+    require_space(store, size * (token_dtype(vocab_size).itemsize + 4 + 1))
     table = _write_tokens(segments, store)
     total, _, keys = table[-1].tolist()
     sizes = {
@@ -99,13 +44,9 @@ def _write_layout(segments: Iterable[Iterable[Piece]], store: Path, vocab_size: 
         "keys.bin": 8 * keys,
         "first_rows.bin": 4 * (len(table) - 1) * (vocab_size + 1),
     }
-    for name, size in sizes.items():
+    for name, length in sizes.items():
         with (store / name).open("wb") as file:
-            file.truncate(size)
-    paths = sorted(store.iterdir())
-    for path in [*paths, store]:
-        fsync_path(path)
-    return {path.name: path.stat().st_size for path in paths}
+            file.truncate(length)
 
 
 def _write_tokens(segments: Iterable[Iterable[Piece]], store: Path) -> NDArray[np.int64]:
@@ -127,12 +68,7 @@ def _write_tokens(segments: Iterable[Iterable[Piece]], store: Path) -> NDArray[n
 def cut_segments(
     shards: TokenShards, segment_tokens: int, room: int | None = None
 ) -> Iterator[Iterator[Piece]]:
-    """Yield segments of closed documents; longer documents are split.
-
-    Args:
-        shards: the documents.
-        segment_tokens: maximum tokens of a segment.
-        room: maximum tokens of the first one, which may be empty; None: the same.
+    """Yield segments of closed documents; longer documents are split, and the first segment has its own `room`.
 
     A new segment starts where the next document does not fit, so the cuts depend on the documents alone.
     """
@@ -162,7 +98,7 @@ def _closed_documents(
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]]:
     """Yield each shard's tokens with a sentinel after every document, the ends of the documents, and their digests.
 
-    Documents longer than a segment also get sentinels where they are split. Those without tokens are left out.
+    Documents longer than a segment also get sentinels where they are split. Empty ones are skipped.
     """
     for (tokens, offsets), digests in zip(shards.arrays(), shards.digests(), strict=True):
         if len(tokens) == 0:
@@ -183,72 +119,46 @@ def read_segments(store: Path) -> NDArray[np.int64]:
     return np.fromfile(store / "segments.bin", "<i8").reshape(-1, 3)
 
 
-def sorted_marker(partial: Path, segment: int) -> Path:
-    """Return the path of a segment's marker: its other arrays are in place."""
-    return partial / f"sorted-{segment:05d}"
-
-
 def sort_segments(
     store: Path,
-    partial: Path,
+    pending: Sequence[int],
     vocab_size: int,
     workers: int,
     on_sorted: Callable[[int, int], None],
     pool: Pool | None = None,
 ) -> None:
-    """Sort the segments without a marker; in separate processes if there is enough work.
-
-    Args:
-        store: directory of the arrays.
-        partial: directory of the markers.
-        vocab_size: size of the vocabulary.
-        workers: maximum number of processes of this machine.
-        on_sorted: called with the tokens sorted and the total.
-        pool: processes to use instead.
-
-    Raises:
-        BuildError: a process died, memory ran out, or the cluster went away.
-    """
+    """Sort the pending segments: here if that is little work, else in processes of their own or of a pool."""
     lengths = read_segments(store)[:, 1]
-    markers = [sorted_marker(partial, i) for i in range(len(lengths))]
-    waiting = [i for i, marker in enumerate(markers) if not marker.exists()]
     total = int(lengths.sum())
-    done = total - int(lengths[waiting].sum())
+    done = total - int(lengths[pending].sum())
     on_sorted(done, total)
-    workers = min(workers, len(waiting))
-    alone = pool is None and workers <= 1 and total - done <= SMALL_TOKENS
-    jobs = {segment: (store, segment, vocab_size) for segment in waiting}
-    try:
-        for segment, _ in _sort_here(jobs) if alone else _sort_apart(jobs, workers, pool):
-            write_atomic(markers[segment], b"")
-            done += int(lengths[segment])
-            on_sorted(done, total)
-    except (BrokenProcessPool, MemoryError):
-        raise out_of_memory() from None
+    jobs = {segment: (store, segment, vocab_size) for segment in pending}
+    workers = min(workers, len(pending))
+    with ExitStack() as stack:
+        if pool is None and workers <= 1 and total - done <= SMALL_TOKENS:
+            results = _sort_here(jobs)
+        else:
+            results = (pool or stack.enter_context(LocalPool(workers))).results(sort_segment, jobs)
+        try:
+            for segment, _ in results:
+                done += int(lengths[segment])
+                on_sorted(done, total)
+        except (BrokenProcessPool, MemoryError):
+            raise out_of_memory() from None
 
 
-def _sort_here(jobs: Jobs) -> Iterator[tuple[int, None]]:
-    """Sort segments one after the other; yield each when done."""
+def _sort_here(jobs: dict[int, tuple[Path, int, int]]) -> Iterator[tuple[int, None]]:
     for segment, arguments in jobs.items():
         sort_segment(*arguments)
         yield segment, None
 
 
-def _sort_apart(jobs: Jobs, workers: int, pool: Pool | None) -> Iterator[tuple[int, None]]:
-    """Sort segments in separate processes; yield each when done."""
-    if pool is not None:
-        yield from pool.results(sort_segment, jobs)
-        return
-    with LocalPool(workers) as processes:
-        yield from processes.results(sort_segment, jobs)
-
-
 def sort_segment(store: Path, segment: int, vocab_size: int) -> None:
     """Sort one segment of tokens.bin and write its part of the other arrays.
 
-    The arrays are opened first: what still sorts for a build that was given up keeps that build's files, which are
-    removed, and cannot write into those of the next one. They are opened for writing alone: a client of NFS that may
-    also read writes whole pages, and with them old bytes of the neighbouring segment, which another machine may sort.
+    The arrays are opened first: what still sorts for an abandoned build has that build's files, which are removed, and
+    cannot write into those of the next one. They are opened for writing alone: a client of NFS that may also read
+    writes whole pages, and with them old bytes of the neighbouring segment, which another machine may sort.
     """
     start, length, first_key = read_segments(store)[segment].tolist()
     dtype = token_dtype(vocab_size)

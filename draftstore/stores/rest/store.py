@@ -12,6 +12,7 @@
 All numbers are little-endian. Size: 6.5 bytes per token (8.5 above 65,535 ids), plus 4 bytes per segment and id.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -59,8 +60,6 @@ DTYPES: dict[str, Callable[[Manifest], np.dtype[Any]]] = {
     "first_rows.bin": lambda _: np.dtype("<i4"),
     "segments.bin": lambda _: np.dtype("<i8"),
 }
-
-
 DOCUMENTS_FILE = "documents.bin"
 
 
@@ -77,19 +76,9 @@ def read_digests(path: Path, manifest: Manifest) -> NDArray[np.uint8] | None:
 
 
 class RestDrafter:
-    """Drafts from one store by one rule; has no per-text state, so threads may share it."""
+    """Drafts from one store by one rule, a batch in some threads; has no per-text state, so threads may share it."""
 
     def __init__(self, index: SuffixIndex, rule: Rule, threads: int = 1) -> None:
-        """Draft from `index` by `rule`.
-
-        Args:
-            index: arrays of the store.
-            rule: the drafting rule.
-            threads: maximum threads for a batch. More than the caller's own wait for the next batch in between.
-
-        Raises:
-            DraftstoreError: the rule has an invalid value, or there is no thread.
-        """
         require_limits("drafts from a store", {"threads": (threads, 1, MAX_THREADS)})
         self.index = index
         rule.check()
@@ -109,9 +98,9 @@ class RestDrafter:
         queries: NDArray[np.float32] | None = None,  # noqa: ARG002
     ) -> list[Draft]:
         """Draft for a batch of contexts; see `ContextDrafter.draft` and `draft_batch`."""
-        asked, level = check_request(contexts, budget, min_prob)
-        if len(asked) == 1 and budget > 0 and level >= 0:  # the usual call; a batch costs 10 µs more
-            *tree, match, count = draft_one(*self._arrays, asked[0], budget, level)
+        checked, level = check_request(contexts, budget, min_prob)
+        if len(checked) == 1 and budget > 0 and level >= 0:  # the usual call; a batch costs 10 µs more
+            *tree, match, count = draft_one(*self._arrays, checked[0], budget, level)
             return [Draft(DraftTree(*tree), match, count)]
         return self.draft_batch(contexts, budget, min_prob).drafts()
 
@@ -121,9 +110,6 @@ class RestDrafter:
         """Draft for a batch of contexts into arrays; see `ContextDrafter.draft`.
 
         An id outside the vocabulary hides all ids before it; a context without a match gets an empty tree.
-
-        Raises:
-            DraftstoreError: the budget is outside 0 .. 4,096, or contexts is not a matrix of integers.
         """
         contexts, level = check_request(contexts, budget, min_prob)
         if budget == 0 or level < 0:
@@ -143,7 +129,7 @@ class RestDrafter:
         )  # fmt: skip
 
     def _draft_parts(self, contexts: NDArray[np.int32], budget: int, level: int) -> tuple[NDArray[Any], ...]:
-        """Call `draft_batch` in as many threads as there are, this one too; the kernel holds no lock of Python's."""
+        """Call `draft_batch` in as many threads as there are, this one too; the kernel releases Python's lock."""
         parts = min(self._threads, len(contexts) // CONTEXTS_A_THREAD)
         if parts < 2:
             drafted: tuple[NDArray[Any], ...] = draft_batch(self.index, self._rule, contexts, budget, level)
@@ -160,18 +146,14 @@ class RestDrafter:
         return tuple(np.concatenate(arrays) for arrays in zip(*drafts, strict=True))
 
     def _workers(self) -> ThreadPoolExecutor:
-        """Return the threads beside the caller's own; a forked process has none of those before."""
+        """Return the threads beside the caller's own; a forked process has none of its parent's."""
         if self._pool is None or self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._threads - 1, "draftstore-draft")
             self._process = os.getpid()
         return self._pool
 
     def session(self, prompt_ids: ArrayLike, **_prefill: Any) -> ContextSession:
-        """Start the drafts of one text; see `Drafter.session`.
-
-        Raises:
-            TokenRangeError: an id of the prompt lies outside the store's vocabulary.
-        """
+        """Start the drafts of one text; see `Drafter.session`."""
         return ContextSession(self, prompt_ids)
 
     def warm_up(self) -> None:
@@ -179,17 +161,16 @@ class RestDrafter:
         self.draft(np.full((1, self.context_size), -1, np.int32))
 
 
+@dataclasses.dataclass(eq=False)
 class RestStore:
     """An open REST store: read-only maps of its files; opening reads little more than the manifest."""
 
     strategies = tuple(STRATEGIES)
     default_strategy = DEFAULT_STRATEGY
 
-    def __init__(self, path: Path, manifest: Manifest, index: SuffixIndex) -> None:
-        """Hold the parts checked by `open`."""
-        self.path = path
-        self.manifest = manifest
-        self.index = index
+    path: Path
+    manifest: Manifest
+    index: SuffixIndex
 
     @classmethod
     def open(cls, path: Path | str, tokenizer: TokenizerIdentity | None = None) -> "RestStore":
@@ -248,11 +229,7 @@ class RestStore:
 
 
 def _map_index(path: Path, manifest: Manifest) -> SuffixIndex:
-    """Map a store's files and check that they are consistent.
-
-    Raises:
-        StoreError: the files are inconsistent.
-    """
+    """Map a store's files and check that they are consistent."""
     arrays = {name: map_file(path / name, dtype(manifest)) for name, dtype in DTYPES.items()}
     vocab_size = manifest.vocab_size
     try:

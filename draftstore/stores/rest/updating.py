@@ -1,22 +1,17 @@
 """A REST store from the one before: what changed is sorted and merged in, the rest is copied.
 
     before    segment 0: A B C D         wanted: A B D E F
-    after     segment 0: A B D E F       A, B and D copied, C left out, E and F sorted and merged in
+    after     segment 0: A B D E F       A, B and D copied, C goes, E and F sorted and merged in
 
-Documents are known by their digests (`documents.bin`). Kept ones stay in their segments; neighbouring segments with
-room for each other become one; new documents fill the last segment, and then new ones. So a store has few segments
-whatever its history, and bytes only for what it holds. Its drafts are those of a store that is built from the same
-documents at once: the order and age of a segment's documents do not show. The cost is that of copying the old, and of
-sorting the new.
-
-The working directory contains `base.json`, the store that the documents are taken from, and the markers of
-draftstore.stores.rest.segments.
+Documents are known by their digests (`documents.bin`). Remaining ones stay in their segments; neighbouring segments
+with room for each other become one; new documents fill the last segment, and then new ones. So a store has few segments
+whatever its history. Its drafts are those of a store that is built from the same documents at once: the order and age
+of a segment's documents do not show. The cost is that of copying the old, and of sorting the new.
 """
 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,19 +21,16 @@ from numpy.typing import NDArray
 
 from draftstore.errors import BuildError, StoreError
 from draftstore.search.merging import Rows, merge_segment
-from draftstore.storage.files import remove, write_at, write_atomic
-from draftstore.storage.manifest import manifest_digest
+from draftstore.storage.files import write_at
 from draftstore.storage.report import ReadReport
-from draftstore.storage.staging import STORE, BuildResult, build_store, once
+from draftstore.storage.staging import STORE, BuildResult, build_store
 from draftstore.stores.rest.build import SEGMENT_TOKENS, Progress
 from draftstore.stores.rest.segments import (
-    LAYOUT,
     Piece,
     cut_segments,
     lay_out,
     read_segments,
     sort_segments,
-    sorted_marker,
 )
 from draftstore.stores.rest.store import DOCUMENTS_FILE, KIND, RestStore, read_digests
 from draftstore.text.digests import digest_keys
@@ -46,7 +38,6 @@ from draftstore.text.sealing import seal_store
 from draftstore.text.tokenizer import TextTokenizer
 from draftstore.text.tokens import TokenShards, sentinel, token_dtype
 
-BASE = "base.json"
 MERGED_SHARE = 0.25
 """Share of new tokens in a segment up to which merging is cheaper than sorting the segment again."""
 
@@ -107,31 +98,31 @@ def update_rest(
 
     Raises:
         BuildError: a document is neither in `base` nor in `added`, or see `build_store`.
-        StoreError: the base cannot be opened, or does not tell its documents.
+        StoreError: the base cannot be opened, or does not name its documents.
         TokenizerError: the base was built with another tokenizer.
     """
-    told, threads = progress or Progress(), workers or os.cpu_count() or 1
-    held = [] if base is None else _segments_of(RestStore.open(base, tokenizer.identity), contents.digests)
-    _require_all(contents, [old.digests for old in held], added)
+    callbacks, threads = progress or Progress(), workers or os.cpu_count() or 1
+    segments = (
+        [] if base is None else _segments_of(RestStore.open(base, tokenizer.identity), contents.digests)
+    )
+    _require_all(contents, [old.digests for old in segments], added)
     plan = contents.plan(tokenizer)
 
     def fill(partial: Path) -> ReadReport:
         store, vocab_size = partial / STORE, tokenizer.vocab_size
-        digest = None if base is None else manifest_digest(base)
-        once(partial / BASE, lambda: _forget(partial, digest), still=lambda found: found == digest)
-        groups = _neighbours(held, contents.segment_tokens)
-        size = sum(old.size for old in held)
+        groups = _neighbours(segments, contents.segment_tokens)
+        size = sum(old.size for old in segments)
         if size == 0 and (added is None or added.token_count == 0):
             raise BuildError("no wanted document has a token: nothing to build from")
         size += added.token_count + added.document_count if added else 0
-        lay_out(store, partial, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
-        _merge_segments(groups, store, partial, vocab_size, threads)
-        sort_segments(store, partial, vocab_size, threads, told.sorted)
+        lay_out(store, _contents_of(groups, added, contents.segment_tokens), vocab_size, size)
+        pending = _merge_segments(groups, store, vocab_size, threads)
+        sort_segments(store, pending, vocab_size, threads, callbacks.sorted)
         counts = _counts_of(store)
         seal_store(
             store, contents.name, tokenizer,
             {"plan": plan, "segment_tokens": contents.segment_tokens},
-            contents.corpus | {"fingerprint": plan["documents"]}, counts, on_bytes=told.hashed,
+            contents.corpus | {"fingerprint": plan["documents"]}, counts, on_bytes=callbacks.hashed,
         )  # fmt: skip
         return ReadReport(counts["documents"])
 
@@ -142,73 +133,58 @@ def read_documents(store: RestStore) -> NDArray[np.uint8]:
     """Return the digests of a store's documents, uint8 [documents, 16], in the order of its tokens.
 
     Raises:
-        StoreError: an earlier version built it, which kept none.
+        StoreError: an earlier version built it, which has none.
     """
     digests = read_digests(store.path, store.manifest)
     if digests is None:
-        raise StoreError(f"{store.path} does not tell its documents: build it again to update it")
+        raise StoreError(f"{store.path} does not name its documents: build it again to update it")
     return digests
 
 
-class _Old:
-    """A segment of the base, and which of its documents are kept."""
+class _OldSegment(NamedTuple):
+    """A segment of the base, where its documents start and end, their digests, and which of them remain."""
 
-    def __init__(
-        self, rows: Rows, ends: NDArray[np.int64], digests: NDArray[np.uint8], kept: NDArray[np.bool_]
-    ) -> None:
-        """Take the segment.
+    rows: Rows
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    all_digests: NDArray[np.uint8]
+    remain: NDArray[np.bool_]
 
-        Args:
-            rows: its tokens and suffixes.
-            ends: int64 [documents], the token after each document's sentinel.
-            digests: uint8 [documents, 16].
-            kept: bool [documents].
-        """
-        self.rows = rows
-        self._ends = ends
-        self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-        self._digests = digests
-        self._kept = kept
-
-    @cached_property
+    @property
     def size(self) -> int:
-        """Tokens of the kept documents, with their sentinels."""
-        return int((self._ends - self._starts)[self._kept].sum())
+        """Tokens of the remaining documents, with their sentinels."""
+        return int((self.ends - self.starts)[self.remain].sum())
 
     @property
     def digests(self) -> NDArray[np.uint8]:
-        """Digests of the kept documents, uint8 [documents, 16]."""
-        return self._digests[self._kept]
+        """Digests of the remaining documents, uint8 [documents, 16]."""
+        return self.all_digests[self.remain]
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the kept documents, neighbours together."""
-        for start, end, kept in self._runs():
-            if kept:
-                tokens = self.rows.tokens[self._starts[start] : self._ends[end - 1]]
-                yield Piece(tokens, self._digests[start:end])
+        """Yield the remaining documents, neighbours together."""
+        for start, end, remain in self._runs():
+            if remain:
+                tokens = self.rows.tokens[self.starts[start] : self.ends[end - 1]]
+                yield Piece(tokens, self.all_digests[start:end])
 
     def gaps(self) -> NDArray[np.int64]:
-        """Return int64 [k, 2], start and end of what is not kept of the tokens."""
-        gaps = [(self._starts[start], self._ends[end - 1]) for start, end, kept in self._runs() if not kept]
+        """Return int64 [k, 2], start and end of the tokens that go."""
+        gaps = [(self.starts[start], self.ends[end - 1]) for start, end, remain in self._runs() if not remain]
         return np.array(gaps, np.int64).reshape(-1, 2)
 
     def _runs(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield runs of documents that are all kept, or all not: first, the one after the last, and which."""
-        changes = np.flatnonzero(np.diff(self._kept)) + 1
-        for start, end in pairwise([0, *changes.tolist(), len(self._kept)]):
+        """Yield runs of documents that all remain, or all go: first, the one after the last, and which."""
+        changes = np.flatnonzero(np.diff(self.remain)) + 1
+        for start, end in pairwise([0, *changes.tolist(), len(self.remain)]):
             if start < end:
-                yield start, end, bool(self._kept[start])
+                yield start, end, bool(self.remain[start])
 
 
-def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_Old]:
-    """Return the segments of a store.
-
-    Raises:
-        StoreError: it does not tell its documents, or is damaged.
-    """
+def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_OldSegment]:
+    """Return the segments of a store, if its digests are those of its documents."""
     index, digests = store.index, read_documents(store)
-    kept = np.isin(digest_keys(digests), digest_keys(wanted))
-    found, first = [], 0
+    remain = np.isin(digest_keys(digests), digest_keys(wanted))
+    segments, first = [], 0
     for segment, (base, length, _) in enumerate(index.segments.tolist()):
         tokens = index.tokens[base : base + length]
         ends = np.flatnonzero(tokens == sentinel(tokens.dtype)) + 1
@@ -218,22 +194,21 @@ def _segments_of(store: RestStore, wanted: NDArray[np.uint8]) -> list[_Old]:
                 f"segment {segment} of {store.path} is damaged: its documents are not those of documents.bin"
             )
         rows = Rows(tokens, index.suffixes[base : base + length], index.first_rows[segment])
-        found.append(_Old(rows, ends, digests[first:last], kept[first:last]))
+        starts = np.append(0, ends[:-1])
+        segments.append(_OldSegment(rows, starts, ends, digests[first:last], remain[first:last]))
         first = last
     if first != len(digests):
         raise StoreError(f"{store.path} is damaged: it has {first:,} documents, and {len(digests):,} digests")
-    return found
+    return segments
 
 
-def _require_all(contents: Contents, kept: Iterable[NDArray[np.uint8]], added: TokenShards | None) -> None:
-    """Refuse a store that would lack documents, or hold some twice.
-
-    Raises:
-        BuildError: there are such documents.
-    """
+def _require_all(
+    contents: Contents, remaining: Iterable[NDArray[np.uint8]], added: TokenShards | None
+) -> None:
+    """Refuse a store that would lack documents, or have some twice."""
     wanted = digest_keys(contents.digests)
     new = [digest_keys(digests) for digests in added.digests()] if added else []
-    old = [digest_keys(digests) for digests in kept]
+    old = [digest_keys(digests) for digests in remaining]
     found = np.concatenate([wanted[:0], *old, *new])
     missing, foreign = np.setdiff1d(wanted, found), np.setdiff1d(found, wanted)
     twice = len(np.intersect1d(np.concatenate([wanted[:0], *old]), np.concatenate([wanted[:0], *new])))
@@ -246,10 +221,10 @@ def _require_all(contents: Contents, kept: Iterable[NDArray[np.uint8]], added: T
         raise BuildError("no document is wanted: nothing to build from")
 
 
-def _neighbours(held: list[_Old], segment_tokens: int) -> list[list[_Old]]:
-    """Return the kept documents of each new segment: neighbours that fit together, the largest first."""
-    groups: list[list[_Old]] = []
-    for old in held:
+def _neighbours(segments: list[_OldSegment], segment_tokens: int) -> list[list[_OldSegment]]:
+    """Return the remaining documents of each new segment: neighbours that fit together, the largest first."""
+    groups: list[list[_OldSegment]] = []
+    for old in segments:
         if old.size == 0:
             continue
         if groups and sum(other.size for other in groups[-1]) + old.size <= segment_tokens:
@@ -260,37 +235,27 @@ def _neighbours(held: list[_Old], segment_tokens: int) -> list[list[_Old]]:
 
 
 def _contents_of(
-    groups: list[list[_Old]], added: TokenShards | None, segment_tokens: int
+    groups: list[list[_OldSegment]], added: TokenShards | None, segment_tokens: int
 ) -> Iterator[Iterable[Piece]]:
-    """Yield what each new segment holds."""
-    kept = [chain.from_iterable(old.pieces() for old in group) for group in groups]
-    yield from kept[:-1]
+    merged = [chain.from_iterable(old.pieces() for old in group) for group in groups]
+    yield from merged[:-1]
     if added is None:
-        yield from kept[-1:]
+        yield from merged[-1:]
         return
     room = segment_tokens - sum(old.size for old in groups[-1]) if groups else None
     new = cut_segments(added, segment_tokens, room)
-    if kept:
-        yield chain(kept[-1], next(new, ()))
+    if merged:
+        yield chain(merged[-1], next(new, ()))
     yield from new
 
 
-def _forget(partial: Path, digest: str | None) -> str | None:
-    """Start anew: what was laid out came from another base."""
-    remove(partial / LAYOUT)
-    return digest
-
-
-def _merge_segments(
-    groups: list[list[_Old]], store: Path, partial: Path, vocab_size: int, threads: int
-) -> None:
-    """Fill the segments whose documents are mostly those of one old segment."""
-    dtype = token_dtype(vocab_size)
-    for segment, (group, (start, length, first_key)) in enumerate(
-        zip(groups, read_segments(store).tolist(), strict=False)
-    ):
-        old, marker = group[0], sorted_marker(partial, segment)
-        if marker.exists() or length - old.size > MERGED_SHARE * old.size:
+def _merge_segments(groups: list[list[_OldSegment]], store: Path, vocab_size: int, threads: int) -> list[int]:
+    """Fill the segments whose documents are mostly those of one old segment; return the others."""
+    dtype, table = token_dtype(vocab_size), read_segments(store).tolist()
+    pending = list(range(len(table)))
+    for segment, (group, (start, length, first_key)) in enumerate(zip(groups, table, strict=False)):
+        old = group[0]
+        if length - old.size > MERGED_SHARE * old.size:
             continue
         tokens = np.memmap(store / "tokens.bin", dtype, "r", start * dtype.itemsize, (length,))
         suffixes = np.memmap(store / "suffixes.bin", "<i4", "r+", start * 4, (length,))
@@ -298,15 +263,14 @@ def _merge_segments(
         suffixes.flush()
         write_at(store / "keys.bin", keys, first_key)
         write_at(store / "first_rows.bin", first_rows, segment * (vocab_size + 1))
-        write_atomic(marker, b"")
+        pending.remove(segment)
+    return pending
 
 
 def _counts_of(store: Path) -> dict[str, int]:
-    """Return the counts of the manifest."""
     segments = read_segments(store)
     total = int(segments[:, 1].sum())
-    digests = digest_keys(
-        np.fromfile(store / DOCUMENTS_FILE, np.uint8)
-    )  # several of a document that was split
+    # a document that was split has several
+    digests = digest_keys(np.fromfile(store / DOCUMENTS_FILE, np.uint8))
     documents, tokens = len(np.unique(digests)), total - len(digests)
     return {"documents": documents, "tokens": tokens, "entries": total, "segments": len(segments)}

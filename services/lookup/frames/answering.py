@@ -156,11 +156,6 @@ class Answerer:
     def greet(self, frame: Frame, flags: int = 0, budget: int | None = None) -> tuple[Grant | None, bytes]:
         """Answer a greeting.
 
-        Args:
-            frame: frame of operation `HELLO`.
-            flags: flags of the answer.
-            budget: maximum nodes of a draft where the token names none; by default that of the limits.
-
         Returns:
             The client's grant, None if its token is unknown, and the answer.
         """

@@ -67,11 +67,7 @@ class FrameServer(Turns):
         ]
 
     async def _take_encrypted(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
-        """Serve a connection after its handshake; without one soon it is cut off.
-
-        Raises:
-            OSError: the handshake failed, or too many are waited for.
-        """
+        """Serve a connection after its handshake; without one soon it is cut off."""
         if self._handshakes >= MAX_HANDSHAKES:
             raise ConnectionAbortedError
         self._handshakes += 1
@@ -87,11 +83,7 @@ class FrameServer(Turns):
             self._handshakes -= 1
 
     def share_out(self, counts: Sequence[int]) -> None:
-        """Release connections that other workers have room for; called periodically.
-
-        Args:
-            counts: connections of every ready worker, including this one.
-        """
+        """Release connections that other workers have room for; called periodically."""
         for connection in list(self.connections):
             connection.close_if_gone()
         staying = [connection for connection in self.connections if not connection.leaving]

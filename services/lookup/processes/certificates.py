@@ -12,9 +12,6 @@ def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     Args:
         certificate: PEM file of the certificate, with those that lead to a trusted one.
         key: PEM file of its private key, without a passphrase; None: in the same file.
-
-    Raises:
-        LookupServiceError: a file cannot be used, or they do not belong together.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -65,11 +65,7 @@ class UnixListener:
             )
 
     def _take_lock(self) -> int:
-        """Return the descriptor of the lock file beside the socket, held while this process lives.
-
-        Raises:
-            LookupServiceError: another service holds it.
-        """
+        """Return the descriptor of the lock file beside the socket, held while this process lives."""
         path = self._lock_path
         while True:
             try:
@@ -97,11 +93,7 @@ class UnixListener:
         )
 
     def _remove_stale(self) -> None:
-        """Remove the socket of a dead service, after giving its last processes a moment to end.
-
-        Raises:
-            LookupServiceError: somebody answers there, or the file is not a socket.
-        """
+        """Remove the socket of a dead service, after giving its last processes a moment to end."""
         deadline = time.monotonic() + RELEASE_SECONDS
         while True:
             try:
@@ -120,11 +112,7 @@ class UnixListener:
             time.sleep(PAUSE)
 
     def _bind(self, mode: int) -> socket.socket:
-        """Return the listening socket, never connectable by more users than `mode` allows.
-
-        Raises:
-            LookupServiceError: the system refuses.
-        """
+        """Return the listening socket, never connectable by more users than `mode` allows."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(made.fileno(), mode & 0o600)

@@ -160,13 +160,7 @@ class LookupWorker:
 
 
 def make_follower(settings: LookupSettings, on_targets: OnTargets, *, recall: bool) -> Follower:
-    """Return a follower of the stores and releases in the settings; it uses the catalogue only if needed.
-
-    Args:
-        settings: settings of this run.
-        on_targets: called with all targets.
-        recall: whether to begin with the releases that this service kept, see `Follower`.
-    """
+    """Return a follower of the stores and releases in the settings; it uses the catalogue only if needed."""
     catalogue = None
     if settings.uses_catalogue:
         catalogue = Catalogue(settings.releases, settings.backend, KeptReleases.beside(settings.socket))

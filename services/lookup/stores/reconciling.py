@@ -18,7 +18,7 @@ FIRST_PAUSE = 1.0
 """Seconds until a failed store is tried again; doubles each time."""
 LONGEST_PAUSE = 60.0
 KEPT_SECONDS = 900.0
-"""Seconds that the store before stays open."""
+"""Seconds that the store before stays open, for a rollback."""
 
 Swapped = Callable[[str], None]
 Failed = Callable[[str, str], None]

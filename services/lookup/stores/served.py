@@ -212,10 +212,6 @@ def open_served(target: Target, partition: Partition | None = None, *, warm: boo
         target: what to open.
         partition: which part of it, if its kind has parts; None: all.
         warm: whether to read it into memory and draft once.
-
-    Raises:
-        DraftstoreError: the store cannot be opened, or is another build than the target names.
-        OSError: a file cannot be read.
     """
     with ExitStack() as opened:
         lease = StoreLease(target.path)
@@ -235,11 +231,7 @@ def open_served(target: Target, partition: Partition | None = None, *, warm: boo
 
 
 def _require_digest(target: Target, expected: str | None) -> str:
-    """Return the digest of the store at a target's path.
-
-    Raises:
-        StoreError: there is no store, or not the expected one.
-    """
+    """Return the digest of the store at a target's path."""
     digest = manifest_digest(target.path)
     if expected not in (None, digest):
         raise StoreError(
@@ -276,11 +268,7 @@ class OpenStores:
         return self._stores.get(served.name) is served
 
     def borrow(self, name: str) -> ServedStore:
-        """Return the store of a name, kept open until the caller calls its `release`; thread-safe.
-
-        Raises:
-            UnknownReleaseError: nothing of this name is served.
-        """
+        """Return the store of a name, kept open until the caller calls its `release`; thread-safe."""
         with self._lock:
             served = self.get(name)
             served.acquire()

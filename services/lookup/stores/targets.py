@@ -60,13 +60,7 @@ def with_digest(target: Target) -> Target:
 def catalogue_targets(
     live: Iterable[LiveRelease], names: Iterable[str] = (), backend: str | None = None
 ) -> list[Target]:
-    """Return the targets of releases.
-
-    Args:
-        live: all releases of the catalogue.
-        names: releases to serve; empty: all.
-        backend: preferred backend, for stores that have it.
-    """
+    """Return the targets of releases."""
     wanted = set(names)
     return [
         Target(

@@ -34,17 +34,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def warm_store(store: Store, drafters: Iterable[StoreDrafter], extents: Extents | None = None) -> None:
-    """Warm a store.
-
-    Args:
-        store: an open store.
-        drafters: its drafters; each drafts once.
-        extents: what it reads of its files, if it is a partition.
-
-    Raises:
-        DraftstoreError: the store is damaged, or its database is down.
-        OSError: a file cannot be read.
-    """
+    """Warm a store."""
     warm_files((store.path / name for name in store.manifest.files), extents=extents)
     batch.warm_up()
     contexts, queries = store.samples(SAMPLES)
@@ -63,9 +53,6 @@ def warm_files(paths: Iterable[Path], most: int | None = None, extents: Extents 
         paths: files; those that this process has not mapped are skipped.
         most: maximum number of bytes, smallest files first; None: half of the available memory.
         extents: what is read of files, by name; None: everything.
-
-    Returns:
-        Bytes read.
     """
     left = int(available_memory() * SHARE) if most is None else most
     done = 0

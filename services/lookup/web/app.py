@@ -107,11 +107,7 @@ class _LookupApi:
             self._site.live.sample()
 
     def _grant(self, request: Request) -> Grant:
-        """Return the sender's grant.
-
-        Raises:
-            ProblemError: a token is missing, or unknown.
-        """
+        """Return the sender's grant."""
         given = bearer_token(request)
         grant = self._site.gate.identify(given)
         if grant is None:

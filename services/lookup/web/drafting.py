@@ -143,15 +143,7 @@ class DraftDesk:
 
 
 def sized(question: TextQuestion | TokensQuestion, most: int) -> TextQuestion | TokensQuestion:
-    """Return a question whose answer is not too long; without a budget of its own it gets one.
-
-    Args:
-        question: the question.
-        most: maximum nodes of a draft.
-
-    Raises:
-        ProblemError: 422 if a draft, or all together, may have too many nodes.
-    """
+    """Return a question whose answer is not too long; without a budget of its own it gets one."""
     if "budget" not in question.model_fields_set:
         question = question.model_copy(update={"budget": min(question.budget, most)})
     contexts = len(question.contexts) if isinstance(question, TokensQuestion) else 1
@@ -167,11 +159,7 @@ def sized(question: TextQuestion | TokensQuestion, most: int) -> TextQuestion | 
 
 
 def parse_question(body: bytes) -> TextQuestion | TokensQuestion:
-    """Parse a question.
-
-    Raises:
-        ProblemError: 400 if the body is not JSON, 422 if it is not a valid question.
-    """
+    """Parse a question."""
     try:
         document = json.loads(body.decode(), parse_float=_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

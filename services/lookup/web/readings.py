@@ -28,10 +28,6 @@ def read_readiness(figures: SharedCounters, wanted: Collection[str] = ()) -> Rea
     """Return True if drafts are served: at least one worker serves at least one release, and will go on to.
 
     A release that cannot be opened is reported, but does not make the service unready.
-
-    Args:
-        figures: counters of the workers.
-        wanted: names that should be served.
     """
     workers = [worker for worker in figures.snapshot() if worker.answers]
     ready = {name: totals.ready for name, totals in add_up(workers).items() if name and totals.ready}

@@ -16,11 +16,7 @@ SHOWN = 32
 
 
 def encode_text(tokenizer: TextTokenizer, text: str) -> NDArray[np.int32]:
-    """Return the last ids of a text, as a batch of one: int32 [1, 1 to LAST].
-
-    Raises:
-        TokenizerError: the text is not valid Unicode.
-    """
+    """Return the last ids of a text, as a batch of one: int32 [1, 1 to LAST]."""
     return pack_contexts([tokenizer.encode(text, bos=False)[-LAST:].tolist()])
 
 

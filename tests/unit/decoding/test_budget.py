@@ -100,10 +100,6 @@ def test_padded_costs_are_those_of_the_next_number() -> None:
     assert [curve.cost(rows) for rows in (1, 2, 4, 5, 8, 10)] == [1.0, 4.0, 4.0, 6.0, 6.0, 7.0]
 
 
-def test_falling_times_are_averaged() -> None:
-    assert CostCurve((1, 2, 3, 4), (1.0, 3.0, 2.0, 4.0)).seconds == (1.0, 2.5, 2.5, 4.0)
-
-
 @pytest.mark.parametrize(
     ("rows", "seconds", "words"),
     [
@@ -116,7 +112,7 @@ def test_falling_times_are_averaged() -> None:
         ((1, 4), (1.0, float("inf")), "expected a positive number"),
     ],
 )
-def test_what_is_no_curve(rows: tuple[int, ...], seconds: tuple[float, ...], words: str) -> None:
+def test_invalid_curves_are_refused(rows: tuple[int, ...], seconds: tuple[float, ...], words: str) -> None:
     with pytest.raises(CurveError, match=words):
         CostCurve(rows, seconds)
 
@@ -137,20 +133,22 @@ def change(document: dict[str, Any], **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text, document: b"", "is damaged, expected a cost curve in JSON"),
-        (lambda text, document: text[: len(text) // 2], "is damaged, expected a cost curve in JSON"),
-        (lambda text, document: b"\xff\xfe", "is damaged, expected a cost curve in JSON"),
-        (lambda text, document: b"[1, 2]", "is not a cost curve"),
-        (lambda text, document: change(document, kind="store"), "is not a cost curve"),
-        (lambda text, document: change(document, format=2), "version 2, this draftstore reads version 1"),
-        (lambda text, document: change(document, rows=[1, "x"]), "is damaged .ValueError"),
-        (lambda text, document: change(document, rows=None), "is damaged .TypeError"),
-        (lambda text, document: change(document, seconds=[1, -1]), "a forward pass of -1.0 seconds"),
-        (lambda text, document: change(document, conditions={"model": "m"}), "is damaged .TypeError"),
+        (lambda text, document: b"", "is not a cost curve .JSONDecodeError"),
+        (lambda text, document: text[: len(text) // 2], "is not a cost curve .JSONDecodeError"),
+        (lambda text, document: b"\xff\xfe", "is not a cost curve"),
+        (lambda text, document: b"[1, 2]", "is not a cost curve .TypeError"),
         (
-            lambda text, document: json.dumps({"format": 1, "kind": "cost curve"}).encode(),
-            "is damaged .KeyError",
+            lambda text, document: change(document, kind="store"),
+            "is a store of version 1, expected a cost curve",
         ),
+        (lambda text, document: change(document, format=2), "version 2, expected a cost curve of version 1"),
+        (lambda text, document: change(document, rows=None), "is not a cost curve .TypeError"),
+        (lambda text, document: change(document, seconds=[1, -1]), "a forward pass of -1.0 seconds"),
+        (
+            lambda text, document: change(document, conditions={"model": "m"}),
+            "is not a cost curve .TypeError",
+        ),
+        (lambda text, document: b"{}", "is not a cost curve .KeyError"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, damage: Any, words: str) -> None:
@@ -268,7 +266,7 @@ def test_the_account_bounds_the_choice() -> None:
     assert choose(tree, factors, FLAT, rate, 0.0) == 9
 
 
-def test_parents_that_are_no_earlier_nodes_are_refused() -> None:
+def test_later_parents_are_refused() -> None:
     planner = CostPlanner(FLAT)
     for parents in ([0], [-1, 1], [-1, 5], [-2], [-1, 0, -7]):
         tree = DraftTree(
@@ -312,7 +310,7 @@ def judged(tree: DraftTree, came: Sequence[int]) -> NDArray[np.float64]:
 
 
 @given(trees(tokens=3), st.lists(st.integers(0, 3), max_size=6))
-def test_drafts_are_judged_as_far_as_the_text_comes_by(tree: DraftTree, came: list[int]) -> None:
+def test_outcomes_are_counted_along_the_text(tree: DraftTree, came: list[int]) -> None:
     seen = np.zeros((2, BANDS, 2))
     count_outcomes(
         read_only(tree.tokens),
@@ -324,11 +322,11 @@ def test_drafts_are_judged_as_far_as_the_text_comes_by(tree: DraftTree, came: li
     np.testing.assert_allclose(seen, judged(tree, came))
 
 
-def test_without_evidence_the_drafter_is_believed() -> None:
+def test_factors_without_evidence_are_one() -> None:
     assert np.array_equal(band_factors(np.zeros((2, BANDS, 2))), np.ones((2, BANDS)))
 
 
-def test_evidence_corrects_its_band_and_the_other_bands_of_its_depth() -> None:
+def test_evidence_corrects_its_band_and_its_depth() -> None:
     seen = np.zeros((2, BANDS, 2))
     seen[0, 1] = 40.0, 10.0  # 40 acceptances were promised, 10 came
     factors = band_factors(seen)
@@ -423,7 +421,7 @@ class Boaster:
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_a_drafter_that_boasts_is_left_alone(name: str) -> None:
+def test_overconfident_drafts_are_not_verified(name: str) -> None:
     curve, output = CURVES[name], text(300)
     spent = times(curve, Boaster(output, 1000), output)
     assert sum(spent) <= 1.01 * curve.cost(1) * 299
@@ -517,22 +515,6 @@ def test_the_rate_is_that_of_plain_decoding_or_better() -> None:
     for _ in range(500):
         planner.learn(tree, tree, settled(tree, [9]))
     assert planner.rate == pytest.approx(1 / CPU.cost(1))
-
-
-def test_a_slow_drafter_is_asked_less_often_while_its_drafts_are_no_use() -> None:
-    output = text(400)
-    planner = CostPlanner(CPU, draft_seconds=0.1 * CPU.cost(1))
-    asked: list[bool] = []
-
-    class Asked(Boaster):
-        def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-            asked.append(self.place >= 300)
-            return super().propose(budget, min_prob)
-
-    spent = times(CPU, Asked(output, 300), output, planner)
-    assert asked.count(False) < 45, "a question takes a tenth of a pass: one in ten passes"
-    assert sum(spent) < CPU.cost(1) * 360
-    assert CostPlanner(CPU, draft_seconds=0.001 * CPU.cost(1))._rest == 0
 
 
 # --- several texts in one pass ---

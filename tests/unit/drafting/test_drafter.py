@@ -129,7 +129,7 @@ def test_a_wide_vocabulary_takes_ids_above_65_535() -> None:
         session.observe([151_665])
 
 
-def test_what_else_a_pass_brings_does_not_matter_to_a_static_store() -> None:
+def test_static_store_ignores_other_feedback() -> None:
     drafter = store()
     plain = drafter.session([1, 2, 3])
     hidden, candidates = np.zeros(4, np.float32), np.zeros((1, 8), np.int32)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.decoding.loop import Fixed, decode
-from draftstore.decoding.nothing import NoDrafts
 from draftstore.decoding.replay import RecordedTarget
-from draftstore.drafting.drafter import ContextSession, Drafter, Session, projection_of
+from draftstore.drafting.drafter import Drafter, Session, projection_of
+from draftstore.drafting.faults import NoDrafts
 from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
 from draftstore.drafting.projection import Projection
 from draftstore.drafting.recycling import RecyclingDrafter
-from draftstore.drafting.request import RequestDrafter, RequestSession
+from draftstore.drafting.request import RequestDrafter
 from draftstore.drafting.together import propose_many
 from draftstore.errors import DraftstoreError, TokenRangeError
 from draftstore.stores.rest.store import STRATEGIES, RestDrafter
@@ -34,8 +34,8 @@ DOCUMENTS = [((RNG.zipf(1.5, 60) - 1) % VOCAB).tolist() for _ in range(10)]
 INDEX = make_index([DOCUMENTS], VOCAB)
 
 
-class Told(NamedTuple):
-    """What a session was told of a pass."""
+class Feedback(NamedTuple):
+    """The feedback of a pass to a session."""
 
     accepted: Any
     tree: DraftTree | None
@@ -44,14 +44,14 @@ class Told(NamedTuple):
 
 
 class Scripted:
-    """A drafter and its session, which proposes given trees in turn and notes what it is asked and told."""
+    """A drafter and its session, which proposes given trees in turn and records requests and feedback."""
 
     def __init__(self, *scripts: Nodes, candidates: bool = False, hidden: bool = False) -> None:
         self.needs_candidates = candidates
         self.needs_hidden = hidden
         self.trees = [tree_from(nodes) for nodes in scripts]
-        self.asked: list[tuple[int, float]] = []
-        self.told: list[Told] = []
+        self.requests: list[tuple[int, float]] = []
+        self.feedback: list[Feedback] = []
         self.prefill: tuple[Any, ...] = ()
 
     def session(
@@ -65,8 +65,8 @@ class Scripted:
         return self
 
     def propose(self, budget: int = 64, min_prob: float = 0.0) -> DraftTree:
-        self.asked.append((budget, min_prob))
-        return self.trees[min(len(self.asked), len(self.trees)) - 1]
+        self.requests.append((budget, min_prob))
+        return self.trees[min(len(self.requests), len(self.trees)) - 1]
 
     def observe(
         self,
@@ -76,7 +76,7 @@ class Scripted:
         candidates: NDArray[np.int32] | None = None,
         hidden: NDArray[np.float32] | None = None,
     ) -> None:
-        self.told.append(Told(accepted_ids, tree, candidates, hidden))
+        self.feedback.append(Feedback(accepted_ids, tree, candidates, hidden))
 
 
 def tree_from(nodes: Nodes) -> DraftTree:
@@ -133,7 +133,7 @@ def test_certainty_stays_certain_along_a_path() -> None:
 
 
 @given(trees(), st.integers(1, 12))
-def test_what_only_one_drafts_stays_as_it_is(nodes: Nodes, budget: int) -> None:
+def test_draft_of_a_single_source_is_unchanged(nodes: Nodes, budget: int) -> None:
     assert nodes_of(mixed([nodes], [[]], [[]]).propose(budget)) == nodes[:budget]
 
 
@@ -148,26 +148,26 @@ def test_a_bound_is_a_prefix(left: Nodes, right: Nodes, level: int) -> None:
         assert session.propose(budget) == whole.prefix(budget)
 
 
-def test_nothing_is_asked_for_nothing() -> None:
+def test_empty_budget_asks_no_source() -> None:
     drafters = Scripted([(1, -1, 0)]), Scripted([(1, -1, 0)])
     session = Mixture(drafters).session([0])
     assert len(session.propose(0)) == len(session.propose(5, 1.1)) == 0
-    assert drafters[0].asked == drafters[1].asked == []
+    assert drafters[0].requests == drafters[1].requests == []
     assert len(mixed([[]], [[]]).propose()) == 0
     for budget in (-1, 4097):
         with pytest.raises(DraftstoreError, match=f"a budget of {budget} nodes"):
             session.propose(budget)
 
 
-def test_each_is_asked_for_the_whole_budget_whatever_the_probability() -> None:
+def test_each_source_gets_the_whole_budget() -> None:
     drafters = Scripted([(1, -1, 64)]), Scripted([(1, -1, 64)])
     session = Mixture(drafters).session([0])
     assert len(session.propose(17, 0.1)) == 1, "two of 6 % make 12 %"
-    assert drafters[0].asked == drafters[1].asked == [(17, 0.0)]
+    assert drafters[0].requests == drafters[1].requests == [(17, 0.0)]
 
 
 @pytest.mark.parametrize("node", [(1, 5, 9), (1, 1, 9), (1, -2, 9), (-1, -1, 9)])
-def test_who_proposes_what_is_no_tree_is_left_out(
+def test_invalid_proposal_disables_its_source(
     node: tuple[int, int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     good: Nodes = [(7, -1, 3), (8, 0, 4)]
@@ -193,7 +193,7 @@ def test_who_proposes_what_is_no_tree_is_left_out(
         DraftTree(cast(Any, np.zeros(1)), np.full(1, -1, np.int16), np.zeros(1, np.uint8)),
     ],
 )
-def test_who_proposes_other_things_than_a_tree_is_left_out(proposed: Any) -> None:
+def test_malformed_proposal_disables_its_source(proposed: Any) -> None:
     good: Nodes = [(7, -1, 3), (8, 0, 4)]
     mixture = Mixture([Scripted(good), Scripted(good)])
     session = cast(MixtureSession, mixture.session([0]))
@@ -227,7 +227,7 @@ def test_drafters_are_judged_by_the_text_that_came(steps: list[tuple[list[Nodes]
     assert session.seen == pytest.approx(expected, rel=1e-6)
 
 
-def test_who_is_sure_and_wrong_is_not_listened_to_for_long() -> None:
+def test_confident_wrong_drafter_loses_its_weight() -> None:
     session = mixed([[(1, -1, 0), (2, 0, 0)]], [[(3, -1, 16), (4, 0, 16)]])
     assert session.propose(2).tokens.tolist() == [1, 2]
     for _ in range(12):
@@ -275,16 +275,16 @@ def test_everything_is_passed_on_as_it_came() -> None:
         assert drafter.prefill[0] is prompt
         assert drafter.prefill[1] is hidden
         assert np.array_equal(drafter.prefill[2], candidates[:1])
-        (told,) = drafter.told
+        (feedback,) = drafter.feedback
         assert all(
-            found is sent for found, sent in zip(told, (accepted, tree, candidates, hidden), strict=True)
+            found is sent for found, sent in zip(feedback, (accepted, tree, candidates, hidden), strict=True)
         )
     assert not mixed([[]], [[]]).needs_candidates
     assert not mixed([[]], [[]]).needs_hidden
 
 
 class Dense(Scripted):
-    """Wants projected states; keeps what it was told, the prefill's first."""
+    """Wants projected states; records those it got, the prefill's first."""
 
     def __init__(self, projection: Projection | None, hidden: bool = True) -> None:
         super().__init__([(1, -1, 5)], hidden=hidden)
@@ -292,7 +292,7 @@ class Dense(Scripted):
 
     @property
     def states(self) -> list[Any]:
-        return [self.prefill[1], *(told.hidden for told in self.told)]
+        return [self.prefill[1], *(each.hidden for each in self.feedback)]
 
 
 SPACES = [
@@ -302,7 +302,7 @@ TWIN = Projection(SPACES[0].weights.copy(), SPACES[0].bias.copy())
 STATE: NDArray[np.float32] = np.array([1, 2, 4], np.float32)
 
 
-def told_by_a_target(*drafters: Drafter) -> MixtureSession:
+def fed_by_a_target(*drafters: Drafter) -> MixtureSession:
     """Start and go on as a target does: with states as they are, or projected where the asker has a projection."""
 
     def state_for(asker: object) -> NDArray[np.float32]:
@@ -320,9 +320,9 @@ def is_state(found: Any, projection: Projection | None) -> bool:
     return bool(np.array_equal(found, STATE if projection is None else projection.apply(STATE)))
 
 
-def test_one_space_is_asked_for_as_it_is() -> None:
+def test_states_of_one_space_arrive_projected() -> None:
     parts = Dense(SPACES[0]), Scripted([(2, -1, 5)]), Dense(TWIN)
-    session = told_by_a_target(*parts)
+    session = fed_by_a_target(*parts)
     shared = Mixture(parts).projection
     assert shared is not None
     assert session.projection is not None
@@ -331,14 +331,16 @@ def test_one_space_is_asked_for_as_it_is() -> None:
     for part in (parts[0], parts[2]):
         assert isinstance(part, Dense)
         assert all(is_state(state, SPACES[0]) for state in part.states)
-    assert parts[1].prefill[1] is parts[1].told[0].hidden is None, "a projected state says nothing to others"
+    assert parts[1].prefill[1] is parts[1].feedback[0].hidden is None, (
+        "a projected state says nothing to others"
+    )
 
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_several_spaces_are_projected_to_on_the_host(raw: bool) -> None:
     """One that wants states as they are has the same effect."""
     parts = [Dense(SPACES[0]), Dense(TWIN), Dense(None) if raw else Dense(SPACES[1])]
-    session = told_by_a_target(*parts)
+    session = fed_by_a_target(*parts)
     assert Mixture(parts).projection is session.projection is None
     assert Mixture(parts).needs_hidden
     assert session.needs_hidden
@@ -348,15 +350,15 @@ def test_several_spaces_are_projected_to_on_the_host(raw: bool) -> None:
 
 def test_mixtures_of_spaces_inside_mixtures() -> None:
     parts = [Dense(SPACES[0]), Dense(SPACES[1]), Dense(SPACES[1])]
-    session = told_by_a_target(Mixture(parts[:2]), parts[2])
+    session = fed_by_a_target(Mixture(parts[:2]), parts[2])
     assert session.projection is None
     for part in parts:
         assert all(is_state(state, part.projection) for state in part.states)
-    session = told_by_a_target(Mixture([parts[1], parts[2]]), parts[1])
+    session = fed_by_a_target(Mixture([parts[1], parts[2]]), parts[1])
     assert session.projection is not None
 
 
-def test_no_state_is_no_state_for_all() -> None:
+def test_missing_state_reaches_no_part() -> None:
     parts = [Dense(SPACES[0]), Dense(SPACES[1])]
     Mixture(parts).session([0]).observe([1])
     assert [part.states for part in parts] == [[None, None]] * 2
@@ -393,7 +395,7 @@ class Broken(Scripted):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_who_raises_is_left_out_and_the_others_go_on(together: bool) -> None:
+def test_raising_source_is_disabled_and_others_continue(together: bool) -> None:
     good: Nodes = [(7, -1, 3), (8, 0, 4)]
     mixture = Mixture([Broken([]), Scripted(good), Broken([])])
     session = mixture.session([0])
@@ -404,7 +406,7 @@ def test_who_raises_is_left_out_and_the_others_go_on(together: bool) -> None:
     assert mixture.faults.counts == [1, 0, 1]
 
 
-def test_who_cannot_learn_is_left_out() -> None:
+def test_source_that_cannot_learn_is_disabled() -> None:
     mixture = Mixture([RequestDrafter(VOCAB), RequestDrafter(3)])
     session = mixture.session([0])
     session.observe([5])
@@ -453,13 +455,6 @@ def test_a_mixture_may_be_part_of_another() -> None:
     accepted = accept_greedy(tree, np.zeros(len(tree) + 1, np.int32))
     session.observe(accepted.tokens, tree=tree, candidates=np.zeros((len(tree) + 1, 8), np.int32))
     session.propose(20).validate()
-
-
-def test_the_parts_stay_what_they_are() -> None:
-    session = Mixture(everything()).session([1, 2])
-    assert isinstance(session, MixtureSession)
-    kinds = [type(part).__name__ for part in session.sessions]
-    assert kinds == [RequestSession.__name__, *[ContextSession.__name__] * 2, "RecyclingSession"]
 
 
 def test_merging_many_wide_trees() -> None:

@@ -67,7 +67,7 @@ def test_shares_double_with_every_token_of_a_match(
 
 @examples(50)
 @given(trees(), st.integers(1, 16))
-def test_one_partition_that_knows_something_is_not_changed(nodes: Nodes, length: int) -> None:
+def test_single_matching_partition_is_unchanged(nodes: Nodes, length: int) -> None:
     alone = draft_of(nodes, length, 3)
     for others in ([], [draft_of([], 0, 0)] * 3):
         joined = join_drafts([*others, alone], 64, 255)
@@ -102,7 +102,7 @@ def test_partitions_are_one_source_of_a_mixture() -> None:
     assert both.proposed[0] == drafter.session([1, 2, 3]).propose(8)
 
 
-def test_what_cannot_be_partitions() -> None:
+def test_invalid_partitions_are_refused() -> None:
     other = RestDrafter(make_index([[[1, 2, 3]]], VOCAB + 1), STRATEGIES["longest"])
     with pytest.raises(DraftstoreError, match=r"vocabularies of \[9, 10\] ids"):
         PartitionedDrafter([part(0, 2), other])

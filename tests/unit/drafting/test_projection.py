@@ -89,7 +89,7 @@ def test_half_precision_is_summed_exactly_enough() -> None:
     assert explained == equal
 
 
-def test_states_that_are_not_finite_are_left_out() -> None:
+def test_states_that_are_not_finite_are_skipped() -> None:
     states = states_of(100, 6)
     broken = np.insert(states, [0, 5, 50], np.nan, axis=0)
     broken[6] = np.inf
@@ -122,7 +122,7 @@ def test_numbers_that_never_change_get_no_weight() -> None:
         (0, 1, "0 hidden states for 1 dimension"),
     ],
 )
-def test_what_cannot_be_fitted(count: int, dims: int, reason: str) -> None:
+def test_fit_refuses_too_few_states(count: int, dims: int, reason: str) -> None:
     with pytest.raises(BuildError, match=f"^{reason}"):
         fitted(states_of(count, 6), dims)
 
@@ -139,7 +139,7 @@ def test_bytes_and_back() -> None:
             Projection.from_bytes(data, dims)
 
 
-def test_what_is_no_projection() -> None:
+def test_invalid_projections_are_refused() -> None:
     ones = np.ones((2, 3), np.float32)
     with pytest.raises(DraftstoreError, match=r"weights \(2, 3\) and bias \(3,\): expected"):
         Projection(ones, np.ones(3, np.float32))

@@ -120,7 +120,7 @@ def test_a_tree_grows_by_the_likeliest_path_beyond_it() -> None:
         (["0" * size for size in range(1, 65)], None, None, "expected 1 to 63 digits"),
     ],
 )
-def test_what_is_no_tree_is_refused(
+def test_invalid_rank_trees_are_refused(
     paths: list[str], tries: list[int] | None, hits: list[int] | None, message: str
 ) -> None:
     with pytest.raises(DraftstoreError, match=message):

@@ -238,7 +238,7 @@ def test_the_root_is_an_accepted_occurrence() -> None:
     assert drafter.matrix[5, 0] == 11, "an accepted node comes after the root"
 
 
-def test_a_row_that_tells_nothing_is_passed_over() -> None:
+def test_empty_row_is_skipped() -> None:
     drafter = RecyclingDrafter(5, matrix=cells([[1, 2], [3, 4]]))
     drafter.session([0]).observe([2], tree=DraftTree.empty(), candidates=cells([[-1, 7, 5]]))
     assert drafter.matrix[0].tolist() == [1, 2, -1, -1, -1, -1, -1, -1]
@@ -291,7 +291,7 @@ def test_counts_are_halved_so_that_rates_follow_the_texts(monkeypatch: pytest.Mo
 # --- guesses ---
 
 
-def test_what_was_held_likely_is_guessed_one_token_later() -> None:
+def test_candidates_are_guessed_one_token_later() -> None:
     drafter = RecyclingDrafter(30, matrix=cells([[-1]] * 7 + [[5, 6]]))
     session = drafter.session([3, 4], candidates=cells([[4, 7, 9]]))
     assert set(session.propose(2).tokens.tolist()) == {7, 9}, "4 is what the model said"
@@ -304,7 +304,7 @@ def test_what_was_held_likely_is_guessed_one_token_later() -> None:
     assert drafter.tree.guesses[:, :3].tolist() == [[0, 1, 1], [0, 0, 0]]
 
 
-def test_a_candidate_of_the_last_token_is_no_guess() -> None:
+def test_candidate_of_the_last_token_is_not_guessed() -> None:
     drafter = RecyclingDrafter(30, matrix=cells([[-1]] * 4 + [[9, 1]]))
     tree = drafter.session([3, 4], candidates=cells([[4, 7, 9]])).propose(8)
     assert sorted(tree.tokens.tolist()) == [1, 7, 9]
@@ -340,7 +340,7 @@ def test_a_tree_without_the_path_below_guesses_has_leaves() -> None:
 # --- sessions ---
 
 
-def test_the_prefill_tells_of_the_last_token_of_the_prompt() -> None:
+def test_prefill_candidates_are_learned() -> None:
     drafter = RecyclingDrafter(30)
     drafter.session([3, 4, 5], candidates=cells([wide(1)]))
     assert {token: row[0] for token, row in rows_of(drafter).items()} == {4: 1}
@@ -374,7 +374,7 @@ def test_foreign_ids_are_refused(ids: list[Any], message: str) -> None:
     assert session.propose(1).tokens.tolist() == [1], "the text has not grown"
 
 
-def test_foreign_ids_of_a_tree_are_passed_over() -> None:
+def test_foreign_ids_of_a_tree_are_skipped() -> None:
     drafter = RecyclingDrafter(4)
     tree = tree_of((99, -1), (2, 0), (1, 7), (3, -1))
     drafter.session([0]).observe([3, 1], tree=tree, candidates=cells([[row] for row in (1, 2, 3, 0, 1)]))
@@ -391,7 +391,7 @@ def test_candidates_of_another_shape_are_refused(wrong: NDArray[Any]) -> None:
             RecyclingDrafter(30).session([0, 1], candidates=wrong)
 
 
-def test_what_no_drafter_can_be_made_of_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for budget in (-1, 4097):
         with pytest.raises(DraftstoreError, match="expected 0 to 4096"):
             RecyclingDrafter(9).session([0]).propose(budget)

@@ -79,7 +79,7 @@ def test_a_store_is_asked_once(mixed: bool) -> None:
     assert counting.batches == [5, 3, 1]
 
 
-def test_what_a_mixture_learns_of_a_batch_is_what_it_learns_alone() -> None:
+def test_mixture_learns_the_same_in_a_batch() -> None:
     drafters: list[Any] = [RequestDrafter(VOCAB), store("longest")]
     text = [1, 2, 3, 1, 2, 3, 1, 2]
     together, alone = Mixture(drafters).session(text), Mixture(drafters).session(text)

@@ -18,7 +18,7 @@ from draftstore.hf.loading import positions_of
 from draftstore.hf.passes import last_hidden
 from draftstore.hf.states import ModelStates, StateReader, last_states, weights_digest
 from draftstore.stores.dresd.build import DresdOptions, build_dresd
-from draftstore.stores.dresd.kernels.nearest import search_exactly
+from draftstore.stores.dresd.kernels.nearest import ALL, search
 from draftstore.stores.dresd.kernels.windows import cut_windows
 from draftstore.stores.dresd.store import DresdStore
 from tests.conftest import write_texts
@@ -208,7 +208,7 @@ def test_a_store_of_a_trained_model(data: Path, tmp_path: Path) -> None:
     states = caught(stories(data, torch.float32), ids)
     for place in range(1, len(ids) - 2):
         query, token = store.projection.apply(states[place]), ids[place + 1]
-        found = search_exactly(store.index, query[None], token[None].astype(np.int32), 9)
+        found = search(store.index, query[None], token[None].astype(np.int32), 9, ALL)
         nearest = found.entries[found.similarities > 0.999]
         rest = ids[place + 2 : place + 6].tolist()
         starts = store.index.positions[nearest].tolist()
@@ -222,7 +222,7 @@ def test_a_killed_build_gives_the_same_bytes(data: Path, tmp_path: Path) -> None
     corpus = write_texts(tmp_path / "c.jsonl", 200)
     model = data / "models" / "stories260K"
     killed.run(killed.dense_store, (model, corpus, tmp_path / "whole"))
-    for marker in ("sampled-00001", "embedded-00003"):
+    for marker in ("states.bin", "vectors.f16"):
         out = tmp_path / marker
         reached = killed.kill_when(
             killed.dense_store, (model, corpus, out), (tmp_path / f".{marker}.partial" / marker).exists

@@ -117,7 +117,7 @@ def test_documents_end_and_never_join() -> None:
     assert trees.distinct[0] == 2
 
 
-def test_what_does_not_occur_has_no_tree() -> None:
+def test_absent_ngrams_have_no_tree() -> None:
     index = make_index([[[1, 2, 3]]], NARROW)
     trees = cut_trees(index, matrix([(2, 1), (4, 4), (1, 2)]), 8, 10)
     assert (trees.counts.tolist(), trees.sizes.tolist()) == ([0, 0, 1], [0, 0, 1])

@@ -66,7 +66,7 @@ def test_a_failing_write_changes_nothing(
     assert old is None or path.read_bytes() == old
 
 
-def test_what_replaces_a_file_is_private_from_the_start(tmp_path: Path) -> None:
+def test_replacement_is_private_from_the_start(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with replacing(path, 0o600) as filling:
         assert names(tmp_path) == [filling.name]
@@ -92,7 +92,7 @@ def test_json_text_is_read_back(value: Any) -> None:
     assert json.loads(json_text(value)) == value
 
 
-def test_json_text_of_a_path_that_is_no_utf_8(tmp_path: Path) -> None:
+def test_json_text_of_a_path_that_is_not_utf_8(tmp_path: Path) -> None:
     value = {"é": os.fsdecode(b"\xff.txt"), "a": 1}
     write_json(tmp_path / "v.json", value)
     assert (tmp_path / "v.json").read_bytes() == '{\n  "a": 1,\n  "é": "\\udcff.txt"\n}\n'.encode()
@@ -138,7 +138,7 @@ def test_publishing_replaces_and_leaves_nothing_behind(tmp_path: Path, there: st
     assert (other / "inner" / "file").read_text() == "other"
 
 
-def test_what_cannot_be_flushed_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unflushed_directory_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = finished_directory(tmp_path / "out", "old")
     work = finished_directory(tmp_path / "work", "new")
     monkeypatch.setattr(os, "fsync", no_space)
@@ -192,9 +192,7 @@ def test_the_holder_may_remove_the_directory(tmp_path: Path) -> None:
             assert path.is_dir()
 
 
-def test_a_directory_that_vanishes_while_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_survives_removal_of_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, opened, vanish = tmp_path / "work", os.open, iter([True, False])
 
     def open_and_lose(*arguments: Any) -> int:

@@ -1,4 +1,4 @@
-"""Steps that are done once, and files that are published as stores are."""
+"""Steps that are done once, and stores that are published when complete."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,9 @@ import pytest
 
 from draftstore.errors import BuildError, CorpusError
 from draftstore.storage.files import locked_directory
-from draftstore.storage.staging import once, staged
+from draftstore.storage.manifest import Manifest, TokenizerIdentity, save_manifest
+from draftstore.storage.report import ReadReport
+from draftstore.storage.staging import STORE, BuildResult, build_store, build_time, hash_files, once
 
 
 class Step:
@@ -46,7 +48,7 @@ def test_a_step_that_fails_is_not_marked(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_whose_result_is_gone_is_done_again(tmp_path: Path) -> None:
+def test_step_with_an_invalid_result_is_repeated(tmp_path: Path) -> None:
     marker, made = tmp_path / "marker", tmp_path / "made"
 
     def make() -> int:
@@ -64,37 +66,46 @@ def test_a_step_whose_result_is_gone_is_done_again(tmp_path: Path) -> None:
     assert json.loads(marker.read_text()) == 5
 
 
-def build_file(out: Path, text: str, *, fail: bool = False) -> str:
-    """Publish a file of one text, or return the text that is there."""
+def build(out: Path, text: str = "", *, resumable: bool = False, fail: bool = False) -> BuildResult:
+    """Build a store of no files, whose manifest names a text."""
 
-    def find() -> str | None:
-        return out.read_text() if out.exists() and out.read_text() == text else None
-
-    def make(partial: Path) -> str:
+    def fill(partial: Path) -> ReadReport:
+        store = partial / STORE
+        store.mkdir(exist_ok=True)
         once(partial / "begun", lambda: None)
+        if resumable:
+            (partial / "tokens").mkdir(exist_ok=True)
+            once(partial / "tokens" / "shard-0.json", lambda: None)
         if fail:
             raise CorpusError("no")
-        (partial / out.name).write_text(text)
-        return "made " + text
+        counts = {"documents": 1, "entries": 0, "tokens": 0}
+        identity = TokenizerIdentity("t", "0")
+        manifest = Manifest(
+            "rest", "a", build_time(), 9, "uint16", identity, {"plan": plan}, {}, counts, hash_files(store)
+        )
+        save_manifest(store, manifest)
+        return ReadReport(1)
 
-    return staged(out, out.name, find, make, ("begun",) if text == "kept" else ())
+    plan = {"kind": "rest", "text": text}
+    return build_store(out, plan, "a", False, fill)
 
 
-def test_a_file_is_published(tmp_path: Path) -> None:
-    out = tmp_path / "folder" / "answers.jsonl"
-    assert build_file(out, "one") == "made one"
-    assert build_file(out, "one") == "one"
-    assert build_file(out, "two") == "made two"
+def test_a_store_is_built_once_and_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "folder" / "a"
+    assert not build(out, "one").reused
+    assert build(out, "one").reused
+    with pytest.raises(BuildError, match="another build: choose another --out, or pass --overwrite"):
+        build(out, "two")
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-def test_a_failed_attempt_keeps_what_is_worth_it(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_only_what_it_can_resume_from(tmp_path: Path) -> None:
     out, partial = tmp_path / "a", tmp_path / ".a.partial"
-    for text, kept in (("lost", False), ("kept", True)):
+    for resumable in (False, True):
         with pytest.raises(CorpusError):
-            build_file(out, text, fail=True)
-        assert (partial / "begun").exists() == kept
-    assert build_file(out, "kept") == "made kept"
+            build(out, resumable=resumable, fail=True)
+        assert (partial / "begun").exists() == resumable
+    assert not build(out).reused
     assert not partial.exists()
 
 
@@ -103,4 +114,4 @@ def test_one_build_at_a_time(tmp_path: Path) -> None:
         locked_directory(tmp_path / ".a.partial"),
         pytest.raises(BuildError, match="another build is running"),
     ):
-        build_file(tmp_path / "a", "text")
+        build(tmp_path / "a")

@@ -95,7 +95,7 @@ def test_every_kind_is_described_by_its_module() -> None:
         assert kind.title
     counts = kind_of("ngrams")
     assert type(counts) is Kind
-    assert (counts.name, counts.strategies, counts.asked_with_states) == ("ngrams", (), False)
+    assert (counts.name, counts.strategies, counts.needs_states) == ("ngrams", (), False)
 
 
 def test_the_registry_imports_no_kind_before_it_is_asked_for() -> None:

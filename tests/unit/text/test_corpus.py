@@ -196,7 +196,7 @@ def test_empty_documents_are_counted_and_skipped(tmp_path: Path) -> None:
 def test_damaged_packed_files_stop_the_reading_unless_that_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str, damage: str
 ) -> None:
-    monkeypatch.setattr(report_module, "PROBLEMS_KEPT", 10_000)
+    monkeypatch.setattr(report_module, "MAX_PROBLEMS", 10_000)
     many = lines(*({"text": f"{n} {os.urandom(40).hex()}"} for n in range(5_000)))
     data = PACKERS[packed](many)
     middle = len(data) // 2

@@ -98,15 +98,6 @@ def test_one_tree_of_full_weight_stays_as_it_is(nodes: Nodes) -> None:
     assert nodes_of(blended([nodes, nodes, nodes], [0.0, 1.0, 0.0])) == nodes
 
 
-@given(forests())
-def test_the_order_of_trees_does_not_matter(forest: tuple[list[Nodes], list[float]]) -> None:
-    try:
-        reference.blend_trees(*forest, 64)
-    except UnclearError:
-        reject()
-    assert blended(*forest) == blended(forest[0][::-1], forest[1][::-1])
-
-
 def test_a_worked_example() -> None:
     """Two of three trees say 5; what they leave unsaid of the weight is nobody's."""
     first: Nodes = [(5, -1, 0), (7, 0, 16)]

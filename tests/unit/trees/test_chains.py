@@ -26,7 +26,7 @@ def test_no_other_path_promises_more(chances: dict[tuple[int, ...], float], long
     chain.validate()
     assert chain.parents.tolist() == list(range(-1, len(chain) - 1))
     depth = len(tree) if longest is None else longest
-    cut = [path[:depth] for path in map(list, tree.paths())]
+    cut = [path[:depth] for path in map(tree.path, range(len(tree)))]
     sums = [float(tree.probs[path].sum(dtype=float)) for path in cut if path]
     assert abs(float(chain.probs.sum(dtype=float)) - max(sums, default=0.0)) < 1e-6
     assert chain.tokens.tolist() in [tree.tokens[path].tolist() for path in cut] or not len(chain)

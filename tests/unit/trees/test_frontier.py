@@ -74,13 +74,13 @@ def test_every_bound_of_the_grid_rounds_as_trees_do() -> None:
 
 
 @pytest.mark.parametrize("prob", [0.0, 5e-324, 1e-30, float(np.nextafter(LEVEL_BOUNDS[-1], 0))])
-def test_what_is_below_the_grid_is_no_node(prob: float) -> None:
+def test_probability_below_the_grid_is_dropped(prob: float) -> None:
     assert enter(new_frontier(2), 0, 7, prob, 1, 0, 255) == 0
     nodes, tail = fill([(0, 1, 1, 0)], 1)
     assert enter(nodes, tail, 7, prob, 1, 0, 255) == 1
 
 
-def test_a_node_may_have_children_while_they_would_find_a_place() -> None:
+def test_node_is_expanded_while_a_child_could_enter() -> None:
     nodes, tail = fill([(3, 1, 5, 0), (9, 1, 5, 0)], 3)
     assert may_have_children(nodes, 1, tail)
     nodes, tail = fill([(3, 1, 5, 0), (9, 1, 5, 0), (9, 2, 5, 1)], 3)

@@ -1,10 +1,4 @@
-"""Inverted lists of near entries by spherical k-means, for the large groups of a dense store.
-
-    if count := lists_for(len(vectors)):
-        centroids, assignment = cluster(vectors, count, seed=0)
-
-See `draftstore.stores.dresd.kernels.nearest` for their use.
-"""
+"""Inverted lists of near entries by spherical k-means, for the large groups of a dense store (see `nearest`)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +20,7 @@ def lists_for(entries: int) -> int:
 def cluster(
     vectors: NDArray[np.float32], lists: int, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Cluster vectors into lists.
-
-    Memory besides input and output: a sample of 64 vectors per list, twice, and the similarities of 4,096 vectors to
-    all lists.
+    """Cluster vectors into lists by spherical k-means on a sample.
 
     Args:
         vectors: float32 [n, dims], of unit length, n at least `lists`.

@@ -19,11 +19,7 @@ LANES = 16
 
 
 def _as_numbers(builder: Any, codes: Any, code: Any) -> Any:
-    """Emit the conversion of codes to float32: from float32, float16 bits, or int8; scalar or vector.
-
-    The bits of a float16 are shifted to their float32 positions and the exponent is rescaled. Not all processors have
-    an instruction for this, and numba has no fallback function.
-    """
+    """Emit the conversion of codes to float32: from float32, float16 bits, or int8; scalar or vector."""
     if isinstance(code, types.Float):
         return codes
     many = isinstance(codes.type, ir.VectorType)
@@ -35,6 +31,7 @@ def _as_numbers(builder: Any, codes: Any, code: Any) -> Any:
     if code.bitwidth == 8:
         return builder.sitofp(codes, like(ir.FloatType()))
     whole = ir.IntType(32)
+    # Not all processors have an instruction for float16, and numba has no fallback function.
     bits = builder.shl(builder.sext(codes, like(whole)), like(whole, 13))
     bits = builder.and_(bits, like(whole, ~0x70000000))
     return builder.fmul(builder.bitcast(bits, like(ir.FloatType())), like(ir.FloatType(), 2.0**112))
@@ -44,14 +41,13 @@ def _as_numbers(builder: Any, codes: Any, code: Any) -> Any:
 def _sums(_context: Any, vectors: Any, row: Any, query: Any) -> Any:
     """Return two float32: dot product of a row of vectors and a query; the row's sum of squares, for int8 only.
 
-    Results are bit-identical on every processor. Lane j of 16 sums the elements j, j + 16, j + 32, ...; then the upper
-    half of the lanes is added to the lower half, four times; then the remaining elements after the last 16 are added
-    one by one. No operations are fused.
+    Lane j of 16 sums the elements j, j + 16, j + 32, ...; then the upper half of the lanes is added to the lower half,
+    four times; then the remaining elements after the last 16 are added one by one. No operations are fused.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = signature.args[0].dtype
-        rows, asked = (context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 2))
+        rows, wanted = (context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 2))
         dims = builder.extract_value(rows.shape, 1)
         row = context.cast(builder, arguments[1], signature.args[1], types.intp)
         codes = builder.gep(rows.data, [builder.mul(row, dims)])
@@ -65,7 +61,7 @@ def _sums(_context: Any, vectors: Any, row: Any, query: Any) -> Any:
 
         def add_products(sums: Sequence[Any], place: Any, lanes: int) -> None:
             numbers = _as_numbers(builder, load(codes, place, lanes), code)
-            for total, factors in zip(sums, (load(asked.data, place, lanes), numbers), strict=False):
+            for total, factors in zip(sums, (load(wanted.data, place, lanes), numbers), strict=False):
                 builder.store(builder.fadd(builder.load(total), builder.fmul(numbers, factors)), total)
 
         many, one = ir.VectorType(ir.FloatType(), LANES), ir.FloatType()

@@ -15,13 +15,11 @@ often than their share. So a miss gets most where all neighbours differ, as in t
 `draftstore.search.expand`, with weights instead of counts.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
 from draftstore.jit import kernel, leaf_kernel
 from draftstore.stores.dresd.kernels.nearest import find_nearest
 from draftstore.trees.blend import Trie, keep_best, new_trie, place_nodes
@@ -42,16 +40,6 @@ class Calibration(NamedTuple):
     doubt: float
     unseen: float
     settled: float
-
-    def check(self) -> None:
-        """Refuse values that do not give probabilities.
-
-        Raises:
-            DraftstoreError: the first invalid value, with what is expected.
-        """
-        for name, value in self._asdict().items():
-            if not 0.0 < value < math.inf or (name == "settled" and value > 1.0):
-                raise DraftstoreError(f"a calibration with {name} = {value}: expected a number above 0")
 
 
 # Maximum likelihood of the model's next tokens, with 3, 10 and 64 neighbours weighted equally: SmolLM2-135M-Instruct,
@@ -162,18 +150,10 @@ def draw_tree(
     tokens: Any, vocab_size: Any, calibration: Any, starts: Any, similarities: Any, length: Any, scratch: Any,
     nodes: Any, max_level: Any,
 ) -> Any:  # fmt: skip
-    """Draw the tree of given neighbours; return its number of nodes.
+    """Draw the tree of given neighbours, nearest first; return its number of nodes. See `draft_trees`.
 
-    Args:
-        tokens: see `draft_trees`.
-        vocab_size: size of the vocabulary.
-        calibration: see `draft_trees`.
-        starts: int64 [neighbours], start of each continuation in the corpus; nearest first.
-        similarities: float32 [neighbours], their cosines.
-        length: see `draft_trees`.
-        scratch: buffers for as many neighbours.
-        nodes: a Frontier to fill.
-        max_level: see `draft_trees`.
+    `starts` are int64 [neighbours], their continuations in the corpus, `similarities` float32 [neighbours], their
+    cosines; `scratch` has room for as many neighbours, and `nodes` is a Frontier to fill.
     """
     size = _clear(scratch)
     for i in range(len(starts)):
@@ -231,6 +211,6 @@ def _find_chances(scratch: Any, size: Any, calibration: Any) -> Any:
     probs[0], unseen[0] = 1.0, calibration.unseen
     for place in range(1, size):  # parents come before children
         above, weight = scratch.above[place], scratch.weights[place]
-        held = weight / (weight + calibration.doubt)
-        probs[place] = probs[above] * held * weight / (scratch.sums[above] + unseen[above])
+        agreed = weight / (weight + calibration.doubt)
+        probs[place] = probs[above] * agreed * weight / (scratch.sums[above] + unseen[above])
         unseen[place] = calibration.settled * unseen[above]

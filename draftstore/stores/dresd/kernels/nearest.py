@@ -75,12 +75,9 @@ def search(
         index: arrays of the store.
         queries: float32 [batch, dims], of any length; zero vectors and those with NaN have no neighbours.
         tokens: int32 [batch], first tokens; ids outside the vocabulary have no entries.
-        k: maximum neighbours of a query.
+        k: maximum neighbours of a query, at least one.
         probing: share of a group of `LARGE` entries to visit, in (0, 1]. For equal recall, larger groups have a smaller
             share, by the square root of their size; small ones, and all with `ALL`, are visited completely.
-
-    Raises:
-        DraftstoreError: wrong shapes, `k` below one, or `probing` outside (0, 1].
     """
     queries, tokens = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(tokens, np.int32)
     if queries.ndim != 2 or tokens.shape != queries.shape[:1] or queries.shape[1] != index.vectors.shape[1]:
@@ -88,32 +85,11 @@ def search(
             f"queries of shape {queries.shape} for tokens of shape {tokens.shape}: expected [batch, "
             f"{index.vectors.shape[1]}] and [batch]"
         )
-    if k < 1:
-        raise DraftstoreError(f"{k} neighbours: expected at least one")
-    return Neighbours(*_search(index, queries, tokens, k, check_probing(probing)))
-
-
-def search_exactly(
-    index: DenseIndex, queries: NDArray[np.float32], tokens: NDArray[np.int32], k: int
-) -> Neighbours:
-    """Return the result of `search` with all entries of a group visited."""
-    return search(index, queries, tokens, k, ALL)
-
-
-def check_probing(probing: float) -> float:
-    """Check and return a probing share.
-
-    Raises:
-        DraftstoreError: it is outside (0, 1].
-    """
-    if not 0.0 < probing <= ALL:
-        raise DraftstoreError(f"a probing of {probing}: expected a share above 0, at most 1")
-    return float(probing)
+    return Neighbours(*_search(index, queries, tokens, k, probing))
 
 
 @kernel
 def _search(index: Any, queries: Any, tokens: Any, k: Any, probing: Any) -> Any:
-    """Search for a batch; see `search`."""
     batch = len(tokens)
     entries = np.empty((batch, k), np.int64)
     similarities = np.empty((batch, k), np.float32)
@@ -127,18 +103,9 @@ def _search(index: Any, queries: Any, tokens: Any, k: Any, probing: Any) -> Any:
 
 @kernel
 def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any, similarities: Any) -> Any:
-    """Find the nearest entries of one query; called by other kernels.
+    """Find the nearest entries of one query, see `search`; return how many, and the size of its group.
 
-    Args:
-        index: DenseIndex.
-        query: float32 [dims], of any length.
-        token: first token.
-        probing: see `search`.
-        entries: int64 [k], filled with the nearest entries, nearest first.
-        similarities: float32 [k], filled with their cosines.
-
-    Returns:
-        Number of entries found, and the size of the group.
+    `entries` int64 [k] and `similarities` float32 [k] are filled, nearest first.
     """
     if token < 0 or token + 1 >= len(index.groups):
         return np.int64(0), np.int64(0)
@@ -160,11 +127,7 @@ def find_nearest(index: Any, query: Any, token: Any, probing: Any, entries: Any,
 def _probe(
     index: Any, query: Any, first: Any, last: Any, end: Any, wanted: Any, entries: Any, similarities: Any
 ) -> Any:
-    """Visit the lists of a group in order of their centroids' similarity until enough entries are visited.
-
-    Returns:
-        Number of entries found.
-    """
+    """Visit the lists of a group, nearest centroids first, until enough entries are seen; return the number found."""
     waiting = np.arange(first, last)
     nearness = np.empty(last - first, np.float32)
     for i in range(first, last):
@@ -202,7 +165,6 @@ def _sift(waiting: Any, nearness: Any, first: Any, place: Any, size: Any) -> Any
 
 @leaf_kernel
 def _squares(query: Any) -> Any:
-    """Return the sum of squares as float64."""
     total = 0.0
     for i in range(len(query)):
         total += np.float64(query[i]) * np.float64(query[i])
@@ -213,7 +175,7 @@ def _squares(query: Any) -> Any:
 def _scan(
     vectors: Any, query: Any, start: Any, stop: Any, found: Any, entries: Any, similarities: Any
 ) -> Any:
-    """Compare a query with a range of entries and keep the nearest; return how many are kept."""
+    """Compare a query with a range of entries and keep the nearest; return how many there are."""
     least = similarities[found - 1] if found == len(entries) else np.float32(-np.inf)
     for entry in range(start, stop):
         similarity = cosine(vectors, entry, query)

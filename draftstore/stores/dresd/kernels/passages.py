@@ -77,15 +77,9 @@ class Passages(NamedTuple):
     def texts(
         self, block: int, tokens: NDArray[Any], bos: tuple[int, ...]
     ) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        """Return the model's input for a block.
+        """Return the ids of each window of a block, and int64 [windows], the first row of their states with an entry.
 
-        Args:
-            block: its number.
-            tokens: tokens.bin.
-            bos: ids before each window, except before a document's first one that already begins with them.
-
-        Returns:
-            The ids of each window, and int64 [windows], the first row of their states with an entry.
+        `bos` stands before each window, except before a document's first one that already begins with it.
         """
         head = np.array(bos, np.int64)
         texts, rows = [], []
@@ -102,13 +96,10 @@ class Passages(NamedTuple):
 def find_passages(
     tokens: NDArray[Any], starts: NDArray[np.int64], window: int, alike: int = ALIKE
 ) -> Passages:
-    """Choose the passages.
+    """Choose the passages, with windows of at most `window` tokens, and at most `alike` entries with one prefix.
 
-    Args:
-        tokens: unsigned [tokens], documents, each ended by the sentinel.
-        starts: int64 [documents + 1], position of each document's first token; the last entry is the end.
-        window: maximum tokens of a window.
-        alike: maximum entries with the same prefix.
+    `tokens` is unsigned [tokens], documents, each ended by the sentinel; `starts` int64 [documents + 1], their
+    positions.
     """
     firsts = first_entries(tokens, starts, alike)
     ends = np.diff(starts) - 1 - BEHIND  # sentinel
@@ -129,17 +120,12 @@ def find_passages(
 
 @kernel
 def first_entries(tokens: Any, starts: Any, alike: Any) -> Any:
-    """Return int64 [documents]: the first position of each document whose entry is kept.
+    """Return int64 [documents]: the first position of each document whose entry is kept; see `find_passages`.
 
     A document, including its sentinel, is compared with all earlier ones by its prefixes. The hash table holds prefixes
     that documents share, with the number of entries kept there, and for each document its first unshared prefix. When
     another document has that prefix, the first one's moves on to its next: so the table is only as large as the shared
     prefixes.
-
-    Args:
-        tokens: unsigned [tokens].
-        starts: int64 [documents + 1]; documents include their sentinels.
-        alike: maximum entries with the same prefix.
     """
     firsts = np.zeros(len(starts) - 1, np.int64)
     keys, documents, counts = _new_table(1024)
@@ -204,13 +190,11 @@ def _find(keys: Any, key: Any) -> Any:
 
 @kernel
 def _new_table(size: Any) -> Any:
-    """Return an empty table: keys, documents, counts."""
     return np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64)
 
 
 @kernel
 def _grow(keys: Any, documents: Any, counts: Any) -> Any:
-    """Return a table of twice the size with the same content."""
     wide, moved, counted = _new_table(2 * len(keys))
     for old in range(len(keys)):
         if keys[old] != 0:

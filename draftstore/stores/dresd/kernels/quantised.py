@@ -1,8 +1,5 @@
 """Quantisation of unit vectors to two bytes or one byte per dimension.
 
-    codes = quantise(vectors, "int8")
-    restore(codes)                        # nearly the vectors
-
 `float16` has about three decimal digits. `int8` stores only a vector's direction: multiples of a step, not stored, of
 1/127 of the vector's largest absolute value. As all vectors have unit length, `restore` normalises codes, and
 `draftstore.stores.dresd.kernels.nearest` divides by their norm, so that rounding does not affect the length.
@@ -13,12 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftstore.errors import DraftstoreError
-
 DTYPES = ("float16", "int8")
 """Names of the storage types of vectors."""
 
-MOST = 127
+LARGEST = 127
 """Largest code of int8; -128 is not used, so that codes are symmetric."""
 
 SMALLEST = 2.0**-14
@@ -26,46 +21,22 @@ SMALLEST = 2.0**-14
 
 
 def vector_dtype(name: str) -> np.dtype[Any]:
-    """Return the stored type of vectors, little-endian.
-
-    Raises:
-        DraftstoreError: unknown name.
-    """
-    if name not in DTYPES:
-        raise DraftstoreError(f"vectors of type {name!r}: expected one of {', '.join(DTYPES)}")
+    """Return the stored type of vectors, little-endian."""
     return np.dtype(name).newbyteorder("<")
 
 
 def quantise(vectors: NDArray[np.float32], name: str) -> NDArray[Any]:
-    """Quantise vectors.
-
-    Args:
-        vectors: float32 [any, dims], finite and of unit length.
-        name: see `DTYPES`.
-
-    Returns:
-        float16 or int8 [any, dims].
-
-    Raises:
-        DraftstoreError: unknown name.
-    """
+    """Return vectors float32 [any, dims], finite and of unit length, as float16 or int8 [any, dims]."""
     dtype = vector_dtype(name)
     if dtype.kind == "f":
         return np.where(np.abs(vectors) < SMALLEST, 0.0, vectors).astype(dtype)
     largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=SMALLEST)
-    codes: NDArray[Any] = np.rint(vectors * (MOST / largest)).astype(dtype)
+    codes: NDArray[Any] = np.rint(vectors * (LARGEST / largest)).astype(dtype)
     return codes
 
 
 def restore(codes: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the vectors of codes.
-
-    Args:
-        codes: [any, dims], float16, uint16 (float16 bits), or int8.
-
-    Returns:
-        float32 [any, dims].
-    """
+    """Return codes [any, dims], float16, uint16 (float16 bits) or int8, as float32 [any, dims]."""
     if codes.dtype.kind == "i":
         directions: NDArray[np.float32] = codes.astype(np.float32)
         lengths = np.linalg.norm(directions, axis=-1, keepdims=True)

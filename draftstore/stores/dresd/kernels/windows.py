@@ -8,13 +8,7 @@ OVERLAP = 4
 
 
 class Window(NamedTuple):
-    """A window of a text.
-
-    Attributes:
-        start: where reading starts.
-        first: first position whose state is used; those before are context.
-        stop: end of the window.
-    """
+    """A window of a text: start of reading, first position whose state is used (those before are context), and end."""
 
     start: int
     first: int
@@ -22,13 +16,9 @@ class Window(NamedTuple):
 
 
 def cut_windows(length: int, size: int) -> Iterator[Window]:
-    """Yield the windows of a text, whose used positions cover it exactly once.
+    """Yield the windows of a text, each of at most `size` positions; their used positions cover it exactly once.
 
-        cut_windows(11, 8):  [0, 8) used from 0, [6, 11) used from 8
-
-    Args:
-        length: length of the text.
-        size: maximum positions of a window, at least 1.
+    11 positions in windows of 8 are [0, 8), used from 0, and [6, 11), used from 8.
     """
     first = 0
     while first < length:

@@ -1,5 +1,3 @@
-import dataclasses
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from draftstore.stores.rest.build import RestOptions, build_rest
 from draftstore.stores.rest.segments import read_segments
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from tests import reference
-from tests.conftest import write_texts
 from tests.reference import Documents, Ngram
 from tests.unit.stores.rest.test_build import contents, names, no_space
 
@@ -140,30 +137,6 @@ def test_two_builds_are_the_same_bytes(
     assert manifest_digest(tmp_path / "a") == manifest_digest(tmp_path / "b")
 
 
-def test_the_same_counts_are_reused_and_others_refused(small_store: Path, out: Path) -> None:
-    first = build_counts(small_store, out, max_n=2)
-    again = build_counts(small_store, out, max_n=2)
-    assert (again.reused, again.manifest) == (True, first.manifest)
-    for change in ({"max_n": 3}, {"max_n": 2, "name": "other"}):
-        with pytest.raises(BuildError, match="exists and is another build"):
-            build_counts(small_store, out, **change)
-    build_counts(small_store, out, max_n=3, name="other", overwrite=True)
-    assert load_manifest(out).name == "other"
-    require_exact(out, documents_of(small_store), 3)
-
-
-def test_another_source_is_another_build(
-    small_store: Path, small_tokenizer: TextTokenizer, out: Path, tmp_path: Path
-) -> None:
-    build_counts(small_store, out, max_n=2)
-    texts = write_texts(tmp_path / "c.jsonl", 20, seed=9)
-    other = build_rest(RestOptions((texts,), "small"), small_tokenizer, tmp_path / "other", workers=1).path
-    with pytest.raises(BuildError, match="exists and is another build"):
-        build_counts(other, out, max_n=2)
-    build_counts(other, out, max_n=2, overwrite=True)
-    require_exact(out, documents_of(other), 2)
-
-
 def test_a_build_that_fails_leaves_no_counts_and_can_be_rerun(
     small_store: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,27 +149,6 @@ def test_a_build_that_fails_leaves_no_counts_and_can_be_rerun(
     build_counts(small_store, out, max_n=3)
     require_exact(out, documents_of(small_store), 3)
     assert names(out.parent) == ["ngrams"]
-
-
-def test_cut_and_changed_files_are_noticed(small_store: Path, out: Path) -> None:
-    build_counts(small_store, out, max_n=2)
-    data = (out / "n2.parquet").read_bytes()
-    (out / "n2.parquet").write_bytes(data[:-1])
-    with pytest.raises(StoreError, match=r"n2\.parquet has .* bytes, expected"):
-        load_manifest(out, KIND)
-    (out / "n2.parquet").write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
-    assert len(verify_files(out, load_manifest(out, KIND))) == 1
-    shutil.rmtree(out / "tokenizer")
-    with pytest.raises(StoreError, match="is missing"):
-        load_manifest(out, KIND)
-
-
-def test_the_manifest_digest_is_of_its_bytes(small_store: Path, tmp_path: Path) -> None:
-    shutil.copytree(small_store, tmp_path / "copy")
-    assert manifest_digest(tmp_path / "copy") == manifest_digest(small_store)
-    manifest = dataclasses.replace(load_manifest(small_store), name="other")
-    (tmp_path / "copy" / "manifest.json").write_text(manifest.to_json())
-    assert manifest_digest(tmp_path / "copy") != manifest_digest(small_store)
 
 
 def test_real_text_is_counted_as_polars_does(real_store: Path, out: Path) -> None:

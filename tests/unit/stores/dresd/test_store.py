@@ -11,24 +11,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftstore.drafting.drafter import ContextDrafter, Drafter, StoreDrafter, projection_of
+from draftstore.drafting.drafter import projection_of
 from draftstore.drafting.projection import Projection
 from draftstore.errors import DraftstoreError, StoreError, TokenizerError, TokenRangeError
 from draftstore.storage.manifest import (
-    FORMAT_VERSION,
     TokenizerIdentity,
     load_manifest,
     save_manifest,
     verify_files,
 )
-from draftstore.stores.crest.store import CrestStore
 from draftstore.stores.dresd.files import FILES
 from draftstore.stores.dresd.kernels.dense_tree import CALIBRATION
 from draftstore.stores.dresd.kernels.nearest import ALL
 from draftstore.stores.dresd.kernels.quantised import restore
-from draftstore.stores.dresd.store import STRATEGIES, DresdDrafter, DresdStore
-from draftstore.stores.registry import Store, open_store, verify_store
-from draftstore.stores.rest.store import RestStore
+from draftstore.stores.dresd.store import STRATEGIES, DresdStore
+from draftstore.stores.registry import verify_store
 from draftstore.text.tokenizer import TextTokenizer, load_tokenizer
 from draftstore.trees.tree import DraftTree
 from tests import reference
@@ -171,25 +168,6 @@ def test_a_store_is_mapped_and_read_only(built: Path) -> None:
     assert first.tokens is second.tokens is store.tokens
 
 
-def test_open_store_opens_it(built: Path, small_store: Path, small_crest: Path) -> None:
-    store: Store = open_store(built)
-    assert type(store) is DresdStore
-    drafter: StoreDrafter = store.drafter("deep")
-    assert isinstance(drafter, DresdDrafter)
-    dense: ContextDrafter = drafter
-    whole: Drafter = drafter
-    assert projection_of(dense) is projection_of(whole) is store.projection
-    assert drafter.draft(np.full((2, 4), 3, np.int32))[1].tree == DraftTree.empty()
-    with pytest.raises(StoreError, match="of kind 'dresd', which has no backends: leave --backend out"):
-        open_store(built, "lmdb")
-    for path, kind in ((small_store, "rest"), (small_crest, "crest")):
-        with pytest.raises(StoreError, match=f"of kind '{kind}', expected 'dresd'"):
-            DresdStore.open(path)
-    for other in (RestStore, CrestStore):
-        with pytest.raises(StoreError, match="of kind 'dresd', expected"):
-            other.open(built)
-
-
 def test_another_model_tokenizer_or_size_is_refused(built: Path) -> None:
     assert "of the model 'org/model', found 'org/other'" in refusal(built, target_model="org/other")
     assert "of 16 numbers, the model's have 576" in refusal(built, hidden_size=576)
@@ -250,12 +228,6 @@ def test_a_missing_cut_or_longer_file_is_refused(store: Path, name: str) -> None
         assert "the store is damaged" in refusal(store)
     rewrite(store, manifest, name, data[:-1])
     assert "the store is damaged" in refusal(store)
-
-
-@pytest.mark.parametrize("version", [0, 2, "1", None])
-def test_an_unknown_format_version_is_refused(store: Path, version: Any) -> None:
-    edit_manifest(store, format_version=version)
-    assert f"format version {version!r}, this draftstore reads version {FORMAT_VERSION}" in refusal(store)
 
 
 @pytest.mark.parametrize(

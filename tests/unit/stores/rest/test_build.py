@@ -160,17 +160,6 @@ def test_a_document_longer_than_a_segment_is_cut(
     assert [token for piece in documents_of(out) for token in piece] == tokens
 
 
-def test_a_draft_after_every_document_end_is_of_this_store(
-    small_tokenizer: TextTokenizer, corpus: Path, out: Path
-) -> None:
-    build(small_tokenizer, corpus, out)
-    drafter = RestStore.open(out).drafter()
-    for ids in documents_of(out)[:10]:
-        tree = drafter.session(ids[:-1]).propose(64)
-        tree.validate()
-        assert ids[-1] in tree.tokens[tree.parents == -1]
-
-
 def test_progress_is_reported(small_tokenizer: TextTokenizer, corpus: Path, out: Path) -> None:
     calls: dict[str, list[tuple[int, ...]]] = {"tokenized": [], "sorted": [], "hashed": []}
     progress = Progress(**{name: lambda *now, rows=rows: rows.append(now) for name, rows in calls.items()})
@@ -209,7 +198,6 @@ def test_much_work_is_done_in_processes_of_their_own(
 ) -> None:
     build(small_tokenizer, corpus, tmp_path / "here")
     monkeypatch.setattr(segments_module, "SMALL_TOKENS", 0)
-    monkeypatch.setattr(segments_module, "_sort_here", None)
     build(small_tokenizer, corpus, tmp_path / "apart")
     assert contents(tmp_path / "here") == contents(tmp_path / "apart")
 
@@ -467,7 +455,7 @@ def test_too_little_space_is_told_before_it_is_used(
     assert names(out.parent) == ["store"]
 
 
-@pytest.mark.parametrize("start", ["tokens", "report", "layout", "sorted-00001", "store", "manifest"])
+@pytest.mark.parametrize("start", ["tokens", "report", "store", "manifest"])
 def test_a_full_disk_leaves_no_store_and_a_rerun_finishes(
     small_tokenizer: TextTokenizer, corpus: Path, tmp_path: Path, out: Path, start: str
 ) -> None:
@@ -672,23 +660,13 @@ def large_store(large_corpus: Path, tokenizer_folder: Path, tmp_path_factory: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "marker", ["tokens/tokens.json", "store/tokens.bin", "layout.json", "sorted-00000", "store/tokenizer"]
+    "marker", ["tokens/tokens.json", "store/tokens.bin", "store/first_rows.bin", "store/tokenizer"]
 )
 def test_killed_when_a_step_is_reached(
     large_corpus: Path, tokenizer_folder: Path, large_store: Path, out: Path, marker: str
 ) -> None:
     arguments = (large_corpus, tokenizer_folder, out)
     killed.kill_when(killed.rest_store, arguments, (out.parent / ".store.partial" / marker).exists)
-    finish(arguments, out, large_store)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("milliseconds", [10, 50, 100, 200, 350, 500, 750, 1000])
-def test_killed_after_some_time(
-    large_corpus: Path, tokenizer_folder: Path, large_store: Path, out: Path, milliseconds: int
-) -> None:
-    arguments = (large_corpus, tokenizer_folder, out)
-    killed.kill_when(killed.rest_store, arguments, killed.after(milliseconds / 1000))
     finish(arguments, out, large_store)
 
 

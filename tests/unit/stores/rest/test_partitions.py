@@ -63,7 +63,7 @@ def test_too_many_partitions() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "0/4", "5/4", "1/0", "-1/4", "1/4/2", "a/b", "1.0/2", "²/3"])
 def test_what_is_no_partition(text: str) -> None:
-    with pytest.raises(StoreError, match="is no partition: expected NUMBER/COUNT"):
+    with pytest.raises(StoreError, match="is not a partition: expected NUMBER/COUNT"):
         Partition.parse(text)
 
 

@@ -205,7 +205,7 @@ def test_a_store_without_documents_is_refused(
     text = manifest.read_text()
     start = text.index('"documents.bin"')
     manifest.write_text(text[:start] + text[text.index("},", start) + 2 :].lstrip())
-    with pytest.raises(StoreError, match="does not tell its documents"):
+    with pytest.raises(StoreError, match="does not name its documents"):
         update_rest(contents(words), small_tokenizer, tmp_path / "out", base=base)
 
 

@@ -60,6 +60,14 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     console.print(table)
 
 
+def show_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of the figures that any row has; of lists their lengths."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[row.get(key, "") for key in keys] for row in rows]
+    counted = [[len(cell) if isinstance(cell, list | dict) else cell for cell in row] for row in cells]
+    show_table(title, [key.replace("_", " ") for key in keys], counted)
+
+
 def _cell(value: object) -> str:
     """Write a number in as many digits as one reads."""
     if isinstance(value, float):

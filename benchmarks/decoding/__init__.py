@@ -1,0 +1,1 @@
+"""Decoding with drafts: in a loop, and in the decoding worker."""

@@ -1,0 +1,1 @@
+"""Drafts at the seams of vLLM and SGLang."""

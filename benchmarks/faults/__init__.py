@@ -1,0 +1,1 @@
+"""The whole system while everything fails that can."""

@@ -1,0 +1,151 @@
+"""Commands that run beside a benchmark, on free ports, started again where they end; HTTP requests."""
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+CHECKOUT = Path(__file__).parent.parent
+START_SECONDS = 600.0
+"""Time limit of a start, in seconds: kernels may have to be compiled."""
+STOP_SECONDS = 60.0
+NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
+"""What a request ends with where no service runs, or the answer breaks off."""
+
+
+class Program:
+    """A command, `python -m ...`, that runs until the end of a block.
+
+    Attributes:
+        name: of the command, for messages.
+        log: file of its output.
+        url: where it answers HTTP.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[object],
+        log: Path,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.log, self.url = name, log, f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, "-m", *map(str, arguments)]
+        self._environment = {**os.environ, **(environment or {})}
+        self.process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self._command, cwd=CHECKOUT, env=self._environment, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+
+    def revive(self) -> None:
+        """Start it again if it has ended, as a service manager does."""
+        if self.process.poll() is not None:
+            self.process = self._start()
+
+    def family(self) -> list[psutil.Process]:
+        """Return its process and all that these have started."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.process.pid)
+            return [process, *process.children(recursive=True)]
+        return []
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is true.
+
+        Raises:
+            SystemExit: the command has ended, or it takes too long.
+        """
+        end = time.monotonic() + START_SECONDS
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"the {self.name} does not start: {self.log} says more")
+            time.sleep(0.1)
+
+    def wait_until_ready(self) -> Self:
+        """Wait until `/readyz` answers 200."""
+        self.wait_for(lambda: is_ready(self.url))
+        return self
+
+    def close(self) -> None:
+        """End it with SIGTERM."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def decoding_worker(
+    model: Path, log: Path, *options: object, device: str = "cpu", threads: int = 1
+) -> Program:
+    """Start `draftstore worker`."""
+    port = free_port()
+    arguments = ("draftstore", "worker", "--model", model, "--device", device, "--port", port, *options)
+    return Program("decoding worker", arguments, log, port, {"OMP_NUM_THREADS": str(threads)})
+
+
+def lookup_service(address: Path, log: Path, *options: object) -> Program:
+    """Start `draftstore serve` on a Unix socket, with HTTP."""
+    port = free_port()
+    arguments = ("draftstore", "serve", "--socket", address, "--http", f"127.0.0.1:{port}", *options)
+    return Program("lookup service", arguments, log, port)
+
+
+def ask(
+    url: str, body: object = None, *, seconds: float = 60.0, headers: Mapping[str, str] | None = None
+) -> tuple[int, Any]:
+    """Send a GET, or a POST with a JSON body; return status and JSON document, None where it is no JSON.
+
+    Raises:
+        OSError: no service runs there.
+        http.client.HTTPException: the answer breaks off.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            status, text = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, text = error.code, error.read()
+    try:
+        return status, json.loads(text)
+    except ValueError:
+        return status, None
+
+
+def is_ready(url: str) -> bool:
+    """Return True if `/readyz` answers 200."""
+    try:
+        return ask(f"{url}/readyz", seconds=5.0)[0] == 200
+    except NO_ANSWER:
+        return False
+
+
+def free_port() -> int:
+    """Return a free port of 127.0.0.1, from below those that the system gives away by itself."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -1,0 +1,1 @@
+"""Stores whose text grows and changes."""

@@ -1,0 +1,217 @@
+"""What renewing a store costs, and what more text is worth: `python -m benchmarks.renewal`.
+
+renewal   ShareGPT as a collection. Its last documents come later: first one percent of them at once, then as many in
+          ten nights, while as many of the oldest go. Every step of the flow `rebuild` is timed against the same from
+          nothing, each in a data folder with an embedded PostgreSQL of its own; drafts are compared byte for byte.
+growth    M by tokens of stored text: nested samples of all chat corpora, and of the Python code of 71 packages, of each
+          a REST store and CREST stores of 10 and 50 MB. Draws docs/growth.svg, unless --quick.
+
+Stores of `growth` are kept in the work folder: a run that was interrupted goes on where it was. Tables first; the last
+line of stdout is one JSON document; each part is also written to OUT/PART.json. Exit status 1 if drafts differ.
+
+Examples:
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.renewal --work ~/bench --parts renewal
+    DRAFTSTORE_TEST_DATA=~/data nice python -m benchmarks.renewal --work ~/bench --parts growth --kinds chat
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from benchmarks.common import (
+    CHAT,
+    TOKENIZER,
+    RecordingSet,
+    Workspace,
+    add_arguments,
+    chosen,
+    draw_contexts,
+    open_workspace,
+)
+from benchmarks.measure import progress
+from benchmarks.renewal.growth import TESTS, measure_growth
+from benchmarks.report import describe_machine, save, show_rows
+from draftstore.storage.streams import read_lines
+from draftstore.stores.crest.build import CrestOptions
+from draftstore.stores.rest.build import SEGMENT_TOKENS
+from draftstore.stores.rest.store import MAX_MATCH, RestStore
+from pipelines import steps
+from pipelines.ledger import Ledger
+from pipelines.rebuilding import renew_rest, survey
+from pipelines.reports import Built
+from schema.collecting import NewSource, add_sources, list_collections
+from schema.database import migrate
+from schema.embedded import stop
+from schema.home import HOME_VARIABLE
+
+NAME = "chat"
+NGRAMS = 100_000
+LATE = 0.01
+"""Share of the documents that come later."""
+NIGHTS, QUICK_NIGHTS = 10, 2
+QUICK_DOCUMENTS = 2_000
+RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
+Result = TypeVar("Result")
+
+
+class Site:
+    """A data folder with a collection.
+
+    Attributes:
+        texts: folder of its files.
+        seconds: of the steps of the last rebuild.
+    """
+
+    def __init__(self, space: Workspace, name: str, texts: Path) -> None:
+        """Start from nothing in a folder of the work folder."""
+        self.texts, self.seconds = texts, dict[str, float]()
+        self._folder, self._tokenizer = space.work / name, space.data / "tokenizers" / TOKENIZER
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Use the folder and its database within a block."""
+        os.environ[HOME_VARIABLE] = str(self._folder)
+        try:
+            migrate()
+            with Ledger() as ledger, ledger.session() as session:
+                if not list_collections(session):
+                    source = NewSource(str(self.texts), globs=("*.jsonl",))
+                    add_sources(session, NAME, [source], str(self._tokenizer))
+            yield
+        finally:
+            stop(self._folder)
+
+    def rebuild(self, trees: bool = True) -> Built:
+        """Run the steps of the flow; return the REST store."""
+        self.seconds = {}
+        with Ledger() as ledger:
+            surveyed = self._timed("scan", lambda: survey(ledger, NAME, SEGMENT_TOKENS))
+            rest, _ = self._timed("REST", lambda: renew_rest(ledger, surveyed, None))
+            if trees:
+                options = CrestOptions(f"{NAME}-crest", ngrams=NGRAMS)
+                self._timed("counts", lambda: steps.make_counts(ledger, NAME, rest, 5, 100_000))
+                self._timed("CREST", lambda: steps.make_crest(ledger, options, rest, None))
+        return rest
+
+    def _timed(self, name: str, do: Callable[[], Result]) -> Result:
+        begin = perf_counter()
+        result = do()
+        self.seconds[name] = round(perf_counter() - begin, 3)
+        return result
+
+
+def measure_renewal(space: Workspace, *, quick: bool) -> dict[str, Any]:
+    """Renew stores after one percent of new documents, and in nights; print the table."""
+    path = space.data / "corpora" / CHAT.files[0]
+    lines = [line.rstrip(b"\n") for line in read_lines(path) if line is not None]
+    lines = lines[:QUICK_DOCUMENTS] if quick else lines
+    late, texts = round(len(lines) * LATE), space.work / "renewal-texts"
+    renewed, anew = (Site(space, f"renewal-{name}", texts) for name in ("renewed", "anew"))
+    _write(texts, {"day0": lines[:-late]}, fresh=True)
+    progress("before")
+    with renewed.opened():
+        renewed.rebuild()
+    _write(texts, {"day1": lines[-late:]})
+    stores = []
+    for site in (renewed, anew):
+        progress(f"{late:,} new documents")
+        with site.opened():
+            stores.append(site.rebuild().path)
+    figures = {
+        "documents": len(lines),
+        "new": late,
+        "seconds": {"renewed": renewed.seconds, "anew": anew.seconds},
+        "equal_drafts": _equal_drafts(space, *stores),
+        **_nights(space, lines, QUICK_NIGHTS if quick else NIGHTS),
+    }
+    both = (
+        {"step": step, "anew": value, "renewed": renewed.seconds[step]}
+        for step, value in anew.seconds.items()
+    )
+    show_rows(f"{late:,} of {len(lines):,} documents are new: seconds", list(both))
+    show_rows("nights", [{name: str(value) for name, value in figures.items() if "night" in name}])
+    return figures
+
+
+def _nights(space: Workspace, lines: Sequence[bytes], nights: int) -> dict[str, Any]:
+    """Renew a store in nights, in each of which as many documents come as go."""
+    texts, step = space.work / "renewal-nights-texts", max(1, round(len(lines) * LATE / nights))
+    site, plain = (Site(space, f"renewal-{name}", texts) for name in ("nights", "nights-anew"))
+    held, seconds = len(lines) - nights * step, list[float]()
+    days = {f"old{i}": lines[i * step : (i + 1) * step] for i in range(nights)}
+    _write(texts, {**days, "rest": lines[nights * step : held]}, fresh=True)
+    with site.opened():
+        built = site.rebuild(trees=False)
+        for night in range(nights):
+            progress(f"night {night + 1}")
+            _write(texts, {f"new{night}": lines[held + night * step : held + (night + 1) * step]})
+            (texts / f"old{night}.jsonl").unlink()
+            built = site.rebuild(trees=False)
+            seconds.append(round(sum(site.seconds.values()), 3))
+    with plain.opened():
+        anew = plain.rebuild(trees=False)
+    return {
+        "nights_seconds": seconds,
+        "nights_anew_seconds": round(sum(plain.seconds.values()), 3),
+        "nights_segments": built.manifest.counts["segments"],
+        "nights_equal_drafts": _equal_drafts(space, built.path, anew.path),
+    }
+
+
+def _write(folder: Path, files: dict[str, Sequence[bytes]], fresh: bool = False) -> None:
+    """Write records as files of a folder, which is emptied first if it shall be fresh."""
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    for name, lines in files.items():
+        (folder / f"{name}.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+
+
+def _equal_drafts(space: Workspace, found: Path, expected: Path) -> bool:
+    """Compare the drafts of two stores, to the byte, at places of recorded outputs."""
+    contexts = draw_contexts(space.recordings(RECORDED), 2_000, MAX_MATCH)
+    drafts = [
+        RestStore.open(path).drafter().draft_batch(contexts, 64).encode_trees() for path in (found, expected)
+    ]
+    return all(np.array_equal(one, other) for one, other in zip(*drafts, strict=True))
+
+
+def main() -> None:
+    """Run the parts and finish with the JSON document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.renewal", description=__doc__)
+    add_arguments(parser)
+    known = ("renewal", "growth")
+    parser.add_argument("--parts", help=f"any of {','.join(known)} (default: all)")
+    parser.add_argument(
+        "--kinds", help=f"texts of growth, any of {','.join(TESTS)} (default: all; quick: chat)"
+    )
+    args = parser.parse_args()
+    parts = chosen(parser, args.parts, known)
+    kinds = chosen(parser, args.kinds or ("chat" if args.quick else None), TESTS)
+    document: dict[str, Any] = describe_machine(["lmdb"]) | {"quick": args.quick}
+    figures: dict[str, Any] = {}
+    with open_workspace(args) as space:
+        for part in parts:
+            if part == "renewal":
+                figures[part] = measure_renewal(space, quick=args.quick)
+            else:
+                figures[part] = measure_growth(space, kinds, quick=args.quick)
+            save(args.out, part, document | figures[part])
+    print(json.dumps(document | figures))
+    renewal = figures.get("renewal", {})
+    if not all(renewal.get(key, True) for key in ("equal_drafts", "nights_equal_drafts")):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The lookup service under load."""

@@ -1,0 +1,173 @@
+"""What the lookup service costs, and what it bears: `python -m benchmarks.service`.
+
+roundtrips   one caller, 1 and 32 contexts of a REST and of a CREST store: `draftstore.remote.client`, an echo of as
+             many bytes over the same kind of socket, and the same drafts in the caller's process, in turn in random
+             order. The ratio is the client's median over echo and lookup together. Every draft is compared.
+load         the peak over 16 connections, also with HTTP requests beside it; then requests at even distances at 80 % of
+             it, beside the echo under the same load: latency, and the share answered within the client's default
+             deadline.
+
+The caller, the load and the service share the cores of this machine. Tables first; the last line of stdout is one JSON
+document, also written to OUT/service.json. Exit status 1 if an answer was wrong or missing.
+
+Example:
+    DRAFTSTORE_TEST_DATA=~/data python -m benchmarks.service --work ~/bench
+"""
+
+import argparse
+import itertools
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import (
+    AUTHORS_TOKEN_BYTES,
+    CHAT,
+    PART_OF_REST,
+    TINY,
+    RecordingSet,
+    Workspace,
+    add_arguments,
+    chosen,
+    draw_contexts,
+    open_workspace,
+)
+from benchmarks.measure import call_fresh, progress
+from benchmarks.processes import NO_ANSWER, Program, ask, lookup_service
+from benchmarks.report import describe_machine, finish, show_rows
+from benchmarks.service.echo import HEADER, Caller, echo_frame
+from benchmarks.service.load import Load, run_load
+from benchmarks.service.roundtrips import BUDGET, roundtrips
+from draftstore.remote.client import DEADLINE
+from draftstore.remote.wire import encode_request
+from draftstore.stores.crest.build import CrestOptions, build_crest
+
+RECORDED = RecordingSet("alpaca_eval.jsonl.zst", "vicuna-7b-v1.5")
+WIDTH = 16
+SAMPLES = {1: 4000, 32: 600}
+"""Timed requests by their contexts."""
+REQUESTS = 512
+"""Different requests of a load."""
+SHARE = 0.8
+TITLES = {
+    "roundtrips": "round trips of one caller, µs",
+    "load": "loads over 16 connections; latency from when a request was due",
+}
+HTTP_PAUSE = 0.005
+"""Seconds between two HTTP requests beside a load."""
+
+
+def prepare(space: Workspace, quick: bool) -> dict[str, Path]:
+    """Return the stores by name, built where they are not there yet."""
+    rest = space.store(TINY if quick else CHAT)
+    size = int(rest.manifest.counts["tokens"] * AUTHORS_TOKEN_BYTES / PART_OF_REST)
+    crest = rest.path.with_name(f"{rest.path.name}-crest")
+    progress(f"store {crest.name}")
+    build_crest(CrestOptions(crest.name, max_bytes=size), rest.path, crest)
+    return {"crest": crest, "rest": rest.path}
+
+
+def measure_loads(
+    name: str, service: str, address: str, echo: str, contexts: NDArray[np.int32], seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Find the peaks of a store, and load the service and the echo in part; contexts are int32 [any, size, width]."""
+    frames = [encode_request(0, name, batch, BUDGET, 0.0, "") for batch in contexts]
+    caller = Caller(address)
+    sizes = [len(caller.ask(request)) - HEADER.size for request in frames]
+    caller.close()
+    echoed = [echo_frame(*pair) for pair in zip(frames, sizes, strict=True)]
+
+    def run(what: str, load: Load) -> dict[str, Any]:
+        progress(f"load of {name}, {contexts.shape[1]} contexts: {what}")
+        figures = call_fresh(run_load, load, one_core=False)
+        return {"store": name, "contexts": contexts.shape[1], "load": what, **figures}
+
+    load = Load(address, frames, seconds)
+    peak = run("peak", load)
+    yield peak
+    with _http_beside(f"{service}/v1/draft", {"release": name, "contexts": contexts[0].tolist()}) as answers:
+        beside = run("peak, HTTP beside", load)
+    yield beside | {"http_answers": answers[200], "http_failed": sum(answers.values()) - answers[200]}
+    paced = load._replace(rate=SHARE * peak["requests_per_second"])
+    yield run(f"{SHARE:.0%} of the peak", paced)
+    yield run("the same, echo", paced._replace(address=echo, requests=echoed))
+
+
+@contextmanager
+def _http_beside(url: str, body: dict[str, Any]) -> Iterator[Counter[int]]:
+    """Send HTTP requests, one after the other, within a block; yield the counts of their statuses, 0 for no answer."""
+    answers, stopped = Counter[int](), threading.Event()
+
+    def send() -> None:
+        while not stopped.wait(HTTP_PAUSE):
+            status = 0
+            with suppress(*NO_ANSWER):
+                status, _ = ask(url, body)
+            answers[status] += 1
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _batches(contexts: NDArray[np.int32], size: int, count: int) -> NDArray[np.int32]:
+    """Return int32 [count, size, width], from the start again where contexts end."""
+    return contexts[np.arange(count * size) % len(contexts)].reshape(count, size, -1)
+
+
+def main() -> None:
+    """Run the parts and finish with the JSON document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--parts", help=f"any of {','.join(TITLES)} (default: all)")
+    parser.add_argument("--workers", type=int, default=1, help="of the service (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="of each load (default: 5)")
+    args = parser.parse_args()
+    parts = chosen(parser, args.parts, TITLES)
+    seconds = args.seconds or (0.5 if args.quick else 5.0)
+    figures: dict[str, Any] = {"workers": args.workers, "deadline_ms": DEADLINE * 1000}
+    with open_workspace(args) as space, ExitStack() as stack:
+        stores = prepare(space, args.quick)
+        contexts = draw_contexts(space.recordings(RECORDED), 16_384, WIDTH)
+        folder = stack.enter_context(TemporaryDirectory(prefix="draftstore-bench-"))
+        address, echo, log = f"{folder}/lookup.sock", f"{folder}/echo.sock", space.work / "service.log"
+        served = [f"--store={name}={path}" for name, path in stores.items()]
+        service = lookup_service(Path(address), log, *served, "--workers", args.workers)
+        stack.enter_context(closing(service))
+        service.wait_until_ready()
+        beside = stack.enter_context(closing(Program("echo", ("benchmarks.service.echo", echo), log)))
+        beside.wait_for(Path(echo).exists)
+        for part in parts:
+            rows: list[dict[str, Any]] = []
+            for (name, path), (size, count) in itertools.product(stores.items(), SAMPLES.items()):
+                count = count // 20 if args.quick else count
+                if part == "roundtrips":
+                    progress(f"round trips of {name}, {size} contexts")
+                    batches = _batches(contexts, size, count)
+                    rows.append(call_fresh(roundtrips, address, echo, name, path, batches, one_core=False))
+                else:
+                    batches = _batches(contexts, size, REQUESTS)
+                    rows += measure_loads(name, service.url, address, echo, batches, seconds)
+            show_rows(TITLES[part], rows)
+            figures[part] = rows
+    figures["load_average"] = os.getloadavg()[0]
+    finish(args.out, "service", describe_machine(("uvloop", "lmdb")) | {"quick": args.quick} | figures)
+    if any(row.get("wrong") or row.get("problems") for part in parts for row in figures[part]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

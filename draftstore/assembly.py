@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import Drafter, Session, projection_of
-from draftstore.drafting.faults import NoDrafts
+from draftstore.drafting.faults import DisabledSession
 from draftstore.drafting.fitting import fitted
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.projection import Projection
@@ -123,7 +123,7 @@ class Assembly:
     ) -> Session:
         """Start the drafts of one text; see `Drafter.session`."""
         if self.drafter is None:
-            return NoDrafts()
+            return DisabledSession()
         return self.drafter.session(prompt_ids, hidden=hidden, candidates=candidates)
 
     def predicting(self, prediction: ArrayLike, vocab_size: int) -> Drafter:

@@ -26,7 +26,6 @@ from draftstore.stores.registry import KINDS, kind_of
 from schema.builds import CatalogueError, get_build, record_replay
 from schema.gates import Candidate, RefusedError, Verdict, judge
 from schema.models import RELEASE_NAME, Build, Release, ReleaseMove
-from schema.notices import announce
 from schema.recordings import Replayed, Rule, rules_of
 from schema.releases import build_before, get_release, last_lengths
 
@@ -254,7 +253,6 @@ def _move(
     release.build_id, release.moved_at = new.id, func.now()
     session.flush()
     session.refresh(release)
-    announce(session, name)
     return Moved(name, new, before, release.moved_at, verdict, live)
 
 

@@ -5,7 +5,6 @@ from sqlalchemy.orm import Session, joinedload
 
 from schema.builds import CatalogueError
 from schema.models import Build, Release, ReleaseMove
-from schema.notices import announce
 
 
 def remove(session: Session, name: str) -> int:
@@ -19,7 +18,6 @@ def remove(session: Session, name: str) -> int:
     session.execute(delete(ReleaseMove).filter_by(release=name))
     session.delete(release)
     session.flush()
-    announce(session, name)
     return build_id
 
 

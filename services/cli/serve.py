@@ -108,9 +108,9 @@ UNIX = "unix:"
 @click.option(
     "--poll-seconds",
     type=click.FloatRange(0.05, 3600),
-    default=5.0,
+    default=2.0,
     show_default=True,
-    help="Seconds between two checks of the catalogue; publishing is noticed at once.",
+    help="Seconds between two checks of the catalogue.",
 )
 @click.option(
     "--notice-seconds",

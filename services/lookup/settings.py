@@ -36,7 +36,7 @@ class LookupSettings:
         anonymous: whether clients, also on other machines, need no token.
         allow_hosts: further host names that requests may use, besides localhost and addresses.
         wait: whether to start even if nothing can be served yet.
-        poll_seconds: interval between reads of the catalogue when no notice arrives.
+        poll_seconds: interval between reads of the catalogue.
         hang_seconds: silence after which a worker or the HTTP process is killed and restarted.
         notice_seconds: time between the first `/readyz` that answers 503 and the start of the drain.
         max_budget: maximum nodes of a draft; None: `MAX_BUDGET` for clients of a Unix socket that no other user may
@@ -62,7 +62,7 @@ class LookupSettings:
     anonymous: bool = False
     allow_hosts: tuple[str, ...] = ()
     wait: bool = False
-    poll_seconds: float = 5.0
+    poll_seconds: float = 2.0
     hang_seconds: float = 30.0
     notice_seconds: float = 1.0
     max_budget: int | None = None

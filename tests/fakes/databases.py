@@ -21,7 +21,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.orm import Session
 
 from draftstore.storage.manifest import FileEntry, Manifest, TokenizerIdentity, save_manifest
-from schema import catalogue, notices, pooling
+from schema import catalogue, live_releases, pooling
 from schema.access import make_reader
 from schema.catalogue import Moved
 from schema.database import READER_VARIABLE, URL_VARIABLE, alembic_config
@@ -35,7 +35,7 @@ SERVER_VARIABLE = "DRAFTSTORE_TEST_DATABASE_URL"
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give connections the time that they may need where every processor is busy."""
-    monkeypatch.setattr(notices, "CONNECT_TIMEOUT", 60)
+    monkeypatch.setattr(live_releases, "CONNECT_TIMEOUT", 60)
     monkeypatch.setattr(pooling, "CONNECT_TIMEOUT", 60)
     monkeypatch.setattr(pooling, "CONNECT_SECONDS", 60.0)
     monkeypatch.setattr(pooling.LimitedConnection, "limit", 60.0)

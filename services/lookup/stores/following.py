@@ -1,4 +1,4 @@
-"""Following the stores to serve: a thread that listens for moved releases, and polls now and then.
+"""Following the stores to serve: a thread that reads the releases every few seconds.
 
     follower = Follower(stores, catalogue, reconciler)
     follower.start()
@@ -10,24 +10,20 @@ kept, and the thread tries again. It never ends on its own.
 """
 
 import logging
-import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
-import psycopg
-
 from draftstore.errors import DraftstoreError
-from schema.notices import LiveRelease, Notices
+from schema.live_releases import LiveRelease, LiveReleases
 from services.lookup.stores.kept import KeptReleases
 from services.lookup.stores.targets import Target, catalogue_targets, with_digest
 
 LOG = logging.getLogger(__name__)
-POLL_SECONDS = 5.0
-"""Seconds between two reads of the catalogue if no notification arrives."""
+POLL_SECONDS = 2.0
+"""Seconds between two reads of the catalogue."""
 FIRST_PAUSE = 0.1
 """Seconds until the next attempt to reach the database; doubles each time, up to the polling interval."""
 
@@ -60,14 +56,7 @@ class Catalogue:
         self.read_at: float | None = None
         self._backend = backend
         self._kept = kept
-        self._notices: Notices | None = None
-
-    def fileno(self) -> int | None:
-        """Return a descriptor that becomes readable when a release moves; None without a connection."""
-        try:
-            return None if self._notices is None else self._notices.fileno()
-        except psycopg.Error:  # closed by now
-            return None
+        self._releases: LiveReleases | None = None
 
     def look(self) -> None:
         """Read the releases, reconnecting if necessary.
@@ -76,12 +65,9 @@ class Catalogue:
             DatabaseError: the database is down, refuses or hangs.
         """
         try:
-            if self._notices is None:
-                self._notices = Notices()
-            while True:
-                live = self._notices.releases()
-                if not self._notices.moved():  # a release may move during the query
-                    break
+            if self._releases is None:
+                self._releases = LiveReleases()
+            live = self._releases.read()
         except BaseException:
             self.close()
             raise
@@ -110,10 +96,10 @@ class Catalogue:
 
     def close(self) -> None:
         """Close the connection."""
-        notices, self._notices = self._notices, None
-        if notices is not None:
+        releases, self._releases = self._releases, None
+        if releases is not None:
             with suppress(Exception):
-                notices.close()
+                releases.close()
 
 
 class Follower:
@@ -145,7 +131,7 @@ class Follower:
         self._recall = recall
         self._pause = FIRST_PAUSE
         self._stopping = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = threading.Event()
         self._looked = threading.Event()
         self._informed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="draftstore-following", daemon=True)
@@ -181,7 +167,7 @@ class Follower:
 
     def look(self) -> None:
         """Make the thread read the targets now."""
-        os.eventfd_write(self._wake, 1)
+        self._wake.set()
 
     def wait_for_first(self, timeout: float) -> bool:
         """Wait for the first call of `on_targets`; return False on a timeout."""
@@ -195,10 +181,6 @@ class Follower:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def close(self) -> None:
-        """Release its resources, after `stop`."""
-        os.close(self._wake)
-
     def _run(self) -> None:
         if self._recall and self._catalogue is not None:
             self._begin_with_kept(self._catalogue)
@@ -209,7 +191,8 @@ class Follower:
             except Exception:  # the thread must go on, whatever happens
                 LOG.exception("following the catalogue failed, trying again")
             self._looked.set()
-            self._wait(pause)
+            self._wake.wait(pause)
+            self._wake.clear()
         if self._catalogue is not None:
             self._catalogue.close()
 
@@ -261,17 +244,6 @@ class Follower:
         if catalogue.missing and catalogue.missing != missing:
             LOG.warning("the catalogue has no release %s", ", ".join(map(repr, catalogue.missing)))
         return True
-
-    def _wait(self, seconds: float) -> None:
-        """Wait until the time is over, a release moves, or somebody calls `look`."""
-        heard = None if self._catalogue is None else self._catalogue.fileno()
-        poll = select.poll()  # unlike `select`, no limit on descriptor numbers
-        for file in (self._wake, heard):
-            if file is not None:
-                poll.register(file, select.POLLIN)
-        poll.poll(seconds * 1000)
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
 
 
 def _described(read_at: float | None) -> str:

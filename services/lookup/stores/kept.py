@@ -20,7 +20,7 @@ from draftstore.storage.files import json_text
 from schema.database import database_url, is_embedded
 from schema.errors import DatabaseUrlError
 from schema.home import data_home
-from schema.notices import LiveRelease
+from schema.live_releases import LiveRelease
 
 LOG = logging.getLogger(__name__)
 _PLACE = ("host", "hostaddr", "port", "dbname", "options")

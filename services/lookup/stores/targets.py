@@ -8,7 +8,7 @@ from typing import NamedTuple
 from draftstore.errors import DraftstoreError, StoreError
 from draftstore.remote.wire import MAX_NAME
 from draftstore.storage.manifest import manifest_digest
-from schema.notices import LiveRelease
+from schema.live_releases import LiveRelease
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """Valid names; the catalogue has the same rule for releases."""

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from draftstore.storage.manifest import manifest_digest
 from schema import catalogue
 from schema.database import URL_VARIABLE
-from schema.notices import LiveRelease
+from schema.live_releases import LiveRelease
 from services.lookup.stores.following import Catalogue, Follower
 from services.lookup.stores.kept import KeptReleases
 from services.lookup.stores.targets import Target
@@ -56,7 +56,6 @@ def following(catalogue: Catalogue, *, recall: bool = False) -> Iterator[tuple[F
         yield follower, told
     finally:
         assert follower.stop(SECONDS)
-        follower.close()
 
 
 def test_what_the_catalogue_says_is_kept(

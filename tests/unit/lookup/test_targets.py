@@ -6,7 +6,7 @@ import pytest
 
 from draftstore.errors import DraftstoreError
 from draftstore.storage.manifest import manifest_digest
-from schema.notices import LiveRelease
+from schema.live_releases import LiveRelease
 from services.lookup.stores.targets import Target, catalogue_targets, parse_store, with_digest
 from tests.fakes.databases import write_store
 

@@ -14,7 +14,7 @@ from schema.access import make_reader, may_change
 from schema.database import READER_VARIABLE, URL_VARIABLE, connect, migrate
 from schema.errors import ReaderError
 from schema.home import HOME_VARIABLE
-from schema.notices import Notices
+from schema.live_releases import LiveReleases
 from tests.fakes.servers import PostgresServer, postgres_server
 
 WRITABLE = "COMMIT; BEGIN READ WRITE;"
@@ -140,9 +140,9 @@ def test_a_migration_makes_the_reader_and_services_need_no_more(
     with connect() as owner:
         owner.execute("CREATE TABLE later (a int)")
     monkeypatch.delenv(URL_VARIABLE)  # as in the container of the lookup service
-    notices = Notices()
-    assert notices.releases() == []
-    notices.close()
+    releases = LiveReleases()
+    assert releases.read() == []
+    releases.close()
     with connect(reading=True) as connection:
         assert connection.info.user == "bob"
         assert connection.execute("SELECT count(*) FROM later").fetchone() == (0,)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import Drafter, Session, projection_of
-from draftstore.drafting.faults import NoDrafts
+from draftstore.drafting.faults import DisabledSession
 from draftstore.drafting.fitting import fitted
 from draftstore.drafting.mixture import Mixture
 from draftstore.drafting.projection import Projection
@@ -123,7 +123,7 @@ class Assembly:
     ) -> Session:
         """Start the drafts of one text; see `Drafter.session`."""
         if self.drafter is None:
-            return NoDrafts()
+            return DisabledSession()
         return self.drafter.session(prompt_ids, hidden=hidden, candidates=candidates)
 
     def predicting(self, prediction: ArrayLike, vocab_size: int) -> Drafter:
@@ -213,12 +213,7 @@ def _parts(sources: Sources, model: _TargetModel, opened: ExitStack) -> Iterator
 
 
 def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
-    """Open a store of text, or of this model's hidden states.
-
-    Raises:
-        StoreError: it cannot be opened, or belongs to another model.
-        TokenizerError: it was built with another tokenizer.
-    """
+    """Open a store of text, or of this model's hidden states."""
     opened.callback(StoreLease(path).close)
     store: Store
     if kind == DENSE:
@@ -234,12 +229,7 @@ def _stored(path: Path, kind: str, sources: Sources, model: _TargetModel, opened
 
 
 def _recycled(path: Path, model: _TargetModel) -> Part:
-    """Open this model's recycled candidates.
-
-    Raises:
-        StoreError: they belong to another model.
-        TokenizerError: they belong to another tokenizer.
-    """
+    """Open this model's recycled candidates."""
     size = model.vocab_size
     store = RecyclingStore.open(path, target_model=model.name, tokenizer=model.tokenizer, vocab_size=size)
     return Part(RECYCLING, store.manifest.name, store.drafter(vocab_size=size))
@@ -251,11 +241,7 @@ def _known(strategy: str | None, strategies: Collection[str]) -> str | None:
 
 
 def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
-    """Refuse a strategy that no store supports.
-
-    Raises:
-        DraftstoreError: no store supports the requested strategy.
-    """
+    """Refuse a strategy that no store supports."""
     if sources.strategy is not None and not any(part.strategy for part in parts):
         stores = ", ".join(part.name for part in parts) or "there is none"
         raise DraftstoreError(
@@ -265,12 +251,7 @@ def _check_strategy(sources: Sources, parts: Sequence[Part]) -> None:
 
 
 def _looked_up(sources: Sources, model: _TargetModel, opened: ExitStack) -> Part:
-    """Find a release of the lookup service and check that it answers.
-
-    Raises:
-        LookupServiceError: it does not answer.
-        DraftstoreError: no release is named.
-    """
+    """Find a release of the lookup service and check that it answers."""
     if not sources.release:
         raise DraftstoreError(f"no release of {sources.lookup} is named: name one" + _served(sources))
     store = open_release(

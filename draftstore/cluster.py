@@ -41,11 +41,7 @@ ADDRESS = re.compile(r"(tcp|tls|ws|wss|ucx)://\S+")
 
 
 def check_cluster(cluster: str) -> str:
-    """Return the name of a cluster.
-
-    Raises:
-        ClusterError: it is none.
-    """
+    """Return the name of a cluster."""
     if not LOCAL.fullmatch(cluster) and not ADDRESS.fullmatch(cluster):
         raise ClusterError(
             f"{cluster!r} is no cluster: give the address of a Dask scheduler, as tcp://machine:8786, or local:2 for "
@@ -104,12 +100,7 @@ class DaskPool(Pool):
     """
 
     def __init__(self, client: "Client", name: str) -> None:
-        """Use the workers that a client knows.
-
-        Args:
-            client: connection to the scheduler.
-            name: name of the cluster in errors.
-        """
+        """Use the workers that a client knows."""
         self.client = client
         self._name = name
 

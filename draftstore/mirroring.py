@@ -137,11 +137,7 @@ def _forget(objects: Path, name: str) -> None:
 
 
 def _require_paths(names: Iterable[str]) -> None:
-    """Refuse objects that cannot be files at the same time.
-
-    Raises:
-        CorpusError: one has the name of another one's folder.
-    """
+    """Refuse objects that cannot be files at the same time."""
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     if both := sorted(folders.intersection(names)):
         raise CorpusError(
@@ -150,11 +146,7 @@ def _require_paths(names: Iterable[str]) -> None:
 
 
 def _below(name: str, root: str) -> str:
-    """Return the name of an object below the URL; its own if it is the URL.
-
-    Raises:
-        CorpusError: it would lie outside of the mirror.
-    """
+    """Return the name of an object below the URL; its own if it is the URL."""
     below = name.removeprefix(root).strip("/") or PurePosixPath(name).name
     if ".." in PurePosixPath(below).parts or "\0" in below:
         raise CorpusError(f"the object {name!r} has a name that is no path: rename it, or name others")
@@ -163,16 +155,12 @@ def _below(name: str, root: str) -> str:
 
 def _tag(facts: dict[str, Any]) -> list[str]:
     """Return what tells whether an object changed."""
-    told = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
-    return [told, str(facts.get("size"))]
+    tag = next((str(facts[key]).strip('"') for key in TAGS if facts.get(key)), "")
+    return [tag, str(facts.get("size"))]
 
 
 def _fetch(system: Any, name: str, target: Path) -> None:
-    """Fetch an object; the file is whole or as it was.
-
-    Raises:
-        CorpusError: it cannot be fetched.
-    """
+    """Fetch an object; the file is whole or as it was."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     filling = target.with_name(f".{target.name}.tmp")
     try:

@@ -77,12 +77,7 @@ class LaggingStore(NamedTuple):
 
 
 def survey(ledger: Ledger, name: str, segment_tokens: int, model: str | None = None) -> Survey:
-    """Scan a collection's sources, for stores of its documents and, if one is named, of a model's states over them.
-
-    Raises:
-        CorpusError: it has no sources or no documents, or one cannot be read.
-        TokenizerError: its tokenizer cannot be loaded, or is not that of the model.
-    """
+    """Scan a collection's sources, for stores of its documents and, if one is named, of a model's states over them."""
     with ledger.session() as session:
         collection = get_collection(session, name)
         session.expunge_all()

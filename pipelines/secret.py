@@ -24,11 +24,7 @@ class SecretError(DraftstoreError):
 
 
 def auth_string(state: Path) -> str:
-    """Return the user and password of the server, `USER:PASSWORD`, from its state folder; make them if there are none.
-
-    Raises:
-        SecretError: others can read the file or have written it, or it is empty.
-    """
+    """Return the server's `USER:PASSWORD` from its state folder; make one if there is none."""
     path = state / AUTH_FILE
     if not path.exists():
         _make(path)

@@ -175,11 +175,7 @@ def _by_digest(session: Session, digest: str) -> int | None:
 
 
 def get_build(session: Session, build_id: int, *, lock: bool = False) -> Build:
-    """Return a build; `lock` its row until the end of the transaction, and read it again.
-
-    Raises:
-        CatalogueError: no such build.
-    """
+    """Return a build; `lock` its row until the end of the transaction, and read it again."""
     query = select(Build).filter_by(id=build_id)
     if lock:
         query = query.with_for_update(key_share=True).execution_options(populate_existing=True)

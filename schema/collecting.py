@@ -135,11 +135,7 @@ def releases_of(name: str) -> tuple[str, ...]:
 
 
 def _require_own_releases(session: Session, name: str) -> None:
-    """Refuse a name whose releases another collection has, or a build that is not of this collection.
-
-    Raises:
-        CatalogueError: rebuilds would publish in turn with the other, or be refused every night.
-    """
+    """Refuse a name whose releases another collection has, or a build that is not of this collection."""
     stems = [name.removesuffix(suffix) for suffix in DERIVED if name.endswith(suffix)]
     rivals = Collection.name.in_((*stems, *releases_of(name)[1:]))
     if (rival := session.scalars(select(Collection.name).where(rivals)).first()) is not None:
@@ -211,9 +207,6 @@ def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder
         collection: the collection.
         tokenizer: its chat template makes text of conversations; None: they count as bad records.
         folder: see `collection_folder`.
-
-    Raises:
-        CorpusError: objects cannot be mirrored.
     """
     refused = tuple(
         Fragment(**removal.rule["containing"])

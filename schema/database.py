@@ -173,11 +173,7 @@ def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:
 
 
 def require_schema(url: str | None = None) -> None:
-    """Check the revision of the tables, of the default database if `url` is None; migrate those of the embedded server.
-
-    Raises:
-        SchemaError: they have another revision, and cannot be migrated or wait for `draftstore db migrate`.
-    """
+    """Check the revision of the tables, of the default database without a URL; migrate those of the embedded server."""
     url = url or database_url()
     if url in _current:
         return

@@ -44,9 +44,6 @@ def document_digests(session: Session, build: Build) -> NDArray[np.uint8] | None
     """Return the digests of the documents that a build was made from, uint8 [n, 16]; None: nothing records them.
 
     They are those of the REST store or token shards that it is or descends from, or that hold the same tokens.
-
-    Raises:
-        StoreError: that store is gone, damaged, or was replaced at its path.
     """
     origin = next((each for each in ancestors(build) if each.kind in (REST, TOKENS)), None)
     if origin is None and build.corpus_id is not None:

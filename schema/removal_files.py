@@ -61,11 +61,7 @@ def complete(session: Session, collection: Collection) -> None:
 
 
 def unrecorded(collection: Collection) -> int:
-    """Return the number of removals in files that the database lacks.
-
-    Raises:
-        CorpusError: a file cannot be read.
-    """
+    """Return the number of removals in files that the database lacks."""
     rows = {_key(row) for row in collection.removals}
     return len(_files(removed_folder(collection.name)).keys() - rows)
 

@@ -45,10 +45,6 @@ def load_counts(
     """Load n-gram counts (a directory of kind `ngrams`), atomically replacing those of this build.
 
     `head` n-grams of each n get a row, the most common ones; ties go to lower tokens.
-
-    Raises:
-        StoreError: `counts` is not such a directory, or is damaged.
-        BuildError: no such build, or another process is loading it.
     """
     manifest = load_manifest(counts, "ngrams")
     texts = NgramTexts(store_tokenizer(counts, manifest))
@@ -130,10 +126,6 @@ def load_kept(
     """Load the n-grams of a CREST store, atomically replacing those of this build.
 
     `tree_of` returns the draft tree of an n-gram; those of the `drawn` most common ones of each n are stored as text.
-
-    Raises:
-        StoreError: `store` is not such a directory, or is damaged.
-        BuildError: no such build, or another process is loading it.
     """
     manifest = load_manifest(store, "crest")
     tokenizer = store_tokenizer(store, manifest)

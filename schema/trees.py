@@ -113,11 +113,6 @@ def load_store(
         manifest: its manifest.
         source: its entries.
         progress: called with the rows done and the total.
-
-    Raises:
-        DatabaseError: the server is down, refuses or is full; the database is unchanged.
-        BuildError: another process is loading the same store.
-        StoreError: the store is damaged.
     """
     # Imports SQLAlchemy and polars, which are slow and not needed for lookups.
     from schema.crest_loading import load

@@ -121,11 +121,7 @@ def _read(
 def _prompt(
     record: Mapping[str, Any] | RecordProblem, place: str, tokenizer: TextTokenizer, asking: Asking
 ) -> tuple[Prompt, bytes]:
-    """Return a record's prompt and the key that identifies duplicates.
-
-    Raises:
-        CorpusError, TokenizerError: the record is invalid.
-    """
+    """Return a record's prompt and the key that identifies duplicates."""
     if isinstance(record, RecordProblem):
         raise CorpusError(record.reason)
     content = _content(record, asking)
@@ -137,12 +133,7 @@ def _prompt(
 
 
 def _content(record: Mapping[str, Any], asking: Asking) -> Content:
-    """Return the content of a record.
-
-    Raises:
-        CorpusError: it is missing or of the wrong type.
-        TokenizerError: a message is invalid.
-    """
+    """Return the content of a record."""
     key = next((key for key in KEYS if key in record), None)
     if key is None:
         raise CorpusError(f"has none of {', '.join(map(repr, KEYS))}")

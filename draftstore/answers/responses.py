@@ -157,11 +157,7 @@ def weights_fingerprint(model: str | Path) -> str | None:
 
 
 def _find_finished(out: Path, plan: dict[str, Any], overwrite: bool) -> Responses | None:
-    """Return the answers at `out` with the same plan; None if they must be made.
-
-    Raises:
-        BuildError: something else is there and must not be replaced.
-    """
+    """Return the answers at `out` with the same plan; None if they must be made."""
     if not os.path.lexists(out):
         return None
     origin = _read_origin(out)
@@ -189,11 +185,7 @@ def origin_path(out: Path) -> Path:
 
 
 def _start(partial: Path, plan: dict[str, Any], overwrite: bool) -> None:
-    """Empty the working directory unless it belongs to this run.
-
-    Raises:
-        BuildError: it holds answers of another model or with other settings.
-    """
+    """Empty the working directory unless it belongs to this run."""
     marker, state = partial / PLAN, {"format": FORMAT, **plan}
     try:
         found = json.loads(marker.read_text(encoding="utf-8"))
@@ -248,11 +240,7 @@ def _make(
 def _publish(
     out: Path, partial: Path, plan: dict[str, Any], records: Iterator[dict[str, Any]], counts: "Counter[str]"
 ) -> None:
-    """Write the records to a temporary file, then their origin, then rename the file.
-
-    Raises:
-        NoTextError: there are no records.
-    """
+    """Write the records to a temporary file, then their origin, then rename the file."""
     file = partial / out.name
     if plan["logs"]:
         file.touch(0o600)  # like the logs: readable by their owner only

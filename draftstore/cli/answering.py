@@ -22,13 +22,7 @@ ACCEPTED = "green"
 
 @dataclasses.dataclass
 class TimedAnswer:
-    """An answer and its timings.
-
-    Attributes:
-        tokens: ids of the answer, including the one that ended it.
-        tally: tally of the passes after the prefill.
-        prefill_ns: nanoseconds until the first token.
-    """
+    """An answer and its timings."""
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     tally: Tally = dataclasses.field(default_factory=Tally)
@@ -126,11 +120,7 @@ class Printer:
 
 
 def check_positions(loaded: "LoadedModel", request: GenerationRequest) -> GenerationRequest:
-    """Return a request that fits the model, with fewer new tokens if necessary.
-
-    Raises:
-        DraftstoreError: the prompt alone does not fit, or is empty.
-    """
+    """Return a request that fits the model, with fewer new tokens if necessary."""
     size = len(request.prompt)
     if size == 0:
         raise DraftstoreError(

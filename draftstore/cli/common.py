@@ -197,11 +197,7 @@ def open_store(path: Path, tokenizer: str | None, backend: str | None) -> tuple[
 
 
 def check_strategy(strategy: str | None, kinds: Iterable[str]) -> None:
-    """Refuse a strategy that no store of these kinds supports.
-
-    Raises:
-        DraftstoreError: the message lists the supported ones.
-    """
+    """Refuse a strategy that no store of these kinds supports."""
     known = strategies_of(kinds)
     if strategy is not None and strategy not in known:
         raise DraftstoreError(

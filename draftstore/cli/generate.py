@@ -137,11 +137,7 @@ def generate(
 
 
 def _prompt(prompt: str | None, prompt_file: Any) -> str:
-    """Return the text of the prompt.
-
-    Raises:
-        UsageError: there are two, or none.
-    """
+    """Return the text of the prompt."""
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("--prompt and --prompt-file exclude each other: give one of them")
     if prompt is not None:
@@ -156,11 +152,7 @@ def _prompt(prompt: str | None, prompt_file: Any) -> str:
 
 
 def _content(tokenizer: TextTokenizer, text: str, chat: bool | None, system: str | None) -> Content:
-    """Return the prompt for the model: a conversation, or the text itself.
-
-    Raises:
-        UsageError: a system message without a chat.
-    """
+    """Return the prompt for the model: a conversation, or the text itself."""
     if tokenizer.has_chat_template if chat is None else chat:
         messages = [{"role": "system", "content": system}] if system is not None else []
         return [*messages, {"role": "user", "content": text}]

@@ -101,12 +101,7 @@ def _identify(tokenizer: str | None) -> tuple[TokenizerIdentity | None, int]:
 
 
 def _read_seed(path: Path, identity: TokenizerIdentity | None) -> tuple[NDArray[np.int32], Manifest]:
-    """Return the successors in a store, and its manifest.
-
-    Raises:
-        StoreError: it cannot be opened, or has another kind.
-        TokenizerError: it was built with another tokenizer.
-    """
+    """Return the successors in a store, and its manifest."""
     store = open_store(path)
     try:
         if identity is not None:

@@ -181,11 +181,7 @@ def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | None, record: bool) -> None:
-    """Refuse options that need a store if there is none.
-
-    Raises:
-        click.UsageError: the first of them.
-    """
+    """Refuse options that need a store if there is none."""
     if directories:
         return
     if not request:
@@ -203,12 +199,7 @@ def _check(directories: tuple[Path, ...], *, request: bool, tokenizer: str | Non
 def _load(
     directories: tuple[Path, ...], target_model: str | None, device: str | None, dtype: str | None
 ) -> "LoadedModel | None":
-    """Load the model if a store needs its hidden states.
-
-    Raises:
-        DraftstoreError: no model is named.
-        ModelError: it cannot be loaded.
-    """
+    """Load the model if a store needs its hidden states."""
     dense = next((path for path in directories if load_manifest(path).kind == DENSE), None)
     if dense is None:
         return None
@@ -232,12 +223,7 @@ def _subjects(
     *,
     request: bool,
 ) -> Iterator[Subject]:
-    """Open the stores one after the other, or none.
-
-    Raises:
-        StoreError: a store cannot be opened, or belongs to another model.
-        TokenizerError: the tokenizer cannot be loaded, or differs from the store's or the model's.
-    """
+    """Open the stores one after the other, or none."""
     for directory in directories:
         asked = model if load_manifest(directory).kind == DENSE else None
         if asked is not None:
@@ -277,11 +263,7 @@ def _replay(
     min_prob: float,
     chain: int | None,
 ) -> ReplayResult:
-    """Replay the recordings with a progress bar.
-
-    Raises:
-        ReplayError: the recordings cannot be used.
-    """
+    """Replay the recordings with a progress bar."""
     with count_progress("outputs") as bars:
         task = bars.add_task(printable(subject.name if subject.store else "request"), total=limit, detail="")
 

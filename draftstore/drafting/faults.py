@@ -8,7 +8,7 @@ from draftstore.trees.tree import DraftTree
 LOG = logging.getLogger(__name__)
 
 
-class NoDrafts:
+class DisabledSession:
     """A `Session` without drafts: of plain decoding, or of a source that has failed."""
 
     needs_candidates = False

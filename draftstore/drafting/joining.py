@@ -19,11 +19,7 @@ class WrongTreeError(DraftTreeError):
 
 
 def join_trees(trees: Sequence[DraftTree]) -> tuple[NDArray[Any], ...]:
-    """Return tokens int32, parents int16 and levels uint8 of all nodes, and the end of each tree, int64 [trees].
-
-    Raises:
-        WrongTreeError: one is not a tree.
-    """
+    """Return tokens int32, parents int16 and levels uint8 of all nodes, and the end of each tree, int64 [trees]."""
     try:
         return _join(trees)
     except Exception:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftstore.drafting.drafter import Drafter, Session, check_budget, check_ids
-from draftstore.drafting.faults import Faults, NoDrafts
+from draftstore.drafting.faults import DisabledSession, Faults
 from draftstore.drafting.joining import WrongTreeError, join_trees
 from draftstore.drafting.needs import HiddenNeeds
 from draftstore.drafting.projection import Projection
@@ -104,7 +104,7 @@ class MixtureSession:
     """The drafts for one text: a `Session` over several drafters' sessions.
 
     Attributes:
-        sessions: the drafters' sessions, in order; `NoDrafts` where one has failed.
+        sessions: the drafters' sessions, in order; `DisabledSession` where one has failed.
         seen: float64 [drafters, 2], expected and correct tokens of each drafter.
         proposed: the last draft of each session, in order; empty before the first.
     """
@@ -154,7 +154,7 @@ class MixtureSession:
             return merged
 
     def _disable(self, place: int, error: Exception) -> None:
-        self.sessions = (*self.sessions[:place], NoDrafts(), *self.sessions[place + 1 :])
+        self.sessions = (*self.sessions[:place], DisabledSession(), *self.sessions[place + 1 :])
         self._faults.add(place, error)
 
     def observe(

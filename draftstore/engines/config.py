@@ -46,7 +46,7 @@ _WORDS: dict[tuple[type, ...], str] = {
     (list,): "a list", _TEXT: "text in quotes", _NUMBER: "a number", (bool,): "true or false", (int,): "a whole number",
     (int, str): "a whole number or text in quotes",
 }  # fmt: skip
-"""What is expected of a setting, in the words of who writes it."""
+"""Expected types of settings, in words for users."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +70,7 @@ class EngineConfig:
     metrics: str | int | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            EngineError: one is out of range.
-        """
+        """Check the numbers."""
         if not 1 <= self.budget <= MAX_BUDGET:
             raise EngineError(f"a budget of {self.budget} nodes: expected 1 to {MAX_BUDGET:,}")
         if not 0.0 <= self.min_prob <= 1.0:
@@ -119,15 +115,11 @@ def _warn_of_slips(given: Mapping[str, str]) -> None:
     for name in given:
         if name.startswith(PREFIX) and name not in known:
             for meant in difflib.get_close_matches(name, known, 1, 0.9):
-                LOG.warning("%s is no setting, and nothing reads it: is %s meant?", name, meant)
+                LOG.warning("unknown setting %s: is %s meant?", name, meant)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        EngineError: it cannot be read, or is not TOML.
-    """
+    """Read a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -137,11 +129,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _parse(name: str, text: str) -> Any:
-    """Return the value of a variable as it would stand in the file.
-
-    Raises:
-        EngineError: it is not of the setting's type.
-    """
+    """Return the value of a variable as it would stand in the file."""
     kinds = _KNOWN[name]
     if list in kinds:
         return [str(Path(part).absolute()) for part in text.split(os.pathsep) if part]
@@ -158,11 +146,7 @@ def _parse(name: str, text: str) -> Any:
 
 
 def _check(found: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], where: str) -> None:
-    """Refuse settings that are unknown or of the wrong type.
-
-    Raises:
-        EngineError: there is one.
-    """
+    """Refuse settings that are unknown or of the wrong type."""
     for name, value in found.items():
         if name not in known:
             raise EngineError(f"{where}: unknown setting {name!r}; known are {', '.join(known)}")
@@ -174,11 +158,7 @@ def _check(found: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], wher
 
 
 def _corpus(table: Any, where: str, folder: Path) -> Sources:
-    """Return the sources of a corpus.
-
-    Raises:
-        EngineError: a setting is unknown or of the wrong type.
-    """
+    """Return the sources of a corpus."""
     if not isinstance(table, dict):
         raise EngineError(f"{where}: expected a table, found {type_name(table)}")
     _check(table, _SOURCES, where)
@@ -196,9 +176,6 @@ def tokenizer_identity(config: EngineConfig, own: str) -> TokenizerIdentity:
     Args:
         config: settings.
         own: folder or hub name of the tokenizer that the engine uses.
-
-    Raises:
-        EngineError: a source needs it, and it cannot be read.
     """
     sources = (config.sources, *config.corpora.values())
     if config.tokenizer is None and not any(each.stores or each.lookup or each.release for each in sources):

@@ -72,21 +72,14 @@ class DraftFigures:
         self._declines: dict[str, Decline] = {}
 
     def add(self, corpus: str, tree: DraftTree, path: Sequence[int], shares: Mapping[str, int]) -> None:
-        """Count a step of one request.
-
-        Args:
-            corpus: name of its corpus.
-            tree: what was verified.
-            path: its accepted nodes.
-            shares: tokens of the text that each source had predicted.
-        """
+        """Count a step of one request."""
         self._count("steps", corpus, "", 1)
         self._count("drafted_tokens", corpus, "", len(tree))
         self._count("accepted_tokens", corpus, "", len(path))
         for place in range(len(path)):
             self._count("accepted_tokens_per_position", corpus, str(place), 1)
         for source, count in shares.items():
-            self.predicted(corpus, source, count)
+            self._count("predicted_tokens", corpus, source, count)
         decline = self._declines.setdefault(corpus, Decline(self._now))
         if (fallen := decline.add(1 + len(path))) is not None:
             LOG.warning(
@@ -94,10 +87,6 @@ class DraftFigures:
                 f" of corpus {corpus!r}" * bool(corpus),
                 *fallen,
             )
-
-    def predicted(self, corpus: str, source: str, count: int) -> None:
-        """Count tokens of texts that a source's own drafts had."""
-        self._count("predicted_tokens", corpus, source, count)
 
     def _count(self, name: str, corpus: str, label: str, count: int) -> None:
         self._counts[name, corpus][label] += count
@@ -148,10 +137,6 @@ def serve_metrics(figures: DraftFigures, address: str | int) -> int:
     Args:
         figures: the counts.
         address: `HOST:PORT`, or a port of this machine alone; 0 picks a free one.
-
-    Raises:
-        EngineError: the address cannot be had, or is none.
-        MissingExtraError: `prometheus_client` is not installed.
     """
     with needs_extra("prometheus-client", "services"):
         from prometheus_client import CollectorRegistry, start_http_server

@@ -178,11 +178,7 @@ def _why_nothing(store: Path, least: int, whole: bool, max_bytes: int | None) ->
 
 
 def _tables(store: Path, manifest: Manifest, progress: Progress) -> Iterator[NgramTable]:
-    """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table.
-
-    Raises:
-        StoreError: the store cannot be opened, or does not know what follows two tokens.
-    """
+    """Yield the 3-grams of a store, ascending; those with the same first two tokens are in one table."""
     if manifest.kind == COUNTS:
         if manifest.parameters["max_n"] < 3:
             raise StoreError(f"{store} counts n-grams of two tokens at most: count again with --max-n 3")

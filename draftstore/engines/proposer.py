@@ -1,10 +1,10 @@
 """Drafts for the running requests of an engine, in one call a step: whatever goes wrong costs speed, never an answer.
 
     proposer = Proposer(config, vocab_size=..., tokenizer=..., shape=partial(best_chain, longest=8))
-    trees = proposer.propose([Asked(key, ids), ...])        every step, with the whole text of every request
+    trees = proposer.propose([DraftRequest(key, ids), ...])        every step, with the whole text of every request
 
-An engine tells no outcomes: what it made of a draft is seen from the text at the next step. A text that is no longer
-asked for is forgotten after a while; one that comes back is read anew.
+An engine reports no outcomes: what it accepted of a draft follows from the text at the next step. A text without
+further requests is forgotten after a while; one that comes back is read anew.
 """
 
 import logging
@@ -29,13 +29,13 @@ from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.trees.tree import DraftTree
 
 LOG = logging.getLogger(__name__)
-PATIENCE = 64
-"""Steps after which a text that is no longer asked for is forgotten."""
-REMEMBERED = 1 << 20
+FORGET_STEPS = 64
+"""Steps after which a text without further requests is forgotten."""
+MAX_REMEMBERED_TOKENS = 1 << 20
 """Tokens of such texts that are remembered at most, with spare room: a session takes about 100 bytes for each."""
 TAIL = 64
 """Tokens of a known text that are compared at every step."""
-QUIET = 60.0
+WARNING_PAUSE = 60.0
 """Minimum seconds between two warnings."""
 
 
@@ -48,15 +48,15 @@ def forget_old(texts: MutableMapping[Any, Any], step: int) -> None:
     """
     if step % 8:
         return
-    room = REMEMBERED
+    room = MAX_REMEMBERED_TOKENS
     for key, text in reversed(list(texts.items())):
         if text.step < step:
             room -= text.size + SPARE
-            if room < 0 or step - text.step >= PATIENCE:
+            if room < 0 or step - text.step >= FORGET_STEPS:
                 del texts[key]
 
 
-class Asked(NamedTuple):
+class DraftRequest(NamedTuple):
     """A request that wants a draft.
 
     Attributes:
@@ -73,24 +73,14 @@ class Asked(NamedTuple):
 
 
 class _Text:
-    """A request's text as its drafter knows it.
-
-    Attributes:
-        session: its drafts; None where the drafter refused the text.
-        size: number of its tokens that the session has observed.
-        corpus: name of its corpus.
-        tail: its last tokens, by which another text under the same key is noticed.
-        tree: the draft of the last step.
-        verified: what the engine verifies in its place.
-        step: number of the step in which it was asked for last.
-    """
+    """A request's text as its drafter knows it."""
 
     def __init__(self, corpus: str) -> None:
         self.session: Session | None = None
         self.size = 0
         self.corpus = corpus
         self.tail: NDArray[np.int32] = np.empty(0, np.int32)
-        self.tree = self.verified = DraftTree.empty()
+        self.tree = DraftTree.empty()
         self.step = 0
 
 
@@ -112,25 +102,12 @@ class Proposer:
         model: str | None = None,
         shape: Callable[[DraftTree], DraftTree] = lambda tree: tree,
     ) -> None:
-        """Open all sources.
-
-        Args:
-            config: settings.
-            engine: name of the engine, for metrics.
-            vocab_size: size of the model's vocabulary.
-            tokenizer: tokenizer of the model.
-            model: name of the model.
-            shape: what of a draft the engine can verify.
-
-        Raises:
-            EngineError: a source needs what engines do not hand out.
-            DraftstoreError: a source cannot be opened or does not fit, see `draftstore.assembly.assemble`.
-        """
+        """Open all sources."""
         self.budget = config.budget
         self._min_prob, self._shape = config.min_prob, shape
         self._texts: dict[Hashable, _Text] = {}
         self._steps = 0
-        self._spoke = -QUIET
+        self._warned_at = -WARNING_PAUSE
         with ExitStack() as opened:
             self._corpora: Mapping[str, Assembly] = {
                 name: opened.enter_context(_open(sources, vocab_size, tokenizer, model))
@@ -159,19 +136,21 @@ class Proposer:
         """Return the number of texts that are remembered."""
         return len(self._texts)
 
-    def propose(self, asked: Sequence[Asked]) -> list[DraftTree]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Return a draft for each request; empty where there is none. Never raises."""
         self._steps += 1
         texts, budgets = [], []
-        for each in asked:
-            text, budget = self._follow(each)
+        for request in requests:
+            text, budget = self._follow(request)
             texts.append(text)
             budgets.append(budget)
         places = [place for place, budget in enumerate(budgets) if budget > 0]
-        trees = [DraftTree.empty()] * len(asked)
-        found = self._ask([texts[place] for place in places], [budgets[place] for place in places])
+        trees = [DraftTree.empty()] * len(requests)
+        found = self._propose_together(
+            [texts[place] for place in places], [budgets[place] for place in places]
+        )
         for place, tree in zip(places, found, strict=True):
-            trees[place] = texts[place].tree = texts[place].verified = tree
+            trees[place] = texts[place].tree = tree
         forget_old(self._texts, self._steps)
         return trees
 
@@ -180,52 +159,48 @@ class Proposer:
         for key in keys:
             self._texts.pop(key, None)
 
-    def _follow(self, asked: Asked) -> tuple[_Text, int]:
+    def _follow(self, request: DraftRequest) -> tuple[_Text, int]:
         """Return a request's text, up to date, and the maximum nodes of its draft."""
         try:
-            budget = self.budget if asked.budget is None else min(self.budget, index(asked.budget))
-            text, tail = self._text(asked), np.array(asked.ids[-TAIL:])
-            text.step, new = self._steps, asked.ids[text.size :]
+            budget = self.budget if request.budget is None else min(self.budget, index(request.budget))
+            text, tail = self._text(request), np.array(request.ids[-TAIL:])
+            text.step, new = self._steps, request.ids[text.size :]
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a request gets no draft", error)
             return _Text(""), 0
         try:
             if text.size == 0:
-                text.session = self._sources(asked.corpus).session(new)
+                text.session = self._sources(request.corpus).session(new)
             elif text.session is not None and len(new):
                 self._learn(text, text.session, new)
         except Exception as error:  # noqa: BLE001 (an engine must not end)
             self.failed("a text gets no more drafts", error)
             text.session = None
-        text.size, text.tail = len(asked.ids), tail
-        text.tree = text.verified = DraftTree.empty()
+        text.size, text.tail = len(request.ids), tail
+        text.tree = DraftTree.empty()
         return text, 0 if text.session is None else budget
 
-    def _text(self, asked: Asked) -> _Text:
+    def _text(self, request: DraftRequest) -> _Text:
         """Return a request's text as it was, or a new one where another text has its key now."""
-        text = self._texts.get(asked.key)
+        text = self._texts.get(request.key)
         if (
             text is None
-            or text.corpus != asked.corpus
-            or len(asked.ids) < text.size
-            or not np.array_equal(asked.ids[text.size - len(text.tail) : text.size], text.tail)
+            or text.corpus != request.corpus
+            or len(request.ids) < text.size
+            or not np.array_equal(request.ids[text.size - len(text.tail) : text.size], text.tail)
         ):
-            text = self._texts[asked.key] = _Text(asked.corpus)
+            text = self._texts[request.key] = _Text(request.corpus)
         return text
 
     def _sources(self, corpus: str) -> Assembly:
-        """Return the sources of a corpus.
-
-        Raises:
-            EngineError: it is not configured. Its request gets no drafts, above all none of another corpus.
-        """
+        """Return the sources of a corpus."""
         if corpus not in self._corpora:
             raise EngineError(f"no corpus {corpus!r:.100}: add it to [corpora] in the settings")
         return self._corpora[corpus]
 
     def _learn(self, text: _Text, session: Session, new: NDArray[np.int32]) -> None:
-        """Tell a session what came, and count it."""
-        path = text.verified.accepted(new)
+        """Give a session the new tokens, and count what was accepted."""
+        path = text.tree.accepted(new)
         known = len(path) + 1 == len(new)  # else the engine has verified something else
         shares = {}
         if len(text.tree):
@@ -233,22 +208,20 @@ class Proposer:
             names = [part.label for part in self._corpora[text.corpus].parts]
             shares = {name: len(part.accepted(new)) for name, part in zip(names, parts, strict=False)}
         # The last token is the model's own, even where it is one of a draft that the engine has cut.
-        self.figures.add(text.corpus, text.verified, path[: len(new) - 1], shares)
-        session.observe(new, tree=text.verified if known else None)
+        self.figures.add(text.corpus, text.tree, path[: len(new) - 1], shares)
+        session.observe(new, tree=text.tree if known else None)
 
-    def _ask(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
-        """Return the drafts of texts that have a session, asked for together; if that fails, one by one.
-
-        All are asked for as many nodes and then cut, since each number would be a call, and a wait, of its own.
-        """
+    def _propose_together(self, texts: Sequence[_Text], budgets: Sequence[int]) -> list[DraftTree]:
+        """Return the drafts of texts that have a session, asked for together; if that fails, one by one."""
+        # One call, and one wait, for all: as many nodes for each, cut to their budgets afterwards.
         sessions: list[Any] = [text.session for text in texts]
         try:
             trees = propose_many(sessions, [self.budget] * len(texts), [self._min_prob] * len(texts))
             return [self._shape(tree.prefix(budget)) for tree, budget in zip(trees, budgets, strict=True)]
         except Exception:  # noqa: BLE001 (of one text: the others go on)
-            return [self._ask_one(text, budget) for text, budget in zip(texts, budgets, strict=True)]
+            return [self._propose_alone(text, budget) for text, budget in zip(texts, budgets, strict=True)]
 
-    def _ask_one(self, text: _Text, budget: int) -> DraftTree:
+    def _propose_alone(self, text: _Text, budget: int) -> DraftTree:
         assert text.session is not None
         try:
             return self._shape(text.session.propose(self.budget, self._min_prob).prefix(budget))
@@ -257,21 +230,16 @@ class Proposer:
             text.session = None
             return DraftTree.empty()
 
-    def failed(self, what: str, error: Exception) -> None:
-        """Count a failure, and tell of one a minute."""
+    def failed(self, effect: str, error: Exception) -> None:
+        """Count a failure, and log one a minute."""
         self.figures.failures += 1
-        if monotonic() - self._spoke >= QUIET:
-            self._spoke = monotonic()
-            LOG.warning("%s: %s: %s", what, type(error).__name__, error)
+        if monotonic() - self._warned_at >= WARNING_PAUSE:
+            self._warned_at = monotonic()
+            LOG.warning("%s: %s: %s", effect, type(error).__name__, error)
 
 
 def _open(sources: Sources, vocab_size: int, tokenizer: TokenizerIdentity, model: str | None) -> Assembly:
-    """Open the sources of a corpus.
-
-    Raises:
-        EngineError: one needs what engines do not hand out.
-        DraftstoreError: see `draftstore.assembly.assemble`.
-    """
+    """Open the sources of a corpus."""
     assembly = assemble(sources, vocab_size=vocab_size, tokenizer=tokenizer, model=model)
     for part in assembly.parts:
         session = part.drafter.session([0])

@@ -65,11 +65,7 @@ class Rows:
         return len(self._texts)
 
     def find(self, rows: Sequence[Row]) -> list[int]:
-        """Return a number for the text of each row: the same as long as the text goes on.
-
-        Args:
-            rows: all rows with new tokens, each place once.
-        """
+        """Return a number for the text of each row: the same as long as the text goes on."""
         self._steps += 1
         found = {
             place: key

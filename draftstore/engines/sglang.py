@@ -1,7 +1,7 @@
 """Drafts inside SGLang: `--speculative-algorithm DRAFTSTORE`, a plug-in of its entry point `sglang.srt.plugins`.
 
 SGLang verifies a tree for every request in every step. Its n-gram worker does all of that; here it gets other drafts,
-from the whole text of each request. What SGLang asks of an algorithm by name is answered as for NGRAM. A request may
+from the whole text of each request. Questions of SGLang to an algorithm are answered as for NGRAM. A request may
 carry `"custom_params": {"draftstore": {"corpus": "acme", "budget": 0}}`. Written for SGLang 0.5.23.
 """
 
@@ -19,7 +19,7 @@ from draftstore.assembly import Sources
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
 from draftstore.engines.masks import rows_and_mask
-from draftstore.engines.proposer import Asked, Proposer
+from draftstore.engines.proposer import DraftRequest, Proposer
 from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
 from draftstore.trees.tree import DraftTree
@@ -31,7 +31,7 @@ TRIE_NODES = 1024
 
 
 def register() -> None:
-    """Tell SGLang of the algorithm; it calls this in each of its processes."""
+    """Register the algorithm; SGLang calls this in each of its processes."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     add = SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=_algorithm())
@@ -39,10 +39,7 @@ def register() -> None:
 
 
 def _algorithm() -> type:
-    """Return the class of the algorithm: every question but those for worker and settings is answered as for NGRAM.
-
-    Plug-ins' classes lack methods that the scheduler calls (`create_future_map`, `carries_draft_hidden_states`).
-    """
+    """Return the class of the algorithm: every question but those for worker and settings is answered as for NGRAM."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -50,6 +47,7 @@ def _algorithm() -> type:
         def handle_server_args(self, server_args: Any) -> None:
             settle(server_args)
 
+    # Classes of plug-ins lack methods that the scheduler calls, such as `create_future_map`.
     for name, method in vars(SpeculativeAlgorithm).items():
         own = name.startswith("_") or name in ("create_worker", "handle_server_args")
         if inspect.isfunction(method) and not own:
@@ -58,10 +56,10 @@ def _algorithm() -> type:
 
 
 def _as_ngram(answer: Any) -> Any:
-    def asked(_self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(_self: Any, *args: Any, **kwargs: Any) -> Any:
         return answer(*args, **kwargs)
 
-    return asked
+    return method
 
 
 def settle(server_args: Any) -> None:
@@ -140,25 +138,25 @@ class BatchDrafts:
             pending: tokens of each that are accepted, but not in its `output_ids` yet.
         """
         both = list(zip(requests, pending, strict=True))
-        asked = [self._asked(request, new) for request, new in both]
+        requests_to_draft = [self._request(request, new) for request, new in both]
         return rows_and_mask(
-            self.proposer.propose(asked), [_last(request, new) for request, new in both], self.rows
+            self.proposer.propose(requests_to_draft),
+            [_last(request, new) for request, new in both],
+            self.rows,
         )
 
-    def _asked(self, request: Any, pending: Sequence[int]) -> Asked:
+    def _request(self, request: Any, pending: Sequence[int]) -> DraftRequest:
         """Return what a request wants; nothing, if it cannot be read. Never raises."""
         try:
-            corpus, budget = _wishes(request.sampling_params.custom_params)
-            return Asked(request.rid, self._ids(request, pending), corpus, budget)
+            corpus, budget = _corpus_and_budget(request.sampling_params.custom_params)
+            return DraftRequest(request.rid, self._ids(request, pending), corpus, budget)
         except Exception as error:  # noqa: BLE001 (an engine must not end, nor its other ranks wait)
             self.proposer.failed("a request gets no draft", error)
-            return Asked(request.rid, np.empty(0, np.int32), budget=0)
+            return DraftRequest(request.rid, np.empty(0, np.int32), budget=0)
 
     def _ids(self, request: Any, pending: Sequence[int]) -> NDArray[np.int32]:
-        """Return the whole text of a request; costs no more than what is new.
-
-        A request that was put back may lose pending tokens, and an id may be used again: such a text begins anew.
-        """
+        """Return the whole text of a request; costs no more than what is new."""
+        # A request that was put back may lose pending tokens, and an id may be used again: such a text begins anew.
         text = self._texts.get(request.rid)
         outputs = request.output_ids
         if text is None or text.outputs is not outputs or len(outputs) < text.settled:
@@ -202,7 +200,7 @@ def _last(request: Any, pending: Sequence[int]) -> int:
     return next((int(part[-1]) for part in parts if part), 0)
 
 
-def _wishes(params: Any) -> tuple[str, int | None]:
+def _corpus_and_budget(params: Any) -> tuple[str, int | None]:
     """Return corpus and budget that a request names; what makes no sense names a corpus that does not exist."""
     wishes = params.get("draftstore") if isinstance(params, Mapping) else None
     if wishes is None:
@@ -221,11 +219,7 @@ class StoreDrafts:
     topk: int
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        """Make SGLang's worker, and open all sources in the first rank.
-
-        Raises:
-            DraftstoreError: a source cannot be opened or does not fit the model.
-        """
+        """Make SGLang's worker, and open all sources in the first rank."""
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         self._ranks = self._tensor_parallel()
         config = EngineConfig.read() if self._drafts_here else EngineConfig(sources=Sources())
@@ -253,15 +247,12 @@ class StoreDrafts:
         return bool(self._ranks.rank_in_group == 0)
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tokens and the mask of a step.
-
-        Where several processes share the model, all must verify the same: a lookup that one misses would leave the
-        others waiting. The first one drafts for all.
-        """
+        """Return the tokens and the mask of a step."""
         if self._ranks.world_size == 1:
             return self.ngram_corpus.draft(batch.reqs, self._pending(batch))
         import torch
 
+        # All ranks must verify the same, so the first one drafts for all: a lookup that one misses would part them.
         rows = len(batch.reqs) * self.draft_token_num
         tokens, mask = np.empty(rows, np.int64), np.empty(rows * self.draft_token_num, np.bool_)
         if self._drafts_here:

@@ -3,8 +3,8 @@
     vllm serve MODEL --speculative-config \
       '{"method": "custom_class", "model": "draftstore.engines.vllm.Drafter", "num_speculative_tokens": 8}'
 
-Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and tells
-its drafter no request: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
+Settings come from the environment, see `draftstore.engines.config`. vLLM verifies one chain for each text, and gives
+its drafter no requests: neither names nor parameters. `Drafter` is what vLLM's V1 runner calls; nothing of vLLM is
 imported here.
 """
 
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from draftstore.assembly import Sources
 from draftstore.engines.config import EngineConfig, tokenizer_identity
 from draftstore.engines.figures import serve_metrics
-from draftstore.engines.proposer import Asked, Proposer
+from draftstore.engines.proposer import DraftRequest, Proposer
 from draftstore.engines.rows import Row, Rows
 from draftstore.errors import EngineError
 from draftstore.trees.chains import best_chain
 
-LOG = logging.getLogger("vllm.draftstore")  # vLLM shows what is told to loggers below its own
+LOG = logging.getLogger("vllm.draftstore")  # vLLM shows what loggers below its own write
 ENGINE = "vllm"
 
 
@@ -36,15 +36,7 @@ class Drafter:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        """Open all sources.
-
-        Args:
-            vllm_config: the configuration of the engine.
-
-        Raises:
-            EngineError: the settings are wrong, name no source, or ask for what vLLM cannot do.
-            DraftstoreError: a source cannot be opened or does not fit the model.
-        """
+        """Open all sources."""
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         self._longest = _chain_length(vllm_config.speculative_config)
         self._max_model_len = int(model.max_model_len)
@@ -53,7 +45,7 @@ class Drafter:
         config = EngineConfig.read()
         _check(config)
         if parallel.rank % (parallel.tensor_parallel_size * parallel.prefill_context_parallel_size):
-            return  # all processes are asked, and one is read
+            return  # every process drafts, and one is read
         self.proposer = Proposer(
             config,
             engine=ENGINE,
@@ -98,7 +90,7 @@ class Drafter:
         rows = [Row(row, ids[row, : sizes[row]], len(new)) for row, new in enumerate(sampled) if len(new)]
         keys = self._rows.find(rows)
         trees = proposer.propose(
-            [Asked(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]
+            [DraftRequest(key, row.ids, budget=self._room(row)) for key, row in zip(keys, rows, strict=True)]
         )
         chains: list[list[int]] = [[] for _ in sampled]
         for row, tree in zip(rows, trees, strict=True):
@@ -112,11 +104,7 @@ class Drafter:
 
 
 def _chain_length(speculative: Any) -> int:
-    """Return how long a chain may be.
-
-    Raises:
-        EngineError: it is not said.
-    """
+    """Return how long a chain may be."""
     longest = getattr(speculative, "num_speculative_tokens", None)
     if not longest or longest < 1:
         raise EngineError('give "num_speculative_tokens" in --speculative-config, for example 8')
@@ -124,14 +112,10 @@ def _chain_length(speculative: Any) -> int:
 
 
 def _check(config: EngineConfig) -> None:
-    """Refuse settings that come to nothing here.
-
-    Raises:
-        EngineError: no source is named, or one for some requests alone.
-    """
+    """Refuse settings that come to nothing here."""
     if config.corpora:
         raise EngineError(
-            "vLLM does not tell its drafter which request a text belongs to, so [corpora.NAME] cannot be told apart: "
+            "vLLM does not give its drafter the request of a text, so [corpora.NAME] cannot be applied: "
             "leave them out, and run an engine for each corpus"
         )
     if config.sources == Sources():

@@ -107,12 +107,7 @@ class Chooser:
         return rows.best()[row] if self.greedy else self._process(rows.logits(row), emitted)
 
     def _process(self, logits: torch.Tensor, emitted: Sequence[int]) -> int:
-        """Process one row of logits, [1, vocabulary], with the same steps in the same order as plain generate.
-
-        Raises:
-            ProbabilityError: the processors leave no finite probabilities to draw from.
-            DecodingError: the model's logits are not finite.
-        """
+        """Process one row of logits, [1, vocabulary], with the same steps in the same order as plain generate."""
         ids = self._text.tensor(emitted)
         logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         scores = self._processors(ids, logits)

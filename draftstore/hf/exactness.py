@@ -231,12 +231,7 @@ def _read_together(prefilled: Prefilled, tokens: NDArray[np.int64]) -> tuple[tor
 
 
 def _prefill(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> Prefilled:
-    """Read the prompt as plain generate does.
-
-    Raises:
-        DecodingError: such a model is never decoded with drafts.
-        _CacheError: the cache does not hold it.
-    """
+    """Read the prompt as plain generate does."""
     check_request(model, config, kwargs, drafting=True)
     outputs = model._prefill(input_ids, config, kwargs, is_first_iteration=True)
     kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)

@@ -148,11 +148,7 @@ def _files_of(tokenizer: "PreTrainedTokenizerBase", state: str) -> dict[str, byt
 
 
 def _source(name_or_path: str | Path) -> tuple[str, str | None]:
-    """Return the source for transformers: a directory or hub name, and the name of a GGUF file in it or None.
-
-    Raises:
-        ModelError: it does not exist.
-    """
+    """Return the source for transformers: a directory or hub name, and the name of a GGUF file in it or None."""
     path, name = Path(name_or_path), str(name_or_path)
     if path.is_dir():
         if (path / CONFIG_FILE).is_file():
@@ -181,11 +177,7 @@ def model_name(name_or_path: str | Path) -> str:
 
 
 def _dtype(dtype: "torch.dtype | str | None", device: "torch.device") -> "torch.dtype | str":
-    """Return the type of weights for transformers.
-
-    Raises:
-        ModelError: unknown type.
-    """
+    """Return the type of weights for transformers."""
     if dtype is None:
         return "float32" if device.type == "cpu" else "auto"
     if isinstance(dtype, str) and dtype not in DTYPES:
@@ -215,11 +207,7 @@ def _low_noise() -> Iterator[None]:
 
 @contextmanager
 def _told(name_or_path: str | Path, what: str = "") -> Iterator[None]:
-    """Turn transformers' loading errors into a single sentence.
-
-    Raises:
-        ModelError: it cannot load.
-    """
+    """Turn transformers' loading errors into a single sentence."""
     try:
         yield
     except (MemoryError, DraftstoreError):

@@ -10,7 +10,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 
 from draftstore.decoding.acceptance import Acceptance, accept
 from draftstore.drafting.drafter import Drafter, Session
-from draftstore.drafting.faults import NoDrafts
+from draftstore.drafting.faults import DisabledSession
 from draftstore.hf.checks import NO_LIMIT, depth_limit
 from draftstore.hf.choosing import Chooser, Text
 from draftstore.hf.prompts import PromptCandidates
@@ -105,7 +105,7 @@ class GeneratedText:
     ) -> Session:
         """Start its drafts, after the first token; without a drafter there are none."""
         if drafter is None:
-            return NoDrafts()
+            return DisabledSession()
         candidates = verdict.candidates()
         if prompt_candidates is not None and candidates is not None:
             candidates = prompt_candidates.rows(candidates)

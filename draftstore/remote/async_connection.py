@@ -59,11 +59,7 @@ class SharedConnection(Transport):
             await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
     async def _connect(self, end: float) -> "AsyncConnection":
-        """Return a new connection, shared by all waiters; connecting continues after the deadline.
-
-        Raises:
-            RequestFailed: connecting failed, or is not finished yet.
-        """
+        """Return a new connection, shared by all waiters; connecting continues after the deadline."""
         task = self._connecting
         if task is None:
             task = self._connecting = asyncio.create_task(self._make())
@@ -82,11 +78,7 @@ class SharedConnection(Transport):
             self._connection = task.result()
 
     async def _make(self) -> "AsyncConnection":
-        """Open a connection.
-
-        Raises:
-            RequestFailed: nobody listens there, or no more connections are accepted.
-        """
+        """Open a connection."""
         loop = asyncio.get_running_loop()
         made, place, connected = start_connecting(self._endpoint)
         try:

@@ -154,11 +154,7 @@ class Connection:
             raise RequestFailed(Outcome.UNREACHABLE, f"no encrypted connection: {error}") from error
 
     def _send(self, request: PreparedRequest, end: float) -> None:
-        """Send a request.
-
-        Raises:
-            RequestFailed: the service does not read; the connection stays usable if nothing was sent.
-        """
+        """Send a request."""
         data = self._state.bytes_of(request)
         sent, self._sent = self._sent, 0
         try:
@@ -186,12 +182,7 @@ class Connection:
             sent += self._send_some(memoryview(data)[sent:])
 
     def _receive(self, request: PreparedRequest, end: float) -> Frame:
-        """Wait for an answer. It may be there already: a service on the same core runs as soon as it is asked.
-
-        Raises:
-            RequestFailed: it does not arrive in time, or the connection is closed.
-            WireError: invalid data arrived.
-        """
+        """Wait for an answer. It may be there already: a service on the same core runs as soon as it is asked."""
         longest = request.longest_answer
         size = min(HEADER.size + longest, CHUNK) if longest else CHUNK  # memory for more costs time
         late = (

@@ -150,11 +150,7 @@ class ReleaseClient:
         self._follower.renew()
 
     def _drafts(self, request: PreparedRequest, answer: Frame) -> list[Draft]:
-        """Return the drafts of an answer; fixes the tokenizer at the first answer, unless one was given.
-
-        Raises:
-            RequestFailed: the answer is a failure, is invalid, or comes from another tokenizer.
-        """
+        """Return the drafts of an answer; fixes the tokenizer at the first answer, unless one was given."""
         _, tokenizer, _, drafts = read_drafts(request, answer, self._follower.vocab_size)
         if self._tokenizer is None:
             self._tokenizer = tokenizer
@@ -240,11 +236,7 @@ def _tokenizer_hash(tokenizer: TokenizerIdentity) -> int:
 
 
 def _warm_up(name: str) -> None:
-    """Load the kernels and validate the name before the first draft.
-
-    Raises:
-        WireError: the name does not fit into a request.
-    """
+    """Load the kernels and validate the name before the first draft."""
     encode_request(0, name, np.zeros((1, 1), np.int32), 0)
     batches.warm_up()
     decode_answer(encode_answer(0, 0, 0, 0, DraftBatch.empty(1))[HEADER.size :])

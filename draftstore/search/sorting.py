@@ -23,11 +23,7 @@ _EMPTY = np.int32(-(2**31))
 
 
 def suffix_array(tokens: NDArray[Any], vocab_size: int) -> NDArray[np.int32]:
-    """Return int32 [n], the start of every suffix of a segment in ascending order.
-
-    Raises:
-        TokenRangeError: the segment is too long for int32, or has an id between vocabulary and sentinel.
-    """
+    """Return int32 [n], the start of every suffix of a segment in ascending order."""
     if len(tokens) > MAX_SEGMENT_TOKENS:
         raise TokenRangeError(f"a segment holds at most {MAX_SEGMENT_TOKENS:,} tokens, found {len(tokens):,}")
     foreign = _find_foreign(read_only(tokens), vocab_size, np.iinfo(tokens.dtype).max)

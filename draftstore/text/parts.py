@@ -185,11 +185,7 @@ def tokenize_part(reading: Reading, files: Sequence[CorpusFile], target: Path) -
 
 @lru_cache(maxsize=1)
 def _tokenizer(folder: Path, name: str, fingerprint: str) -> TextTokenizer:
-    """Load the tokenizer of a build, once in a process.
-
-    Raises:
-        TokenizerError: it is another one here.
-    """
+    """Load the tokenizer of a build, once in a process."""
     tokenizer = load_tokenizer(folder, name)
     if tokenizer.fingerprint != fingerprint:
         raise TokenizerError(

@@ -180,11 +180,7 @@ def open_scan(path: Path) -> Scan | None:
 
 
 def _files_of(table: Any) -> tuple[ScannedFile, ...]:
-    """Return the files that a table's metadata name.
-
-    Raises:
-        KeyError, TypeError, ValueError: they do not fit the table.
-    """
+    """Return the files that a table's metadata name."""
     facts = json.loads((table.schema.metadata or {})[METADATA])
     if facts["version"] != VERSION:
         raise ValueError(f"version {facts['version']!r}, expected {VERSION}")

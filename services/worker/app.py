@@ -118,11 +118,7 @@ class _Handlers:
     async def _begin(
         self, request: Request, kind: type[CompletionAsk | ChatAsk], style: type[Completion]
     ) -> tuple[Exchange, CompletionAsk | ChatAsk]:
-        """Read a request and submit it to the decoder.
-
-        Raises:
-            ApiError: the request is refused.
-        """
+        """Read a request and submit it to the decoder."""
         engine = self._engine()
         facts, settings = engine.facts, self._site.settings
         grant = identify(request, self._site.permissions, facts.name)
@@ -147,11 +143,7 @@ class _Handlers:
         return Exchange(self._site.decoder, job, events, words, request), ask
 
     def _engine(self) -> Engine:
-        """Return the model.
-
-        Raises:
-            ApiError: the model is not loaded, or the worker is stopping.
-        """
+        """Return the model."""
         decoder = self._site.decoder
         if decoder.engine is None or not decoder.ready:
             raise decoder.unavailable()
@@ -196,11 +188,7 @@ class _Handlers:
 def _read(
     body: bytes, kind: type[CompletionAsk | ChatAsk], engine: Engine, settings: WorkerSettings
 ) -> tuple[CompletionAsk | ChatAsk, list[GenerationRequest]]:
-    """Parse a request; return it and the generation requests.
-
-    Raises:
-        ApiError: the request is refused.
-    """
+    """Parse a request; return it and the generation requests."""
     ask = parse(body, kind)
     check_model(ask.model, engine.facts)
     limits = {"most_tokens": settings.max_tokens, "most_choices": settings.max_choices}

@@ -107,9 +107,6 @@ def _prediction(ask: CompletionAsk | ChatAsk, engine: Engine) -> NDArray[np.int3
     """Return what is expected to follow the prompt, as far as there are positions for it and the model knows its ids.
 
     None if nothing is expected.
-
-    Raises:
-        ApiError: it is not valid Unicode.
     """
     if ask.prediction is None:
         return None
@@ -121,11 +118,7 @@ def _prediction(ask: CompletionAsk | ChatAsk, engine: Engine) -> NDArray[np.int3
 
 
 def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:
-    """Return the ids of a parameter.
-
-    Raises:
-        ApiError: one is outside the model's vocabulary.
-    """
+    """Return the ids of a parameter."""
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         message = f"the token id {str(wrong)[:30]} is outside this model's vocabulary of {vocab_size:,} ids"
@@ -134,11 +127,7 @@ def _known(ids: Sequence[int], param: str, vocab_size: int) -> tuple[int, ...]:
 
 
 def _room(ask: Ask, most: int, prompt: int, facts: Facts, param: str) -> int:
-    """Return the maximum number of tokens of an answer.
-
-    Raises:
-        ApiError: the requested number does not fit.
-    """
+    """Return the maximum number of tokens of an answer."""
     wanted = None if ask.wanted_tokens == AS_MANY_AS_FIT else ask.wanted_tokens
     usual = most if isinstance(ask, ChatAsk) or ask.wanted_tokens else USUAL_TOKENS
     rest = facts.positions - prompt
@@ -176,11 +165,7 @@ def _sampling(ask: Ask, facts: Facts) -> Sampling:
 
 
 def _bias(bias: Mapping[str, float], vocab_size: int) -> dict[int, float]:
-    """Return the logit bias by token id; JSON keys are strings.
-
-    Raises:
-        ApiError: a key is not an id of the model.
-    """
+    """Return the logit bias by token id; JSON keys are strings."""
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab_size):
             message = f"logit_bias has the key {key[:30]!r}: expected token ids below {vocab_size:,}"

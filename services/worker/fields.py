@@ -85,11 +85,7 @@ def check_fields(document: Mapping[str, Any], used: Collection[str]) -> None:
 
 
 def _rule(name: str, document: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
-    """Return the values of a field that have no effect, and why others are refused.
-
-    Raises:
-        ApiError: nobody knows such a field.
-    """
+    """Return the values of a field that have no effect, and why others are refused."""
     if name == "best_of":
         return (document.get("n") or 1,), _ANSWERS
     if name.startswith("guided_"):

@@ -116,11 +116,7 @@ def append(path: Path, line: bytes, most: int) -> None:
 
 
 def _write(file: int, line: bytes) -> None:
-    """Write a line at the end of a file; a partial write is rolled back.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Write a line at the end of a file; a partial write is rolled back."""
     size = os.fstat(file).st_size
     rest = memoryview(line)
     try:

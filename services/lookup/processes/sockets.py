@@ -44,11 +44,7 @@ class UnixListener:
         self._identity = _identity(self.path)
 
     def _make_folder(self) -> None:
-        """Create the folder; refuse one that other users could replace.
-
-        Raises:
-            LookupServiceError: the folder cannot be created or belongs to another user.
-        """
+        """Create the folder; refuse one that other users could replace."""
         folder = self.path.parent
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -82,12 +82,7 @@ class KeptReleases:
             return None
 
     def _load(self) -> Kept | None:
-        """Read the file.
-
-        Raises:
-            OSError: it cannot be read, or others may have written it.
-            ValueError, TypeError, KeyError, RecursionError: it holds something else.
-        """
+        """Read the file."""
         # Not to wait for the other end of a pipe.
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:

@@ -97,12 +97,7 @@ class Upstream:
         await self._connection.close()
 
     async def _ask(self, request: PreparedRequest) -> wire.Frame:
-        """Return the answer to a request.
-
-        Raises:
-            RequestFailed: no answer arrived.
-            ServiceAwayError: the workers refuse the token.
-        """
+        """Return the answer to a request."""
         answer = await self._connection.ask(request, monotonic() + self._deadline)
         if not answer.header.request_id and answer.header.status == wire.Status.UNAUTHORIZED:
             raise ServiceAwayError("the workers do not know the token of the HTTP side: restart the service")

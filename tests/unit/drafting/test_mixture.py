@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from draftstore.decoding.loop import Fixed, decode
 from draftstore.decoding.replay import RecordedTarget
 from draftstore.drafting.drafter import Drafter, Session, projection_of
-from draftstore.drafting.faults import NoDrafts
+from draftstore.drafting.faults import DisabledSession
 from draftstore.drafting.mixture import MEMORY, TRUST, Mixture, MixtureSession
 from draftstore.drafting.projection import Projection
 from draftstore.drafting.recycling import RecyclingDrafter
@@ -400,7 +400,11 @@ def test_raising_source_is_disabled_and_others_continue(together: bool) -> None:
     mixture = Mixture([Broken([]), Scripted(good), Broken([])])
     session = mixture.session([0])
     for _ in range(3):
-        tree = propose_many([session, NoDrafts()], [9, 0], [0.0] * 2)[0] if together else session.propose(9)
+        tree = (
+            propose_many([session, DisabledSession()], [9, 0], [0.0] * 2)[0]
+            if together
+            else session.propose(9)
+        )
         assert nodes_of(tree) == good
         session.observe([7, 8, 9], tree=tree)
     assert mixture.faults.counts == [1, 0, 1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from draftstore.assembly import Sources, assemble
 from draftstore.drafting.drafter import propose_batch
 from draftstore.engines.config import EngineConfig
-from draftstore.engines.proposer import PATIENCE, Asked, Proposer
+from draftstore.engines.proposer import FORGET_STEPS, DraftRequest, Proposer
 from draftstore.errors import EngineError, TokenizerError
 from draftstore.storage.manifest import TokenizerIdentity
 from draftstore.text.tokenizer import TextTokenizer
@@ -28,8 +28,8 @@ def proposer(config: EngineConfig | None = None, **settings: Any) -> Proposer:
     return Proposer(EngineConfig() if config is None else config, **settings)
 
 
-def asked(key: object, ids: list[int], **rest: Any) -> Asked:
-    return Asked(key, np.array(ids, np.int32), **rest)
+def asked(key: object, ids: list[int], **rest: Any) -> DraftRequest:
+    return DraftRequest(key, np.array(ids, np.int32), **rest)
 
 
 steps = st.lists(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=4))), max_size=12)
@@ -83,7 +83,7 @@ def test_no_drafts_for_those_who_want_none() -> None:
 
 
 def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftstore.engines.proposer.REMEMBERED", 1000)
+    monkeypatch.setattr("draftstore.engines.proposer.MAX_REMEMBERED_TOKENS", 1000)
     drafts = proposer()
     for step in range(40):
         drafts.propose([asked("stays", [1] * (2000 + step)), asked(step, [step] * 200)])
@@ -94,7 +94,7 @@ def test_long_texts_that_are_no_longer_asked_for_are_soon_forgotten(monkeypatch:
 def test_texts_that_are_no_longer_asked_for_are_forgotten() -> None:
     drafts = proposer()
     drafts.propose([asked(key, [1]) for key in range(100)])
-    for size in range(2 * PATIENCE):
+    for size in range(2 * FORGET_STEPS):
         drafts.propose([asked(0, [1] * (size + 1))])
     assert len(drafts) == 1
     drafts.forget([0, 7])
@@ -159,7 +159,7 @@ def test_corpora_are_kept_apart(small_store: Path, small_tokenizer: TextTokenize
     drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 20)]
     for corpus, drafted in (("acme", True), ("", False), ("another", False), ("acme", True)):
-        trees = drafts.propose([Asked(key, text, corpus) for key, text in enumerate(texts)])
+        trees = drafts.propose([DraftRequest(key, text, corpus) for key, text in enumerate(texts)])
         assert any(len(tree) for tree in trees) is drafted
     assert drafts.figures.failures == len(texts)
     assert drafts.sources == "drafts from nothing; corpus acme: rest:small"
@@ -179,7 +179,7 @@ def test_requests_with_budgets_of_their_own_are_asked_for_together(
     config = EngineConfig(sources=Sources(stores=(small_store,)))
     drafts = proposer(config, vocab_size=small_tokenizer.vocab_size, tokenizer=small_tokenizer.identity)
     texts = [row[row >= 0] for row in contexts_of(small_store, 9)]
-    trees = drafts.propose([Asked(key, text, budget=key) for key, text in enumerate(texts)])
+    trees = drafts.propose([DraftRequest(key, text, budget=key) for key, text in enumerate(texts)])
     assert calls == [8]
     assert all(len(tree) <= key for key, tree in enumerate(trees))
     assert any(len(tree) == key > 1 for key, tree in enumerate(trees))

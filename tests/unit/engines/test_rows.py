@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftstore.engines.proposer import PATIENCE
+from draftstore.engines.proposer import FORGET_STEPS
 from draftstore.engines.rows import Row, Rows
 
 
@@ -44,7 +44,7 @@ def test_a_text_that_went_on_unseen_is_found_where_it_was() -> None:
 def test_what_is_not_seen_for_long_is_forgotten() -> None:
     rows = Rows()
     rows.find([row(place, [place]) for place in range(50)])
-    for size in range(1, 2 * PATIENCE):
+    for size in range(1, 2 * FORGET_STEPS):
         rows.find([row(0, [7] * size)])
     assert len(rows) == 1
 
@@ -53,7 +53,7 @@ moves = st.lists(
     st.tuples(
         st.permutations(range(5)), st.lists(st.lists(st.integers(1, 2), max_size=3), min_size=5, max_size=5)
     ),
-    max_size=PATIENCE // 2,
+    max_size=FORGET_STEPS // 2,
 )
 
 

@@ -54,7 +54,7 @@ from schema.embedded import stop
 from schema.home import HOME_VARIABLE
 
 NAME = "chat"
-NGRAMS = 100_000
+NGRAMS, QUICK_NGRAMS = 100_000, 1_000
 LATE = 0.01
 """Share of the documents that come later."""
 NIGHTS, QUICK_NIGHTS = 10, 2
@@ -91,14 +91,14 @@ class Site:
         finally:
             stop(self._folder)
 
-    def rebuild(self, trees: bool = True) -> Built:
-        """Run the steps of the flow; return the REST store."""
+    def rebuild(self, ngrams: int = 0) -> Built:
+        """Run the steps of the flow, that of CREST if there shall be n-grams; return the REST store."""
         self.seconds = {}
         with Ledger() as ledger:
             surveyed = self._timed("scan", lambda: survey(ledger, NAME, SEGMENT_TOKENS))
             rest, _ = self._timed("REST", lambda: renew_rest(ledger, surveyed, None))
-            if trees:
-                options = CrestOptions(f"{NAME}-crest", ngrams=NGRAMS)
+            if ngrams:
+                options = CrestOptions(f"{NAME}-crest", ngrams=ngrams)
                 self._timed("counts", lambda: steps.make_counts(ledger, NAME, rest, 5, 100_000))
                 self._timed("CREST", lambda: steps.make_crest(ledger, options, rest, None))
         return rest
@@ -114,19 +114,19 @@ def measure_renewal(space: Workspace, *, quick: bool) -> dict[str, Any]:
     """Renew stores after one percent of new documents, and in nights; print the table."""
     path = space.data / "corpora" / CHAT.files[0]
     lines = [line.rstrip(b"\n") for line in read_lines(path) if line is not None]
-    lines = lines[:QUICK_DOCUMENTS] if quick else lines
+    lines, ngrams = (lines[:QUICK_DOCUMENTS], QUICK_NGRAMS) if quick else (lines, NGRAMS)
     late, texts = round(len(lines) * LATE), space.work / "renewal-texts"
     renewed, anew = (Site(space, f"renewal-{name}", texts) for name in ("renewed", "anew"))
     _write(texts, {"day0": lines[:-late]}, fresh=True)
     progress("before")
     with renewed.opened():
-        renewed.rebuild()
+        renewed.rebuild(ngrams)
     _write(texts, {"day1": lines[-late:]})
     stores = []
     for site in (renewed, anew):
         progress(f"{late:,} new documents")
         with site.opened():
-            stores.append(site.rebuild().path)
+            stores.append(site.rebuild(ngrams).path)
     figures = {
         "documents": len(lines),
         "new": late,
@@ -151,15 +151,15 @@ def _nights(space: Workspace, lines: Sequence[bytes], nights: int) -> dict[str, 
     days = {f"old{i}": lines[i * step : (i + 1) * step] for i in range(nights)}
     _write(texts, {**days, "rest": lines[nights * step : held]}, fresh=True)
     with site.opened():
-        built = site.rebuild(trees=False)
+        built = site.rebuild()
         for night in range(nights):
             progress(f"night {night + 1}")
             _write(texts, {f"new{night}": lines[held + night * step : held + (night + 1) * step]})
             (texts / f"old{night}.jsonl").unlink()
-            built = site.rebuild(trees=False)
+            built = site.rebuild()
             seconds.append(round(sum(site.seconds.values()), 3))
     with plain.opened():
-        anew = plain.rebuild(trees=False)
+        anew = plain.rebuild()
     return {
         "nights_seconds": seconds,
         "nights_anew_seconds": round(sum(plain.seconds.values()), 3),

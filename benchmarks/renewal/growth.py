@@ -38,8 +38,8 @@ CHAT_FILES = (
     "llm_oasst_reports", "llm_reasoning", "llm_wildbench",
 )  # fmt: skip
 LARGE_LIST = "code_packages_large.txt"
-SHARES, QUICK_SHARES = (0.01, 0.03, 0.1, 0.3, 1.0), (0.003, 0.01, 0.03)
-MEGABYTES = (10, 50)
+SHARES, QUICK_SHARES = (0.01, 0.03, 0.1, 0.3, 1.0), (0.001, 0.003, 0.01)
+MEGABYTES, QUICK_MEGABYTES = (10, 50), (1,)
 NODES = (16, 64)
 ROWS, QUICK_ROWS = 100, 4
 FAR = 1e10
@@ -68,7 +68,7 @@ def _lines(space: Workspace, kind: str, quick: bool) -> list[dict[str, Any]]:
         options = RestOptions(corpus=tuple(files[: place + 1]), name=rest.name)
         tokens.append(build_rest(options, space.tokenizer, rest).manifest.counts["tokens"])
         stores = {"REST": rest}
-        for size in MEGABYTES:
+        for size in QUICK_MEGABYTES if quick else MEGABYTES:
             stores[f"CREST, {size} MB"] = crest = rest.with_name(f"{rest.name}_{size}MB")
             build_crest(CrestOptions(crest.name, max_bytes=size * 1_000_000), rest, crest)
         for (store, path), test, nodes in itertools.product(stores.items(), TESTS[kind], NODES):

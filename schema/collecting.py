@@ -201,13 +201,7 @@ def open_tokenizer(collection: Collection) -> TextTokenizer | None:
 
 
 def open_sources(collection: Collection, tokenizer: TextTokenizer | None, folder: Path) -> list[Source]:
-    """Return the sources of a collection on this machine; objects are mirrored first.
-
-    Args:
-        collection: the collection.
-        tokenizer: its chat template makes text of conversations; None: they count as bad records.
-        folder: see `collection_folder`.
-    """
+    """Return the sources of a collection on this machine; objects are mirrored first."""
     refused = tuple(
         Fragment(**removal.rule["containing"])
         for removal in collection.removals

@@ -106,13 +106,6 @@ def load_store(
 
     They are assigned to the running build for `out`, if there is one, whose process finishes it; else to the finished
     build as which the store is registered, now or earlier.
-
-    Args:
-        path: present directory of the complete store.
-        out: its final directory, for the catalogue.
-        manifest: its manifest.
-        source: its entries.
-        progress: called with the rows done and the total.
     """
     # Imports SQLAlchemy and polars, which are slow and not needed for lookups.
     from schema.crest_loading import load

@@ -115,7 +115,8 @@ build.add_command(recycling)
 def main() -> None:
     """Run the command line: an error is one sentence on stderr and an exit status, never a traceback."""
     try:
-        sys.exit(cli(standalone_mode=False) or 0)  # click returns the status of an `Exit`
+        if status := cli(standalone_mode=False):  # that of an `Exit`, which click returns
+            sys.exit(status)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -171,12 +171,7 @@ def _sources(found: dict[str, Any], folder: Path) -> Sources:
 
 
 def tokenizer_identity(config: EngineConfig, own: str) -> TokenizerIdentity:
-    """Return the identity of the model's tokenizer.
-
-    Args:
-        config: settings.
-        own: folder or hub name of the tokenizer that the engine uses.
-    """
+    """Return the identity of the model's tokenizer."""
     sources = (config.sources, *config.corpora.values())
     if config.tokenizer is None and not any(each.stores or each.lookup or each.release for each in sources):
         return UNREAD

@@ -132,12 +132,7 @@ _METRICS = (
 
 
 def serve_metrics(figures: DraftFigures, address: str | int) -> int:
-    """Serve metrics in the text format of Prometheus; return the port.
-
-    Args:
-        figures: the counts.
-        address: `HOST:PORT`, or a port of this machine alone; 0 picks a free one.
-    """
+    """Serve metrics in the text format of Prometheus; return the port."""
     with needs_extra("prometheus-client", "services"):
         from prometheus_client import CollectorRegistry, start_http_server
     host, _, digits = str(address).rpartition(":")

@@ -40,12 +40,7 @@ WARNING_PAUSE = 60.0
 
 
 def forget_old(texts: MutableMapping[Any, Any], step: int) -> None:
-    """Forget texts that are gone: after a while, and sooner where they hold much.
-
-    Args:
-        texts: each with its `size` in tokens, and the last `step` in which it was there; in the order of their coming.
-        step: number of this step; in seven of eight nothing is done.
-    """
+    """Forget texts that are gone: after a while, and sooner where they hold much."""
     if step % 8:
         return
     room = MAX_REMEMBERED_TOKENS

@@ -13,13 +13,7 @@ Tls = bool | str | Path | ssl.SSLContext
 
 
 def client_context(tls: Tls | None, address: Address) -> ssl.SSLContext | None:
-    """Return the context for connections to an address; None for plain ones.
-
-    Args:
-        tls: True trusts the system's certificates (`SSL_CERT_FILE` names others), a path those in that file; None: as
-            the address says.
-        address: address of the service.
-    """
+    """Return the context for connections to an address; None for plain ones."""
     tls = address.tls if tls is None else tls
     if tls is False:
         return None

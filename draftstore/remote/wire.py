@@ -177,12 +177,7 @@ def frame(operation: int, request_id: int, payload: bytes = b"", status: int = 0
 
 
 def read_header(data: bytes | bytearray | memoryview, most: int = MAX_PAYLOAD) -> Header:
-    """Read the header at the start of `data`.
-
-    Args:
-        data: at least 16 bytes.
-        most: maximum size of the payload.
-    """
+    """Read the header at the start of `data`."""
     header = Header(*HEADER.unpack_from(data))
     if header.version != VERSION:
         raise WireError(f"a frame of version {header.version}, expected {VERSION}: is this the draft port?")
@@ -285,13 +280,7 @@ def _column(table: bytes, place: int) -> bytes:
 
 
 def decode_answer(payload: bytes, vocab_size: int = 1 << 31, budget: int = MAX_NODES) -> DraftAnswer:
-    """Decode the payload of an answer and validate its trees, since decoders trust them.
-
-    Args:
-        payload: payload of a frame with status `OK`.
-        vocab_size: token ids lie below it.
-        budget: maximum nodes of a tree.
-    """
+    """Decode the payload of an answer and validate its trees, since decoders trust them."""
     if len(payload) < _DRAFTS.size:
         raise WireError(f"an answer has at least {_DRAFTS.size} bytes, found {len(payload)}")
     build, tokenizer, batch, _, micros = _DRAFTS.unpack_from(payload)

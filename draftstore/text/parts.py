@@ -87,12 +87,7 @@ def tokenize_parts(
 
 
 def plan_parts(files: Sequence[CorpusFile], size: int | None = None) -> list[tuple[CorpusFile, ...]]:
-    """Return files, or stretches of large ones, in groups of about `size` bytes of text, in order.
-
-    Args:
-        files: the corpus.
-        size: bytes of a part; None: suitable ones.
-    """
+    """Return files, or stretches of large ones, in groups of about `size` bytes of text, in order."""
     lengths = [_text_bytes(file.path) for file in files]
     least, most = PART_BYTES
     size = size or min(max(sum(lengths) // WANTED_PARTS, least), most)

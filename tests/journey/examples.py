@@ -37,8 +37,6 @@ def run(arguments: list[str], folder: Path) -> str:
         try:
             main()
         except SystemExit as stop:
-            if not stop.code:
-                return _written(out)
             pytest.fail(f"draftstore {shlex.join(arguments)}: {stop.code}: {_written(err)}")
     return _written(out)
 

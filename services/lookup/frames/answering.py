@@ -154,11 +154,7 @@ class Answerer:
         )
 
     def greet(self, frame: Frame, flags: int = 0, budget: int | None = None) -> tuple[Grant | None, bytes]:
-        """Answer a greeting.
-
-        Returns:
-            The client's grant, None if its token is unknown, and the answer.
-        """
+        """Answer a greeting."""
         header = frame.header
         grant = self.permissions.identify(frame.payload)
         if grant is None:

@@ -7,12 +7,7 @@ from draftstore.errors import LookupServiceError
 
 
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """Return the context for encrypted connections (TLS 1.2 and 1.3).
-
-    Args:
-        certificate: PEM file of the certificate, with those that lead to a trusted one.
-        key: PEM file of its private key, without a passphrase; None: in the same file.
-    """
+    """Return the context for encrypted connections (TLS 1.2 and 1.3)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

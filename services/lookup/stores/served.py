@@ -206,13 +206,7 @@ class ServedStore:
 
 
 def open_served(target: Target, partition: Partition | None = None, *, warm: bool = True) -> ServedStore:
-    """Open and warm the store of a target.
-
-    Args:
-        target: what to open.
-        partition: which part of it, if its kind has parts; None: all.
-        warm: whether to read it into memory and draft once.
-    """
+    """Open and warm the store of a target."""
     with ExitStack() as opened:
         lease = StoreLease(target.path)
         opened.callback(lease.close)

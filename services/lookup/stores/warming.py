@@ -47,13 +47,7 @@ def warm_store(store: Store, drafters: Iterable[StoreDrafter], extents: Extents 
 
 
 def warm_files(paths: Iterable[Path], most: int | None = None, extents: Extents | None = None) -> int:
-    """Read mapped files into memory and into this process's page table.
-
-    Args:
-        paths: files; those that this process has not mapped are skipped.
-        most: maximum number of bytes, smallest files first; None: half of the available memory.
-        extents: what is read of files, by name; None: everything.
-    """
+    """Read mapped files into memory and into this process's page table."""
     left = int(available_memory() * SHARE) if most is None else most
     done = 0
     for size, path, places in sorted(_mapped(paths)):

@@ -31,13 +31,7 @@ def pack_contexts(contexts: Sequence[Sequence[int]]) -> NDArray[np.int32]:
 
 
 def show_draft(draft: Draft, context: NDArray[np.int32], tokenizer: TextTokenizer | None) -> DraftedContext:
-    """Return a draft in readable form.
-
-    Args:
-        draft: draft for one context.
-        context: int32 [size], its ids, padded with -1 on the left.
-        tokenizer: its tokenizer; None if unknown: tokens are then shown as ids.
-    """
+    """Return a draft in readable form."""
     ids: list[int] = context[context >= 0].tolist()
     tree = draft.tree
     rows = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist(), strict=True)

@@ -427,7 +427,7 @@ def test_trees_keep_to_vocabulary_and_budget() -> None:
     assert wire.decode_answer(payload, most + 1, len(WIDE)).drafts[1].tree == WIDE
     with pytest.raises(WireError, match="tree 2 of 2: a token id lies outside the vocabulary"):
         wire.decode_answer(payload, most)
-    with pytest.raises(WireError, match="tree 2 of 2: 2 nodes, more than were asked for"):
+    with pytest.raises(WireError, match="tree 2 of 2: 2 nodes, more than requested"):
         wire.decode_answer(payload, budget=1)
 
 

@@ -181,16 +181,7 @@ def draw(scores: torch.Tensor, numbers: torch.Tensor, temperature: float, top_p:
 
 
 def _pick(mass: torch.Tensor, numbers: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Return the sampled index in each row.
-
-    Args:
-        mass: float [rows, n], cumulative probabilities.
-        numbers: float [rows], in [0, 1).
-        allowed: bool [rows, n], indices that may be sampled.
-
-    Returns:
-        int64 [rows].
-    """
+    """Return the sampled index in each row, int64 [rows], by cumulative probabilities [rows, n] and numbers [rows]."""
     places = torch.arange(mass.shape[1], device=mass.device)
     last = torch.where(allowed, places, 0).amax(-1, keepdim=True)
     target = numbers[:, None] * mass.gather(1, last)

@@ -229,10 +229,8 @@ class Batch:
         return self._runner.room(len(self._members)) - 1
 
     def _reserve(self, length: int) -> GraphRunner:
-        """Return the runner, with room for texts of a length and for the rows of a pass behind them.
-
-        On a GPU all memory is taken at once, since graphs know its addresses.
-        """
+        """Return the runner, with room for texts of a length and for the rows of a pass behind them."""
+        # On a GPU all memory is taken at once, since graphs know its addresses.
         pool = self._runner.pool
         wanted = length + MAX_ROWS
         if pool.length < wanted:

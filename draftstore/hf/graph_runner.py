@@ -290,10 +290,8 @@ class GraphRunner:
         return kept.copy_(logits)
 
     def _capture(self, shape: PassShape) -> CapturedPass | None:
-        """Capture the graph of a shape; None if the model cannot be captured.
-
-        This also computes the buffers' present content, which is harmless.
-        """
+        """Capture the graph of a shape; None if the model cannot be captured."""
+        # This also computes the buffers' present content, which is harmless.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

@@ -188,15 +188,7 @@ def choices(logits: torch.Tensor, wants: Wants) -> torch.Tensor | None:
 
 
 def _of_chunks(chunks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return selected chunks of every row, side by side.
-
-    Args:
-        chunks: [rows, chunks, width].
-        places: int64 [rows, count].
-
-    Returns:
-        [rows, count x width].
-    """
+    """Return chunks [rows, chunks, width] at places [rows, count], side by side, [rows, count x width]."""
     return chunks.gather(1, places[..., None].expand(-1, -1, chunks.shape[2])).flatten(1)
 
 

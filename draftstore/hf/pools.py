@@ -106,10 +106,8 @@ class CachePool:
         self._clear(target, length)
 
     def _clear(self, slot: int, length: int) -> None:
-        """Clear what lies behind the first tokens of a slot.
-
-        A text whose numbers were not finite must not stay: what is hidden has a weight of 0, and 0 times NaN is NaN.
-        """
+        """Clear what lies behind the first tokens of a slot."""
+        # Numbers that are not finite must not stay: a hidden row has a weight of 0, and 0 times NaN is NaN.
         for states in (self.keys, self.values):
             states[:, slot, :, length:] = 0
 

@@ -37,12 +37,7 @@ def with_states(model: Any, recordings: Iterable[Recording]) -> Iterator[Recordi
 
 
 def _with(recording: Recording, states: Any) -> Recording:
-    """Add its states to a recording.
-
-    Args:
-        recording: recording without states.
-        states: float32 [prompt + output - 1, hidden_size]; None if that is empty.
-    """
+    """Add its states to a recording."""
     wanted = len(recording.output)
     if wanted == 0 or states is None:
         return recording

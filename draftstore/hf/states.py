@@ -108,10 +108,8 @@ class StateReader:
                     yield piece.text, text
 
     def _run(self, ids: list[NDArray[Any]], projection: Projection | None) -> NDArray[np.float32]:
-        """Return float32 [texts, longest, size]; rows behind a shorter text are invalid.
-
-        Padding is on the right, where no valid position attends: no mask is needed.
-        """
+        """Return float32 [texts, longest, size]; rows behind a shorter text are invalid."""
+        # Padding is on the right, where no valid position attends: no mask is needed.
         longest = max(map(len, ids))
         padded = np.stack([np.pad(row, (0, longest - len(row)), "edge") for row in ids]).astype(np.int64)
         try:
@@ -128,10 +126,8 @@ class StateReader:
 
 
 def _find_decoder(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from ids [texts, n] to the inputs [texts, n, d] of the head.
-
-    It runs only the decoder if that gives the same result; some models scale the decoder's output before the head.
-    """
+    """Return a function from ids [texts, n] to the inputs [texts, n, d] of the head."""
+    # The decoder alone, if that gives the same: some models scale the decoder's output before the head.
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} has an encoder, expected a decoder-only model")

@@ -133,15 +133,8 @@ class ReleaseDrafter:
         return DraftCall(self._store, contexts, budget, min_prob, self.strategy, asked)
 
     def _for_text(self, hidden: NDArray[np.float32] | None) -> tuple[Self, NDArray[np.float32] | None]:
-        """Update to the release's present projection, and return a drafter that keeps it for one text.
-
-        Args:
-            hidden: float32 [d], a state projected with the `projection` known before.
-
-        Returns:
-            The drafter, unaffected by other threads' updates; the state, or None if it was projected with an outdated
-            projection.
-        """
+        """Update to the release's present projection, and return a drafter that keeps it for one text."""
+        # The state, float32 [d], is None if it was projected with an outdated projection.
         known, latest = self.projection, self._store.projection
         if known is None:
             return self, None

@@ -130,10 +130,7 @@ def _find_files(paths: Sequence[Path], glob: str | Sequence[str]) -> tuple[list[
 
 
 def _folder_files(folder: Path, patterns: Sequence[str]) -> list[tuple[Path, str | None]]:
-    """Return path and kind of a folder's matching files, sorted by relative path.
-
-    Skipped data files have the kind None.
-    """
+    """Return path and kind (None: skipped) of a folder's matching files, sorted by relative path."""
     found: list[tuple[Path, str | None]] = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS]

@@ -71,10 +71,8 @@ def scan_sources(
 
 
 def _reading_order(listed: Sequence[tuple[Source, CorpusFile]]) -> list[int]:
-    """Return the order in which files are read: those of a log from the newest on.
-
-    One that is rotated meanwhile is then read twice, and not missed.
-    """
+    """Return the order in which files are read: those of a log from the newest on."""
+    # A log that is rotated meanwhile is then read twice, and not missed.
     order = [index for index, (source, _) in enumerate(listed) if not source.log]
     return order + [index for index in reversed(range(len(listed))) if listed[index][0].log]
 

@@ -280,11 +280,8 @@ class Decoder:
             self._finish(answer, event)
 
     def _finish(self, answer: Answering, event: Answered | ApiError | None) -> None:
-        """End an answer.
-
-        A request and its failure are counted before its last event is posted, so that clients see them in the metrics
-        and in the health.
-        """
+        """End an answer."""
+        # A failure is counted before the last event is posted, so that clients see it in the metrics.
         job = answer.job
         self._mean_seconds += ((monotonic() - answer.begun) / len(self._running) - self._mean_seconds) / 8
         with self._wakeup:

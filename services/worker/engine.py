@@ -39,16 +39,7 @@ class _ModelEngine:
         min_prob: float = 0.0,
         positions: int = UNBOUNDED,
     ) -> None:
-        """Prepare speculative decoding.
-
-        Args:
-            loaded: model and tokenizer.
-            drafters: drafters, closed with the engine.
-            planner: chooses how much of a draft is verified.
-            name: name of the model for clients; by default its own.
-            min_prob: minimum probability of a drafted node.
-            positions: maximum tokens of prompt and answer, if there is memory for fewer than the model has.
-        """
+        """Prepare speculative decoding."""
         self.tokenizer: TextTokenizer = loaded.text
         self._loaded = loaded
         self._drafters = drafters

@@ -166,10 +166,8 @@ class Writing:
                 self.reason = "stop"
 
     def _read(self, tokens: list[int], likelihoods: Sequence[Likelihood]) -> tuple[int, str]:
-        """Return the number of tokens that belong to the answer, and their text as far as it can be shown.
-
-        Tokens are read one by one, so that the end of an answer does not depend on how many came at once.
-        """
+        """Return the number of tokens that belong to the answer, and their text as far as it can be shown."""
+        # One by one, so that the end of an answer does not depend on how many tokens came at once.
         text = ""
         for taken, token in enumerate(tokens, 1):
             if token in self._ends:

@@ -118,11 +118,8 @@ def rank_ngrams(
 
 
 def _candidates(tables: Sequence[NgramTable], most: int) -> list[NgramTable]:
-    """Return n-grams whose gain is worth computing: the most common ones, and all tokens that occur more than once.
-
-    Suffixes of a common n-gram are at least as common and thus included; single tokens are few, and answer where
-    nothing else does.
-    """
+    """Return n-grams whose gain is worth computing: the most common ones, and all tokens that occur more than once."""
+    # Suffixes of a common n-gram are at least as common and thus included.
     counts = np.sort(np.concatenate([table.counts for table in tables]))
     least = counts[-most] if most < len(counts) else 0
     bounds = [min(least, 2), *[least] * (len(tables) - 1)]

@@ -96,10 +96,8 @@ def cut_segments(
 def _closed_documents(
     shards: TokenShards, segment_tokens: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]]:
-    """Yield each shard's tokens with a sentinel after every document, the ends of the documents, and their digests.
-
-    Documents longer than a segment also get sentinels where they are split. Empty ones are skipped.
-    """
+    """Yield each shard's tokens with a sentinel after every document, the ends of the documents, and their digests."""
+    # Documents longer than a segment also get sentinels where they are split. Empty ones are skipped.
     for (tokens, offsets), digests in zip(shards.arrays(), shards.digests(), strict=True):
         if len(tokens) == 0:
             continue

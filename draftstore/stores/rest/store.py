@@ -268,10 +268,8 @@ def _take_segments(index: SuffixIndex, taken: slice) -> tuple[SuffixIndex, Exten
 
 
 def _check_index(index: SuffixIndex, path: Path) -> None:
-    """Check the tables against each other, and one row per segment for ids outside the vocabulary.
-
-    The suffixes that start with the sentinel come last; an id between vocabulary and sentinel would sort before them.
-    """
+    """Check the tables against each other, and one row per segment for ids outside the vocabulary."""
+    # Suffixes that start with the sentinel come last; an id between vocabulary and sentinel would sort before them.
     lengths = index.segments[:, 1]
     table = segment_table(lengths)
     total, _, keys = table[-1].tolist()

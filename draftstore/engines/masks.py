@@ -24,16 +24,7 @@ from draftstore.trees.tree import DraftTree
 def rows_and_mask(
     trees: Sequence[DraftTree], lasts: Sequence[int], rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the rows of all texts, one text after the other.
-
-    Args:
-        trees: drafts in canonical order; of larger ones the likeliest `rows - 1` nodes are taken.
-        lasts: last token of each text.
-        rows: of each text, at least 1.
-
-    Returns:
-        int64 [texts * rows], the tokens; bool [texts * rows * rows], whether a row attends to one of its text.
-    """
+    """Return tokens, int64 [texts * rows], and mask, bool [texts * rows * rows], of the likeliest `rows - 1` nodes."""
     tokens = np.empty((len(trees), rows), np.int64)
     mask = np.zeros((len(trees), rows, rows), np.bool_)
     if len(trees):

@@ -71,12 +71,7 @@ def generate_texts(
     on_step: Callable[[Step], None] | None,
     seeds: Sequence[int] | None,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Generate several texts; see `draftstore.hf.generation.speculative_generate` for the arguments.
-
-    Returns:
-        int64 [texts, length], each text filled up with the pad id behind its end, or with `return_dict_in_generate` an
-        object with these `sequences`.
-    """
+    """Generate several texts, int64 [texts, length], padded behind their ends; arguments as `speculative_generate`."""
     if seeds is not None and len(seeds) != len(input_ids):
         raise DecodingError(f"{len(seeds)} seeds for {len(input_ids)} texts: give one for each")
     if seeds is None:

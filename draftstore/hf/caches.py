@@ -160,13 +160,7 @@ class ForwardOnlyCache(RollbackCache):
 
 
 def move_rows(layers: Sequence[Any], past: int, rows: Sequence[int]) -> None:
-    """Copy rows of the last pass to its front, in every layer; rows in place are not copied.
-
-    Args:
-        layers: layers with `keys` and `values` [batch, heads, length, size].
-        past: tokens before the pass.
-        rows: ascending and distinct, so that no row is overwritten before it is read.
-    """
+    """Copy rows of the last pass, ascending and distinct, to its front in every layer; rows in place stay."""
     settled = rows_in_place(rows)
     if settled == len(rows):
         return

@@ -129,13 +129,7 @@ def _block_list(
 
 
 def padding_bias(attention_mask: torch.Tensor | None, past: int, like: torch.Tensor) -> torch.Tensor | None:
-    """Return the bias for padding: float [past], on the device of `like`; None without padding.
-
-    Args:
-        attention_mask: int [1, at least past], 0 at padding.
-        past: keys in the cache.
-        like: a tensor with the type and device of the result.
-    """
+    """Return the bias for padding: float [past], on the device of `like`; None without padding."""
     if attention_mask is None or bool((attention_mask[0, :past] != 0).all()):
         return None
     seen = attention_mask[0, :past].to(like.device) != 0

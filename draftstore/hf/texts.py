@@ -132,14 +132,7 @@ class GeneratedText:
 def prepare_text(
     model: Any, inputs: torch.Tensor, *, random: torch.Generator | None = None, **generate_kwargs: Any
 ) -> GeneratedText:
-    """Prepare a text as plain `generate` would, and generate nothing.
-
-    Args:
-        model: a causal language model of transformers.
-        inputs: int64 [1, length], the prompt.
-        random: source of random numbers; None: torch's own.
-        generate_kwargs: further arguments of `model.generate`.
-    """
+    """Prepare a text as plain `generate` would, and generate nothing."""
     found: list[GeneratedText] = []
 
     def prepared(

@@ -117,15 +117,6 @@ class TextTokenizer:
         return tuple(full[: next(starts, 0)])
 
     @property
-    def bos_id(self) -> int | None:
-        """Id of the configuration's `bos_token`, else of what the post-processor prepends, else None.
-
-        A tokenizer may name a BOS and yet never prepend it: see `bos_ids`.
-        """
-        named = self._id_of("bos_token")
-        return named if named is not None else next(iter(self.bos_ids), None)
-
-    @property
     def eos_id(self) -> int | None:
         """Id of the configuration's `eos_token`; None if there is none."""
         return self._id_of("eos_token")

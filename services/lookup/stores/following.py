@@ -165,10 +165,6 @@ class Follower:
         """Start the thread."""
         self._thread.start()
 
-    def look(self) -> None:
-        """Make the thread read the targets now."""
-        self._wake.set()
-
     def wait_for_first(self, timeout: float) -> bool:
         """Wait for the first call of `on_targets`; return False on a timeout."""
         return self._looked.wait(timeout)
@@ -176,7 +172,7 @@ class Follower:
     def stop(self, timeout: float = 10.0) -> bool:
         """End the thread; return False if it is still busy after `timeout` (opening a store, say)."""
         self._stopping = True
-        self.look()
+        self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()

@@ -299,7 +299,7 @@ def test_a_text_as_prompt(small_tokenizer: TextTokenizer, tmp_path: Path) -> Non
     together = small_tokenizer.encode(record["prompt"] + record["output"], bos=True).tolist()
     assert row.id == "r1"
     assert row.prompt.tolist() + row.output.tolist() == together
-    assert together[0] == small_tokenizer.bos_id
+    assert together[0] == small_tokenizer.bos_ids[0]
     assert row.prompt.dtype == row.output.dtype == np.int32
     assert small_tokenizer.decode(row.output) == record["output"]
 

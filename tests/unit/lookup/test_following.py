@@ -182,16 +182,6 @@ class TestReleases:
             assert follower.complete
         assert [record.message for record in caplog.records].count("the catalogue has no release 'none'") == 1
 
-    def test_somebody_asks_for_a_look(self, open_stores: OpenStores, copies: Copies, database: str) -> None:
-        one, two = copies.add(), copies.add()
-        copies.publish("chat", one)
-        with following(Follower([], Catalogue(), Reconciler(open_stores), poll_seconds=NEVER)) as follower:
-            assert follower.wait_for_first(SECONDS)
-            with psycopg.connect(database, autocommit=True) as connection:
-                connection.execute("UPDATE releases SET build_id = %s", (two,))
-            follower.look()
-            until(serves(open_stores, "chat", copies.digests[two]), "a look")
-
     def test_its_connection_is_ended(self, open_stores: OpenStores, copies: Copies, database: str) -> None:
         builds = [copies.add(), copies.add()]
         copies.publish("chat", builds[0])
@@ -414,7 +404,6 @@ class TestBuildsThatAreReplacedInPlace:
         with following(Follower([], Catalogue(), reconciler, poll_seconds=0.1)) as follower:
             assert follower.wait_for_first(SECONDS)
             two = copies.add(path=copies.paths[one])
-            follower.look()
             assert serves(open_stores, "chat", old)()  # what is open stays whole
             assert open_stores.get("chat").drafter().draft(CONTEXT)
             new = copies.publish("chat", two)

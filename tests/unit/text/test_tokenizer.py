@@ -74,7 +74,7 @@ def test_other_threads_run_while_a_long_text_is_encoded(small_tokenizer: TextTok
 def test_attributes(small_tokenizer: TextTokenizer) -> None:
     assert small_tokenizer.name == "small-bpe"
     assert 258 < small_tokenizer.vocab_size <= 384
-    assert (small_tokenizer.bos_id, small_tokenizer.eos_id) == (0, 1)
+    assert (small_tokenizer.bos_ids, small_tokenizer.eos_id) == ((0,), 1)
     assert small_tokenizer.special_ids == {0, 1}
     assert small_tokenizer.identity.name == "small-bpe"
     assert small_tokenizer.identity.fingerprint == small_tokenizer.fingerprint
@@ -98,7 +98,6 @@ def test_an_eos_of_the_post_processor_is_left_out(small_tokenizer: TextTokenizer
     backend.save(str(folder / "tokenizer.json"))
     tokenizer = load_tokenizer(folder)
     assert tokenizer.bos_ids == (0,)
-    assert tokenizer.bos_id == 0
     assert tokenizer.eos_id is None
     assert 1 not in tokenizer.encode("hi", bos=True)
 
@@ -110,7 +109,6 @@ def test_the_configuration_decides_about_bos(
     folder = edit(small_tokenizer, tmp_path / "t", {"bos_token": "</s>", "add_bos_token": add_bos})
     tokenizer = load_tokenizer(folder)
     assert tokenizer.bos_ids == bos_ids
-    assert tokenizer.bos_id == 1
 
 
 def test_truncation_and_padding_of_the_file_are_ignored(
@@ -397,9 +395,9 @@ def test_real_bos(data: Path) -> None:
         load_tokenizer(data / "tokenizers" / name) for name in ("llama2", "qwen2.5", "smollm2")
     )
     assert llama.encode("<s> hi", bos=True).tolist().count(1) == 1
-    assert (llama.bos_id, llama.bos_ids, llama.eos_id) == (1, (1,), 2)
-    assert (qwen.bos_id, qwen.bos_ids, qwen.eos_id) == (None, (), 151_645)
-    assert (smol.bos_id, smol.bos_ids, smol.eos_id) == (1, (), 2)
+    assert (llama.bos_ids, llama.eos_id) == ((1,), 2)
+    assert (qwen.bos_ids, qwen.eos_id) == ((), 151_645)
+    assert (smol.bos_ids, smol.eos_id) == ((), 2)
 
 
 def test_real_chat_templates(data: Path) -> None:

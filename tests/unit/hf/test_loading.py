@@ -128,7 +128,6 @@ def test_a_tokenizer_that_transformers_made_is_known_by_its_content(
     assert text.identity.name == "from-gguf"
     assert text.fingerprint == small_tokenizer.fingerprint
     assert text.render_chat([{"role": "user", "content": "hi"}], add_generation_prompt=True) == "hi!"
-    assert text.bos_ids == small_tokenizer.bos_ids
     text.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == small_tokenizer.fingerprint
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
@@ -180,7 +179,7 @@ def test_a_gguf_file_gives_model_and_tokenizer(
         assert loaded.model.dtype == torch.float32
         ids = loaded.text.encode("The quick brown fox", bos=False)
         assert ids.tolist() == small_tokenizer.encode("The quick brown fox", bos=False).tolist()
-        assert (loaded.text.bos_ids, loaded.text.eos_id) == ((0,), 1)
+        assert loaded.text.eos_id == 1
         logits = loaded.model(torch.from_numpy(ids.astype(np.int64))[None]).logits
         assert torch.isfinite(logits).all()
     assert capfd.readouterr() == ("", "")

@@ -9,6 +9,7 @@ from pipelines.parameters import Corpus
 
 DEMO = "demo"
 """Name and release of what is built from the demonstration corpus."""
+DEMO_FILE = "python-standard-library.jsonl"
 EXCLUDED = frozenset({"test", "tests", "idle_test", "lib2to3", "site-packages"})
 
 
@@ -22,11 +23,6 @@ def resolve_name(name: str | None, *, demo: bool) -> str:
     return name or DEMO
 
 
-def demo_path(home: Path) -> Path:
-    """Return the file of the demonstration corpus."""
-    return home / "corpora" / "python-standard-library.jsonl"
-
-
 def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
     """Return a corpus with named files: the given one, or else the source of Python's standard library.
 
@@ -34,7 +30,7 @@ def resolve_corpus(corpus: Corpus, home: Path) -> Corpus:
     """
     if corpus.paths:
         return corpus
-    path = demo_path(home)
+    path = home / "corpora" / DEMO_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_corpus(path, _library_sources())
     return corpus.model_copy(update={"paths": [path]})

@@ -13,6 +13,8 @@ process, and refuse tables of another revision: the embedded server is migrated 
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,8 +38,11 @@ if TYPE_CHECKING:
 URL_VARIABLE = "DRAFTSTORE_DATABASE_URL"
 READER_VARIABLE = "DRAFTSTORE_READER_URL"
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
+RECOVERY_PAUSES = (0.1, 0.5)
+"""Seconds before another attempt to reach the embedded server."""
 CONNECT_TIMEOUT = 10
 """Seconds."""
+Made = TypeVar("Made")
 Kind = TypeVar("Kind", bound="psycopg.Connection[Any]")
 
 _guard = threading.RLock()
@@ -129,7 +134,18 @@ def connect_as(
 def _connect(url: str, kind: type[Kind], *, reading: bool = False, **options: Any) -> Kind:
     options = {**_defaults(url), **options}
     with database_errors():
-        return kind.connect(database_url(reading=reading) if is_embedded(reading=reading) else url, **options)
+        if not is_embedded(reading=reading):
+            return kind.connect(url, **options)
+        return _patiently(lambda: kind.connect(database_url(reading=reading), **options))
+
+
+def _patiently(connect: Callable[[], Made]) -> Made:
+    """Connect to the embedded server, which may be recovering from a killed process."""
+    for pause in RECOVERY_PAUSES:
+        with suppress(psycopg.OperationalError):
+            return connect()
+        time.sleep(pause)
+    return connect()
 
 
 def _defaults(url: str) -> dict[str, Any]:
@@ -162,9 +178,10 @@ def make_engine(*, check: bool = True, **options: Any) -> "sqlalchemy.Engine":
     return engine
 
 
-def _follow_server(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-    """Make a pool connect to the embedded server at its present socket; start it if it has ended."""
+def _follow_server(dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Any:
+    """Connect for a pool to the embedded server at its present socket; start it if it has ended."""
     parameters["host"] = conninfo_to_dict(database_url())["host"]
+    return _patiently(lambda: dialect.connect(*arguments, **parameters))
 
 
 def _raise_ours(context: "sqlalchemy.ExceptionContext") -> BaseException | None:

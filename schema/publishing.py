@@ -6,7 +6,7 @@ A move has three parts. A short transaction reads both builds, and the gates com
 byte of the new store is read, and the recordings of the release are replayed with both builds (`schema.replaying`),
 without a transaction: that takes minutes, and an open one would hold back cleaning, and be ended by
 `idle_in_transaction_session_timeout`. A second short transaction checks that nothing moved meanwhile, and moves the
-release. Readers see the old or the new build, and listeners are notified on commit (`schema.notices`).
+release. Readers see the old or the new build.
 """
 
 import re

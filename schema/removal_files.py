@@ -82,7 +82,7 @@ def write_file(folder: Path, row: CollectionRemoval) -> None:
 
 def remove_files(name: str) -> None:
     """Remove the files of a collection's removals."""
-    for path in removed_folder(name).glob("*.json"):
+    for path in removed_folder(name).glob("*.*"):  # hashes of n-grams, too, as they were once kept
         path.unlink()
 
 

@@ -66,19 +66,7 @@ def _shape(parents):  # type: ignore[no-untyped-def]
 def attention_bias(
     shape: Shape, past: int, width: int, hidden: torch.Tensor | None, like: torch.Tensor
 ) -> torch.Tensor:
-    """Return the attention bias of a pass.
-
-    Args:
-        shape: structure of its tree.
-        past: keys before the pass.
-        width: number of columns: past + n + 1, or all of a static cache.
-        hidden: float [at most past], bias of the first columns in every row, minus infinity at padding. None without
-            padding.
-        like: a tensor with the type and device of the result.
-
-    Returns:
-        [1, 1, n + 1, width].
-    """
+    """Return the bias of a pass, [1, 1, n + 1, width], over `past` keys and a tree; `hidden`, float [<= past], pads."""
     rows = len(shape.offsets)
     bias = like.new_zeros(1, 1, rows, width)
     bias[0, 0, :, past : past + rows] = torch.from_numpy(shape.bias)

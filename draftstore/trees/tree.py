@@ -151,6 +151,8 @@ class DraftTree:
             )
         if self.tokens.min(initial=0) < 0:
             raise DraftTreeError(f"token {self.tokens.min()}, expected ids of at least 0")
+        if ((self.parents < -1) | (self.parents >= np.arange(n))).any():
+            raise DraftTreeError("a parent does not precede its child")
         self._decode(self.to_bytes(), 2**31)
 
     def to_bytes(self) -> bytes:

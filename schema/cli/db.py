@@ -31,7 +31,7 @@ def db() -> None:
     Examples:
       draftstore db status
       draftstore db start        # keep the embedded server up until `draftstore db stop`
-      psql "$(draftstore db url)"
+      draftstore db start && psql "$(draftstore db url)"
     """
 
 

@@ -68,7 +68,7 @@ class StatementResult(NamedTuple):
 )
 @click.option("--write", is_flag=True, help="Ask as the owner of the tables, and commit changes at the end.")
 def sql(query: str, as_json: bool, as_csv: bool, rows: int, timeout: float, write: bool) -> None:
-    """Ask the catalogue in SQL, as a role that may only read; `psql "$(draftstore db url)"` describes the views.
+    """Ask the catalogue in SQL, as a role that may only read; psql describes the views, see `draftstore db url --help`.
 
     \b
     Examples:
@@ -236,7 +236,7 @@ def _explained(error: psycopg.Error, text: str, timeout: float) -> QueryError | 
     if isinstance(error, errors.QueryCanceled) and "statement timeout" in str(error):
         return QueryError(f"no answer within {timeout:g} seconds: allow more with --timeout")
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
-        return QueryError(f'{error}: `psql "$(draftstore db url)"` can do it')  # COPY
+        return QueryError(f"{error}: psql can do it, see `draftstore db url --help`")  # COPY
     if error.sqlstate is None or error.sqlstate[:2] in SERVER_STATES:
         return None
     sentence = error.diag.message_primary or str(error)

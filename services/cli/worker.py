@@ -162,7 +162,7 @@ def worker(
     again.
     """
     try:
-        from services.worker.loading import LOOKUP_PATIENCE, load_engine
+        from services.worker.loading import LOOKUP_WAIT_SECONDS, load_engine
         from services.worker.running import run
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "services,hf") from None
@@ -176,7 +176,7 @@ def worker(
         device=device,
         dtype=dtype,
         attention=attention,
-        patience=inf if wait else LOOKUP_PATIENCE,
+        patience=inf if wait else LOOKUP_WAIT_SECONDS,
         most=max_batch,
         tokens=max_tokens_in_flight,
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from draftstore.hf.loading import LoadedModel
 
 LOG = logging.getLogger(__name__)
-LOOKUP_PATIENCE = 10.0
+LOOKUP_WAIT_SECONDS = 10.0
 """Seconds that the lookup service has to start serving the release."""
 
 
@@ -28,7 +28,7 @@ def load_engine(
     device: str | None = None,
     dtype: str | None = None,
     attention: str | None = None,
-    patience: float = LOOKUP_PATIENCE,
+    patience: float = LOOKUP_WAIT_SECONDS,
     most: int = BATCH,
     tokens: int | None = None,
 ) -> Engine:

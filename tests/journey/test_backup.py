@@ -44,8 +44,13 @@ def test_the_catalogue_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shown = "draftstore releases list --json; draftstore sql --json 'SELECT * FROM live_releases'"
     with reachable_folder() as folder:
         shell(f"draftstore releases publish chat {store}", tmp_path, folder / "old")
+        (tmp_path / "texts.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
+        shell("draftstore corpus add docs texts.jsonl; draftstore corpus scan docs", tmp_path, folder / "old")
         shell(write, tmp_path, folder / "old")
         assert (tmp_path / "catalogue.dump").stat().st_mode & 0o777 == 0o600
+        shell("draftstore corpus remove docs --document a --yes", tmp_path, folder / "old")
         before = shell(shown, tmp_path, folder / "old")
         shell(restore.replace(HOME, str(folder / "new")), tmp_path, folder / "old")
         assert shell(shown, tmp_path, folder / "new") == before
+        # The dump is older than the removal, which stays in force.
+        assert "2 documents, 1 wanted" in shell("draftstore corpus scan docs", tmp_path, folder / "new")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -150,9 +151,9 @@ def _count_apart(
 ) -> Iterator[tuple[NgramTable, ...]]:
     """Count ranges of first tokens on a pool; yield the tables of each range, in order."""
     pool.require(parts.parent)
-    remove(parts)
-    parts.mkdir()
-    ranges = {parts / f"{first:010d}": (first, stop) for first, stop in token_ranges(store.index, PART_ROWS)}
+    folder = parts / uuid4().hex  # a process that was taken for dead may still write to an earlier one
+    folder.mkdir(parents=True)
+    ranges = {folder / f"{first:010d}": (first, stop) for first, stop in token_ranges(store.index, PART_ROWS)}
     jobs = {bounds: (store.path.absolute(), bounds, target, max_n) for target, bounds in ranges.items()}
     for bounds, _ in pool.results(count_range, jobs):
         on_rows(_rows(store.index, *bounds))
@@ -161,7 +162,7 @@ def _count_apart(
             NgramTable(*(np.load(part / f"{name}{n}.npy") for name in ("tokens", "counts")))
             for n in range(1, max_n + 1)
         )
-    with suppress(OSError):  # a process that was taken for dead may still write there
+    with suppress(OSError):
         remove(parts)
 
 

@@ -29,9 +29,9 @@ LOG = logging.getLogger(__name__)
 
 LOOK = 0.5
 """Seconds between two checks for hanging processes."""
-WEB_PATIENCE = 2.0
+WEB_SECONDS = 2.0
 """Seconds that the HTTP process has to end; it stops first, as it needs the workers for its last answers."""
-END_PATIENCE = 3.0
+END_SECONDS = 3.0
 """Seconds beyond the drain time that a worker has to end."""
 
 
@@ -266,8 +266,8 @@ class Supervisor:
             LOG.info("about to stop", extra={"seconds": self._settings.notice_seconds})
             self._wait(self._settings.notice_seconds, lambda: True)
         LOG.info("draining", extra={"seconds": self._settings.limits.drain_seconds})
-        self._end(self._web, self._web, WEB_PATIENCE)
-        self._end(self._workers, self._children, self._settings.limits.drain_seconds + END_PATIENCE)
+        self._end(self._web, self._web, WEB_SECONDS)
+        self._end(self._workers, self._children, self._settings.limits.drain_seconds + END_SECONDS)
 
     def _end(self, asked: Sequence[Child], awaited: Sequence[Child], seconds: float) -> None:
         """Ask processes to end and wait for processes that were asked."""

@@ -17,7 +17,7 @@ from services.lookup.figures.metrics import metrics_text
 from services.lookup.figures.totals import WorkerState
 from services.lookup.processes.forking import SupervisorLink
 from services.lookup.processes.inheritance import Inheritance
-from services.lookup.processes.worker import BEAT, ORPHAN_PATIENCE, make_follower, reload
+from services.lookup.processes.worker import BEAT, ORPHAN_SECONDS, make_follower, reload
 from services.lookup.web.app import LookupSite, make_app
 from services.lookup.web.drafting import DraftDesk
 from services.lookup.web.lexicon import Lexicon
@@ -58,7 +58,7 @@ async def _serve(inherited: Inheritance, link: SupervisorLink) -> None:
         site.gate = inherited.permissions
 
     loop.add_signal_handler(signal.SIGHUP, reload, inherited, follow_permissions)
-    link.watch(lambda: loop.call_soon_threadsafe(server.stop), GRACE + ORPHAN_PATIENCE)
+    link.watch(lambda: loop.call_soon_threadsafe(server.stop), GRACE + ORPHAN_SECONDS)
     follower = make_follower(inherited.settings, lexicon.follow, recall=True)
     follower.start()
     await asyncio.to_thread(follower.wait_for_first, FIRST_LOOK)

@@ -32,7 +32,7 @@ SWITCH = 1e-4
 """Maximum seconds that a thread opening a store may delay a lookup (GIL switch interval)."""
 FIRST_LOOK = 24 * 3600.0
 """Time limit in seconds for opening the stores: large ones are read from disk first."""
-ORPHAN_PATIENCE = 3.0
+ORPHAN_SECONDS = 3.0
 """Seconds beyond the drain time that a process has to end when its supervisor is gone."""
 
 
@@ -103,7 +103,7 @@ class LookupWorker:
         loop.add_signal_handler(signal.SIGHUP, reload, self._inherited, partial(self._follow_files, server))
         self._link.watch(
             lambda: loop.call_soon_threadsafe(self._stop.set),
-            self._settings.limits.drain_seconds + ORPHAN_PATIENCE,
+            self._settings.limits.drain_seconds + ORPHAN_SECONDS,
         )
 
     def _follow_files(self, server: FrameServer) -> None:

@@ -21,11 +21,9 @@ def prune(ledger: Ledger, keep: int) -> list[str]:
         ledger.logger.info("removed: %s %s, %s bytes", removal.what, removal.path, f"{removal.bytes:,}")
     for path in found.in_use:
         ledger.logger.info("in use, stays: %s", path)
-    return (
-        [f"Removed {counted(len(found.removed), 'old thing')}, {found.bytes:,} bytes"]
-        if found.removed
-        else []
-    )
+    if not found.removed:
+        return []
+    return [f"Removed {counted(len(found.removed), 'old thing')}, {found.bytes:,} bytes"]
 
 
 def require_free(ledger: Ledger, release: str) -> None:

@@ -42,7 +42,6 @@ RECOVERY_PAUSES = (0.1, 0.5)
 """Seconds before another attempt to reach the embedded server."""
 CONNECT_TIMEOUT = 10
 """Seconds."""
-Made = TypeVar("Made")
 Kind = TypeVar("Kind", bound="psycopg.Connection[Any]")
 
 _guard = threading.RLock()
@@ -139,7 +138,7 @@ def _connect(url: str, kind: type[Kind], *, reading: bool = False, **options: An
         return _patiently(lambda: kind.connect(database_url(reading=reading), **options))
 
 
-def _patiently(connect: Callable[[], Made]) -> Made:
+def _patiently(connect: Callable[[], Kind]) -> Kind:
     """Connect to the embedded server, which may be recovering from a killed process."""
     for pause in RECOVERY_PAUSES:
         with suppress(psycopg.OperationalError):

@@ -48,7 +48,7 @@ def last_states(
     batch_tokens: int | None = None,
     projection: Projection | None = None,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield the states of texts, batched by similar length; each text once, unless it is empty.
+    """Yield index and states, float32 [n, size], of texts in batches of similar length; each once, unless empty.
 
     Batches depend only on texts and arguments, so two calls give the same bits on the same machine. A text longer than
     `max_length` is read in windows that overlap by a quarter.
@@ -59,9 +59,6 @@ def last_states(
         max_length: maximum tokens of a window, limited to the model's positions.
         batch_tokens: maximum tokens of a batch, but at least one window. None: a default for the device.
         projection: applied on the device, so that only projected states are copied.
-
-    Yields:
-        Index of a text; float32 [n, hidden size], or [n, dims] with a projection.
     """
     yield from StateReader(model).read(texts, max_length, batch_tokens, projection)
 

@@ -211,6 +211,18 @@ def test_an_engine_and_a_connection_survive_a_killed_server(home: Path) -> None:
     engine.dispose()
 
 
+def test_connections_wait_for_a_server_that_recovers(home: Path) -> None:
+    engine = make_engine()
+    connection = connect()
+    (child,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+    os.kill(child, signal.SIGKILL)  # the server ends all other children, too, and starts anew
+    connect().close()
+    connection.close()
+    with engine.connect() as bind:
+        assert bind.scalar(COUNT) == 0
+    engine.dispose()
+
+
 def ask_until_it_fails(bind: sqlalchemy.Connection) -> None:
     for _ in range(6_000):
         bind.scalar(COUNT)

@@ -125,7 +125,7 @@ class TestSql:
         assert "no answer within 0.1 seconds" in refuse("sql", "SELECT pg_sleep(20)", "--timeout", "0.1")
 
     def test_copy_is_left_to_psql(self) -> None:
-        assert "`psql " in refuse("sql", "COPY builds TO STDOUT")
+        assert "psql can do it, see `draftstore db url --help`" in refuse("sql", "COPY builds TO STDOUT")
 
     def test_terminals_are_safe(self) -> None:
         assert r"\x1b[31m" in run("sql", "SELECT chr(27) || '[31m'").stdout

@@ -40,25 +40,25 @@ def ancestors(build: Build) -> Iterator[Build]:
         each = each.source
 
 
-def document_digests(session: Session, build: Build) -> NDArray[np.uint8] | None:
-    """Return the digests of the documents that a build was made from, uint8 [n, 16]; None: nothing records them.
+def document_digests(session: Session, build: Build) -> NDArray[np.uint8]:
+    """Return the digests of the documents that a build was made from, uint8 [n, 16].
 
-    They are those of the REST store or token shards that it is or descends from, or that hold the same tokens.
+    They are those of the REST store or token shards that it is or descends from, or that hold the same tokens; if there
+    are none, or they are damaged, StoreError is raised.
     """
     origin = next((each for each in ancestors(build) if each.kind in (REST, TOKENS)), None)
     if origin is None and build.corpus_id is not None:
         alike = select(Build).filter_by(corpus_id=build.corpus_id, state="finished")
         alike = alike.where(Build.kind.in_((REST, TOKENS))).order_by(Build.id.desc())
         origin = next((each for each in session.scalars(alike) if Path(each.path).exists()), None)
-    if origin is None:
-        return None
-    path = Path(origin.path)
+    if origin is None or (digests := store_digests(path := Path(origin.path))) is None:
+        raise StoreError("nothing records its documents")
     if manifest_digest(path) != origin.digest:
         raise StoreError(f"{path} holds another store than build {origin.id}")
     entry = load_manifest(path).files.get(DOCUMENTS_FILE)
     if entry is not None and hash_file(path / DOCUMENTS_FILE) != entry.sha256:
         raise StoreError(f"{path / DOCUMENTS_FILE} is damaged")
-    return store_digests(path)
+    return digests
 
 
 def source_places(build: Build) -> list[str]:

@@ -140,20 +140,20 @@ def prove(name: str, as_json: bool) -> None:
         collection = collecting.get_collection(session, name)
     scan = scan_with_progress(collection, collecting.open_tokenizer(collection))
     with status("comparing documents"), catalogue_session() as session:
-        checked = check_live_builds(session, collection, scan)
-    removed = len(removed_keys(collection, scan))
+        removed = removed_keys(collection, scan)
+        checked = check_live_builds(session, collection, scan, removed)
     proven = all(row.clean for row in checked)
     if as_json:
         print_json(
             {
                 "proven": proven,
-                "documents": removed,
+                "documents": len(removed),
                 "checked": [row._asdict() for row in checked],
                 "not_looked_at": LIMITS.partition(": ")[2],
             }
         )
     else:
-        _show(name, removed, checked, proven)
+        _show(name, len(removed), checked, proven)
     if not proven:
         raise click.exceptions.Exit(NOT_PROVEN)
 
